@@ -1,0 +1,69 @@
+"""The exception tree. ``FileNotFoundError`` is not in it: that one means "no such key", and nothing else.
+
+Every error here survives pickling, so that a dask worker's failure reaches the user whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsspec.implementations.reference import ReferenceNotReachable as _FsspecNotReachable
+
+__all__ = [
+    "ConflictError",
+    "DamagedIndex",
+    "ManifestError",
+    "ReferenceNotReachable",
+    "RefShardError",
+    "TargetChanged",
+    "TargetNotAllowed",
+    "UnknownSource",
+]
+
+
+class RefShardError(Exception):
+    """Whatever this package raises on its own account, apart from ``FileNotFoundError``."""
+
+
+class ManifestError(RefShardError, ValueError):
+    """A manifest (or an index that names keys) does not follow its format; the text names source and key."""
+
+
+class UnknownSource(ManifestError):
+    """No registered format, or more than one, recognises what ``fo`` holds."""
+
+
+class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
+    """A key exists, and its bytes could not be had. The original error is the ``__cause__``.
+
+    Derives from fsspec's error of the same name, and is no ``OSError``: zarr and mappers
+    take several of those for a missing chunk, and would fill it with the fill value.
+    """
+
+    def __init__(self, key: str, target: str, reason: str = "") -> None:
+        super().__init__(key, target, reason)
+        self.key = key
+        self.target = target
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key, self.target, self.reason)
+
+    def __str__(self) -> str:
+        return f"{self.key!r} exists, but its bytes at {self.target} cannot be had: {self.reason}"
+
+
+class DamagedIndex(ReferenceNotReachable):
+    """An index that says where chunks lie (of a shard, an archive, a partition) is damaged."""
+
+
+class TargetChanged(ReferenceNotReachable):
+    """A target was replaced between two reads: its bytes would mix two versions of one file."""
+
+
+class TargetNotAllowed(RefShardError, PermissionError):
+    """A manifest points where the reader's policy does not let it; the text names the remedy."""
+
+
+class ConflictError(RefShardError):
+    """Somebody else committed to the same source since it was opened; nothing was written."""

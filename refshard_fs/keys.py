@@ -1,0 +1,120 @@
+"""Keys of the zarr key space: their normal form, and chunk keys as places in a grid. No I/O here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+__all__ = ["ChunkGrid", "ChunkKeyEncoding", "is_within", "join", "normalise", "parent"]
+
+_RUNS = re.compile(r"/{2,}")
+
+
+def normalise(path: str) -> str:
+    """Return ``path`` as a logical zarr path: no protocol, no outer or doubled slashes (zarr v2 spec, "Logical paths")."""
+    if "://" in path:
+        path = path.partition("://")[2]
+    if "\\" in path:
+        path = path.replace("\\", "/")
+    if "//" in path:
+        path = _RUNS.sub("/", path)
+    return path.strip("/")
+
+
+def join(prefix: str, name: str) -> str:
+    """Return ``name`` below ``prefix``; the root prefix is empty."""
+    return f"{prefix}/{name}" if prefix and name else prefix or name
+
+
+def parent(key: str) -> tuple[str, str]:
+    """Split a normal key into its directory (empty: root) and its name."""
+    head, _, name = key.rpartition("/")
+    return head, name
+
+
+def is_within(key: str, prefix: str) -> bool:
+    """Whether ``key`` is ``prefix`` or lies below it; a prefix ends at a slash."""
+    return not prefix or key == prefix or key.startswith(prefix + "/")
+
+
+class ChunkKeyEncoding(msgspec.Struct, frozen=True):
+    """How chunk coordinates are spelled: zarr v3 ``chunk_key_encoding``; v2 arrays have ``v2`` with their separator."""
+
+    name: Literal["default", "v2"]
+    separator: str
+
+    def encode(self, coords: Sequence[int]) -> str:
+        """Return the chunk key, relative to its array, of ``coords`` (one int per dimension)."""
+        if self.name == "default":
+            return self.separator.join(["c", *map(str, coords)])
+        return self.separator.join(map(str, coords)) if coords else "0"
+
+    def decode(self, tail: str, ndim: int) -> tuple[int, ...] | None:
+        """Return the coordinates spelled by ``tail``, or None if it is no chunk key of ``ndim`` dimensions."""
+        parts = tail.split(self.separator)
+        if self.name == "default":
+            if parts[0] != "c":
+                return None
+            del parts[0]
+        elif ndim == 0:
+            return () if tail == "0" else None
+        if len(parts) != ndim:
+            return None
+        for part in parts:
+            if not (part.isascii() and part.isdigit()) or (part[0] == "0" and len(part) > 1) or len(part) > 19:
+                return None
+        return tuple(map(int, parts))
+
+
+class ChunkGrid(msgspec.Struct, frozen=True):
+    """The chunks of one array: how many along each dimension, and how their keys are spelled.
+
+    A chunk's *number* is its place in C order; keys here are relative to the array.
+    """
+
+    counts: tuple[int, ...]
+    encoding: ChunkKeyEncoding
+
+    @classmethod
+    def regular(cls, shape: Iterable[int], chunks: Iterable[int], encoding: ChunkKeyEncoding) -> ChunkGrid:
+        """Return the grid of an array of ``shape`` cut into equal ``chunks`` (elements per dimension)."""
+        return cls(tuple(-(-s // c) if c else 0 for s, c in zip(shape, chunks, strict=True)), encoding)
+
+    @property
+    def size(self) -> int:
+        """Number of chunks."""
+        return math.prod(self.counts)
+
+    def number(self, tail: str) -> int | None:
+        """Return the number of the chunk keyed ``tail``, or None if it is no chunk of this grid."""
+        coords = self.encoding.decode(tail, len(self.counts))
+        return None if coords is None else self.number_of(coords)
+
+    def number_of(self, coords: Sequence[int]) -> int | None:
+        """Return the number of the chunk at ``coords``, or None if they lie outside."""
+        number = 0
+        for coord, count in zip(coords, self.counts, strict=True):
+            if not 0 <= coord < count:
+                return None
+            number = number * count + coord
+        return number
+
+    def coords(self, number: int) -> tuple[int, ...]:
+        """Return the coordinates of chunk ``number``."""
+        out = []
+        for count in reversed(self.counts):
+            number, coord = divmod(number, count)
+            out.append(coord)
+        return tuple(reversed(out))
+
+    def tail(self, number: int) -> str:
+        """Return the key, relative to the array, of chunk ``number``."""
+        return self.encoding.encode(self.coords(number))
+
+    def tails(self) -> Iterator[str]:
+        """Yield the relative keys of all chunks in C order, without building them all."""
+        return map(self.tail, range(self.size))
