@@ -18,7 +18,6 @@ __all__ = [
     "Facts",
     "Index",
     "Inline",
-    "Item",
     "Listed",
     "Load",
     "Names",
@@ -211,11 +210,11 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One name directly below a listed prefix: ``size`` in bytes, or None for a directory."""
+    """One name directly below a prefix: ``size`` in bytes; None for a directory, or where only the target knows it."""
 
     name: str
     size: int | None
-    is_directory: bool
+    is_directory: bool = False
 
 
 class Names(msgspec.Struct, frozen=True):
@@ -229,9 +228,3 @@ Need = Load | Stat | Names
 # Yields one need, or a tuple of needs that can be met together (and is sent a tuple of answers).
 Steps = Generator[Need | tuple[Need, ...], Any, T]
 
-
-class Item(msgspec.Struct, frozen=True):
-    """One child in a listing: a full ``key``, and its entry; None for a directory."""
-
-    key: str
-    entry: Entry | None

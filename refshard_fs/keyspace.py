@@ -1,0 +1,54 @@
+"""What a source looks like from above: keys that resolve to entries, and listings. No I/O here.
+
+`KeySpace` is the one interface between formats and the engine. Formats compose by
+wrapping one another: a sharded view asks its base for the shard's entry, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from refshard_fs.keys import ChunkGrid
+from refshard_fs.model import Entry, Listed, Steps
+
+__all__ = ["KeySpace", "Place"]
+
+
+class Place(NamedTuple):
+    """A chunk key's place: the array's path (empty for the root) and the chunk's number in its grid."""
+
+    array: str
+    number: int
+
+
+class KeySpace(Protocol):
+    """An immutable view of keys; shared by threads and event loops. Keys are normal (`keys.normalise`)."""
+
+    @property
+    def grids(self) -> Mapping[str, ChunkGrid]:
+        """The chunk grids of the arrays that are known without further reads, by array path."""
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        """Return the entry of ``key``, or None if there is no such key; directories are no keys."""
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        """Return what lies directly below ``prefix``, sorted by name, or None if it is no directory.
+
+        Names are relative to ``prefix``. Sizes are those of the bytes a read would return.
+        """
+
+
+def place(grids: Mapping[str, ChunkGrid], key: str) -> Place | None:
+    """Return the place of ``key`` among ``grids``, or None if it is no chunk key of theirs."""
+    end = len(key)
+    while True:
+        end = key.rfind("/", 0, end)
+        path = key[:end] if end >= 0 else ""
+        grid = grids.get(path)
+        if grid is not None:
+            number = grid.number(key[end + 1 :])
+            if number is not None:
+                return Place(path, number)
+        if end < 0:
+            return None

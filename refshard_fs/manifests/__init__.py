@@ -1,0 +1,1 @@
+"""Formats that say where each key's bytes lie: reference sets and chunk manifests. Each module is one format."""

@@ -1,0 +1,307 @@
+"""A parsed kerchunk reference set: URLs once, chunks in columns, the rest in a small side table. No I/O here."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from refshard_fs import zarrmeta
+from refshard_fs.columns import ChunkTable, Row
+from refshard_fs.errors import ManifestError
+from refshard_fs.keys import ChunkGrid, join, parent
+from refshard_fs.keyspace import place
+from refshard_fs.model import Entry, Inline, Listed, Span, Steps
+
+__all__ = ["FlatKeySpace", "ReferenceSet", "References", "Value"]
+
+# A value as the manifest spells it: text, an object, bytes, or a reference.
+Value = str | bytes | dict[str, Any] | Row
+
+
+class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
+    """The content of a reference set, as written: URLs are not resolved, inline data not decoded.
+
+    ``urls[row.target]`` is a reference's URL; None stands for the default target.
+    """
+
+    urls: tuple[str | None, ...]
+    tables: dict[str, ChunkTable]
+    side: dict[str, Value]
+
+    @classmethod
+    def build(cls, urls: Iterable[str | None], values: Mapping[str, Value], where: str) -> ReferenceSet:
+        """Sort ``values`` (normal key → value) into columns by the arrays' metadata among them."""
+        grids = _grids(values, where)
+        rows: dict[str, list[tuple[int, Row]]] = {path: [] for path in grids}
+        side: dict[str, Value] = {}
+        for key, value in values.items():
+            at = place(grids, key) if type(value) is Row else None
+            if at is None:
+                side[key] = value
+            else:
+                rows[at.array].append((at.number, value))  # type: ignore[arg-type]  # a Row: `at` says so
+        tables = {path: ChunkTable.from_rows(grid, rows[path]) for path, grid in grids.items()}
+        return cls(tuple(urls), tables, side)
+
+    def __len__(self) -> int:
+        """Number of keys."""
+        return len(self.side) + sum(map(len, self.tables.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the columns and inline data take, roughly."""
+        inline = sum(len(v) if isinstance(v, (str, bytes)) else 64 for v in self.side.values())
+        return inline + sum(table.nbytes for table in self.tables.values())
+
+    def value(self, key: str) -> Value | None:
+        """Return the value of ``key`` as written, or None if there is no such key."""
+        value = self.side.get(key)
+        if value is not None:
+            return value
+        at = place(self.grids, key)
+        return None if at is None else self.tables[at.array].row(at.number)
+
+    @property
+    def grids(self) -> Mapping[str, ChunkGrid]:
+        return _Grids(self.tables)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield every key."""
+        yield from self.side
+        for path, table in self.tables.items():
+            tail = table.grid.tail
+            for number in table.present().tolist():
+                key = join(path, tail(number))
+                if key not in self.side:
+                    yield key
+
+
+class _Grids(Mapping[str, ChunkGrid]):
+    """The grids of tables, without a copy of the dictionary."""
+
+    __slots__ = ("tables",)
+
+    def __init__(self, tables: dict[str, ChunkTable]) -> None:
+        self.tables = tables
+
+    def __getitem__(self, path: str) -> ChunkGrid:
+        return self.tables[path].grid
+
+    def get(self, path: str, default: Any = None) -> Any:
+        table = self.tables.get(path)
+        return default if table is None else table.grid
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+
+def _grids(values: Mapping[str, Value], where: str) -> dict[str, ChunkGrid]:
+    grids = {}
+    for key, value in values.items():
+        path, name = parent(key)
+        if name not in (".zarray", "zarr.json") or type(value) is Row:
+            continue
+        doc = value if isinstance(value, dict) else _json(value)
+        meta = zarrmeta.array_meta(doc, f"{key!r} of {where}") if isinstance(doc, dict) else None
+        if meta is not None and meta.grid is not None:
+            grids[path] = meta.grid
+    return grids
+
+
+def _json(value: Value) -> object:
+    try:
+        return zarrmeta.loads(decode(value))
+    except ValueError:
+        return None  # not our business: whoever reads the key sees the bytes as they are
+
+
+def decode(value: Value) -> bytes:
+    """Return the bytes of an inline value; ValueError if it is no valid base64 or text."""
+    match value:
+        case str():
+            if not value.startswith("base64:"):
+                return value.encode()
+            try:
+                return base64.b64decode("".join(value[7:].split()), validate=True)
+            except binascii.Error as e:
+                raise ValueError(f"its base64 text is damaged: {e}") from e
+        case bytes():
+            return value
+        case dict():
+            return zarrmeta.dumps(value)
+        case _:
+            raise TypeError(f"{value!r} is a reference, not data")
+
+
+class FlatKeySpace:
+    """The keys of a reference set, its URLs resolved: ``resolve`` maps a URL as written to an absolute one."""
+
+    def __init__(self, refs: ReferenceSet, resolve: Callable[[str | None], str], where: str) -> None:
+        self.refs = refs
+        self.where = where
+        self.grids = refs.grids
+        self._resolve = resolve
+        self._urls: list[str | None] = [None] * len(refs.urls)
+        self._tree: dict[str, dict[str, bool]] | None = None
+
+    def find(self, key: str) -> Entry | None:
+        """Return the entry of ``key``, or None; no further reads are ever needed."""
+        value = self.refs.value(key)
+        match value:
+            case None:
+                return None
+            case Row():
+                return self._span(value)
+            case _:
+                try:
+                    return Inline(decode(value))
+                except ValueError as e:
+                    raise ManifestError(f"{key!r} of {self.where}: {e}") from e
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        return self.find(key)
+        yield
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        tree = self._directories()
+        names = tree.get(prefix)
+        found: dict[str, Listed] = {}
+        for path, below in self._tables_at(prefix):
+            for listed in _chunks_below(self.refs.tables[path], below):
+                found[listed.name] = listed
+        if names is None and not found:
+            return None
+        for name, is_directory in (names or {}).items():
+            if is_directory:
+                found[name] = Listed(name, None, True)
+            else:
+                found[name] = Listed(name, self._size(join(prefix, name)))
+        return sorted(found.values(), key=lambda listed: listed.name)
+        yield
+
+    def _span(self, row: Row) -> Span:
+        url = self._urls[row.target]
+        if url is None:
+            url = self._urls[row.target] = self._resolve(self.refs.urls[row.target])
+        return Span(url, row.offset, None if row.length is None else row.offset + row.length)
+
+    def _size(self, key: str) -> int | None:
+        value = self.refs.side[key]
+        if isinstance(value, Row):
+            return value.length
+        entry = self.find(key)
+        return None if entry is None else entry.size
+
+    def _directories(self) -> dict[str, dict[str, bool]]:
+        """Directory → name → whether that is one, of all but the chunks in columns; built at the first listing."""
+        if self._tree is None:
+            tree: dict[str, dict[str, bool]] = {"": {}}
+
+            def add(path: str, is_directory: bool) -> None:
+                while path:
+                    directory, name = parent(path)
+                    below = tree.setdefault(directory, {})
+                    known = below.get(name)
+                    below[name] = is_directory or bool(known)
+                    if known is not None and directory in tree:
+                        return
+                    path, is_directory = directory, True
+
+            for key in self.refs.side:
+                add(key, False)
+            for path, table in self.refs.tables.items():
+                if len(table):
+                    add(path, True)
+            self._tree = tree
+        return self._tree
+
+    def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Yield (array, rest) for each way to read ``prefix`` as a directory of chunks of an array."""
+        if prefix in self.refs.tables:
+            yield prefix, ""
+        end = len(prefix)
+        while end > 0:
+            end = prefix.rfind("/", 0, end)
+            path = prefix[:end] if end >= 0 else ""
+            if path in self.refs.tables:
+                yield path, prefix[end + 1 :]
+
+
+def _chunks_below(table: ChunkTable, below: str) -> Iterator[Listed]:
+    """Yield what lies directly below the directory ``below`` (relative to the array) of a table's chunks."""
+    encoding, counts = table.grid.encoding, table.grid.counts
+    flat = encoding.separator != "/" or not (counts or encoding.name == "default")
+    if flat or (len(counts) <= 1 and encoding.name == "v2"):
+        if not below:
+            numbers = table.present()
+            for number, size in zip(numbers.tolist(), table.sizes(numbers), strict=True):
+                yield Listed(table.grid.tail(number), size)
+        return
+    parts = below.split("/") if below else []
+    if encoding.name == "default":
+        if not counts:
+            if not parts and len(table):
+                yield Listed("c", table.sizes(table.present())[0])
+            return
+        if not parts:
+            if len(table):
+                yield Listed("c", None, True)
+            return
+        if parts.pop(0) != "c":
+            return
+    coords = []
+    for part in parts:
+        if not (part.isascii() and part.isdigit()) or str(int(part)) != part:
+            return
+        coords.append(int(part))
+    depth = len(coords)
+    if depth >= len(counts) or any(i >= n for i, n in zip(coords, counts, strict=False)):
+        return
+    inside = int(np.prod(counts[depth:], dtype=object))
+    first = 0
+    for coord, count in zip(coords, counts[:depth], strict=True):
+        first = first * count + coord
+    first *= inside
+    numbers = table.present()
+    lo, hi = numbers.searchsorted(np.array([first, first + inside], np.uint64)).tolist()
+    numbers = numbers[lo:hi]
+    if depth == len(counts) - 1:
+        for number, size in zip(numbers.tolist(), table.sizes(numbers), strict=True):
+            yield Listed(str(number - first), size)
+    else:
+        stride = inside // counts[depth]
+        for coord in np.unique((numbers - np.uint64(first)) // np.uint64(stride)).tolist():
+            yield Listed(str(coord), None, True)
+
+
+class References(Mapping[str, Any]):
+    """A reference set as the mapping that its expanded (version 0) JSON would be."""
+
+    def __init__(self, refs: ReferenceSet) -> None:
+        self._refs = refs
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._refs.value(key)
+        if value is None:
+            raise KeyError(key)
+        if not isinstance(value, Row):
+            return value
+        url = self._refs.urls[value.target]
+        return [url] if value.length is None else [url, value.offset, value.length]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._refs)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def __repr__(self) -> str:
+        return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"

@@ -1,0 +1,1 @@
+"""Formats that pack many chunks into one object, with an index inside. Each module is one format."""
