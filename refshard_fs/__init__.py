@@ -1,3 +1,28 @@
 """Reference manifests and shard indexes as plain zarr chunks, for any fsspec-aware tool."""
 
+from refshard_fs.errors import (
+    ConflictError,
+    DamagedIndex,
+    ManifestError,
+    ReferenceNotReachable,
+    RefShardError,
+    TargetChanged,
+    TargetNotAllowed,
+    UnknownSource,
+)
+from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "ConflictError",
+    "DamagedIndex",
+    "ManifestError",
+    "RefShardError",
+    "RefShardFileSystem",
+    "ReferenceNotReachable",
+    "TargetChanged",
+    "TargetNotAllowed",
+    "UnknownSource",
+    "replace_reference_filesystem",
+]

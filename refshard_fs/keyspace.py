@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.model import Entry, Listed, Steps
 
-__all__ = ["KeySpace", "Place"]
+__all__ = ["KeySpace", "Place", "default_is_directory", "place"]
 
 
 class Place(NamedTuple):
@@ -38,6 +38,9 @@ class KeySpace(Protocol):
         Names are relative to ``prefix``. Sizes are those of the bytes a read would return.
         """
 
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        """Return whether ``prefix`` is a directory; the root always is."""
+
 
 def place(grids: Mapping[str, ChunkGrid], key: str) -> Place | None:
     """Return the place of ``key`` among ``grids``, or None if it is no chunk key of theirs."""
@@ -52,3 +55,8 @@ def place(grids: Mapping[str, ChunkGrid], key: str) -> Place | None:
                 return Place(path, number)
         if end < 0:
             return None
+
+
+def default_is_directory(keyspace: KeySpace, prefix: str) -> Steps[bool]:
+    """`KeySpace.is_directory` by way of the listing, for key spaces that know no shorter one."""
+    return not prefix or (yield from keyspace.children(prefix)) is not None

@@ -152,6 +152,11 @@ class FlatKeySpace:
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._tree: dict[str, dict[str, bool]] | None = None
 
+    @property
+    def urls(self) -> tuple[str | None, ...]:
+        """The URLs of all targets, as written."""
+        return self.refs.urls
+
     def find(self, key: str) -> Entry | None:
         """Return the entry of ``key``, or None; no further reads are ever needed."""
         value = self.refs.value(key)
@@ -185,6 +190,12 @@ class FlatKeySpace:
             else:
                 found[name] = Listed(name, self._size(join(prefix, name)))
         return sorted(found.values(), key=lambda listed: listed.name)
+        yield
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if prefix in self._directories():
+            return True
+        return any(next(_chunks_below(self.refs.tables[p], below), None) for p, below in self._tables_at(prefix))
         yield
 
     def _span(self, row: Row) -> Span:

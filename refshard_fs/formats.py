@@ -1,0 +1,68 @@
+"""What a format promises the catalog: how it is recognised, and how it is opened. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.model import Facts, Steps
+
+__all__ = ["HEAD", "Format", "OpenOptions", "Probe", "Raw"]
+
+HEAD = 4096  # bytes of a document that a format may look at to recognise it
+
+
+class OpenOptions(msgspec.Struct, frozen=True):
+    """What the user said about how a source is to be read; each format takes what concerns it."""
+
+    template_overrides: tuple[tuple[str, str], ...] = ()
+    simple_templates: bool = True
+    base_url: str | None = None
+    target: str | None = None
+    protocol: str | None = None  # of bare URLs
+    shards: str = "inner"
+    cache_size: int = 128
+    extra: tuple[tuple[str, Any], ...] = ()
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """What is known of a source before it is opened.
+
+    A document has ``facts`` and its first bytes, ``head``; a directory has ``names`` (what
+    lies in it, or which of all formats' ``markers`` do, where the target cannot list).
+    """
+
+    url: str
+    facts: Facts | None = None
+    head: bytes = b""
+    names: frozenset[str] = frozenset()
+
+    @property
+    def is_directory(self) -> bool:
+        return self.facts is None
+
+
+class Format(msgspec.Struct, frozen=True):
+    """One kind of source.
+
+    ``markers`` are the names that tell a directory of this format, for targets that cannot
+    list. ``open`` returns the key space; ManifestError or DamagedIndex if it cannot.
+    """
+
+    name: str
+    recognises: Callable[[Probe], bool]
+    open: Callable[[Probe, OpenOptions], Steps[KeySpace]]
+    markers: tuple[str, ...] = ()
+
+
+class Raw(msgspec.Struct, frozen=True):
+    """An index that is the bytes themselves."""
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+Registry = Mapping[str, Format]

@@ -1,0 +1,509 @@
+"""The fsspec face: arguments, paths, listings and errors translated, nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem, get_loop, sync
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.core import split_protocol
+from fsspec.mapping import FSMap
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from refshard_fs.engine import Request
+from refshard_fs.errors import ReferenceNotReachable
+from refshard_fs.formats import OpenOptions
+from refshard_fs.held import Held, settle
+from refshard_fs.keys import join, normalise
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.reference_set import FlatKeySpace, References
+from refshard_fs.model import Inline, Listed, Packed, Span, Stat
+from refshard_fs.plan import KIB, MIB, Limits
+from refshard_fs.session import Session, SessionOptions
+from refshard_fs.targets import PoolOptions
+
+__all__ = ["RefShardFile", "RefShardFileSystem", "RefShardMap", "replace_reference_filesystem"]
+
+_GLOB = frozenset("*?[")
+
+
+class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
+    """Turns ``fo`` into what means the same everywhere, before fsspec stores and compares the arguments."""
+
+    def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if fo is None:
+            fo = kwargs.pop("fo", None)
+        if fo is None:
+            raise TypeError("refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file")
+        overrides, simple = kwargs.get("template_overrides"), kwargs.get("simple_templates", True)
+        return super().__call__(settle(fo, kwargs.get("target_protocol"), overrides, simple), *args, **kwargs)
+
+
+class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[misc]  # fsspec is untyped
+    """Archives seen as a plain zarr key space: each key is a byte range of some other file.
+
+    Parameters
+    ----------
+    fo:
+        The source: a URL (any fsspec protocol or chain), a path, a mapping, bytes or a
+        binary file. Recognised by its content; ``format=`` overrides.
+    target:
+        The URL that references without one (``[null, offset, length]``) stand for.
+    target_protocol, target_options (ref_storage_args):
+        Protocol and options for opening ``fo`` itself.
+    remote_protocol, remote_options:
+        Protocol of references that name none, and options for that protocol. Options
+        without a protocol go to the first protocol that the references name.
+    fs:
+        A filesystem instance for the targets, or a mapping of protocol to instance or
+        options. Synchronous or asynchronous, of any event loop.
+    options:
+        Options (and so credentials) per URL prefix: ``{"s3://bucket/a/": {...}}``. The
+        longest prefix wins, and wins over ``remote_options``.
+    template_overrides, simple_templates:
+        Templates to use instead of the manifest's; ``simple_templates=False`` allows full
+        jinja2, in a sandbox.
+    base_url:
+        The directory that relative URLs in a manifest start from; default: where it lies.
+    format:
+        Name of the source's format, where recognising it is not wanted.
+    max_gap, max_block:
+        Ranges of one target are merged over gaps up to ``max_gap`` bytes (negative:
+        never) into requests of up to ``max_block`` bytes.
+    cache_size:
+        Partitions of a lazily read manifest that are kept at a time.
+
+    Raises
+    ------
+    FileNotFoundError
+        Only if there is no such key (or, at the first use, no such source).
+    ReferenceNotReachable
+        If a key exists and its bytes cannot be had.
+    ManifestError
+        If the source breaks its format.
+    """
+
+    protocol = "refshard"
+    async_impl = True
+    cachable = False
+
+    def __init__(
+        self,
+        fo: str | Held,
+        target: str | None = None,
+        ref_storage_args: Mapping[str, Any] | None = None,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        remote_protocol: str | None = None,
+        remote_options: Mapping[str, Any] | None = None,
+        fs: AbstractFileSystem | Mapping[str | None, AbstractFileSystem | Mapping[str, Any]] | None = None,
+        template_overrides: Mapping[str, str] | None = None,
+        simple_templates: bool = True,
+        max_gap: int = 16 * KIB,
+        max_block: int = 1 * MIB,
+        cache_size: int = 128,
+        *,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        base_url: str | None = None,
+        format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.fo = fo
+        by_protocol, bare = _by_protocol(fs, remote_protocol, remote_options)
+        by_prefix = dict(options or {})
+        own = ref_storage_args if ref_storage_args is not None else target_options
+        if own is not None and isinstance(fo, str):
+            by_prefix[fo] = {k: v for k, v in own.items() if k not in ("compression", "protocol")}
+        self._session = Session(
+            SessionOptions(
+                source=fo,
+                open=OpenOptions(
+                    template_overrides=tuple(sorted((template_overrides or {}).items())),
+                    simple_templates=simple_templates,
+                    base_url=base_url,
+                    target=target,
+                    protocol=bare,
+                    cache_size=cache_size,
+                ),
+                format=format,
+                pool=PoolOptions(by_protocol, by_prefix),
+                fallback=dict(remote_options or {}) if fs is None and remote_protocol is None else {},
+                limits=Limits(max_gap, max_block),
+                token=repr((by_protocol, by_prefix)),
+            )
+        )
+
+    # ------------------------------------------------------------------ what is behind it
+
+    @property
+    def loop(self) -> Any:
+        """The event loop of synchronous use; after a fork a new one."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            if not self.asynchronous:
+                self._loop = get_loop()
+        return self._loop
+
+    @property
+    def references(self) -> Mapping[str, Any]:
+        """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``."""
+        keyspace = self._opened()
+        if not isinstance(keyspace, FlatKeySpace):
+            raise NotImplementedError(f"a source of type {type(keyspace).__name__} has no references")
+        return References(keyspace.refs)
+
+    @property
+    def fss(self) -> dict[str | None, Any]:
+        """Protocol → the filesystem (or the options for one) that its targets are read with."""
+        return dict(self._session.options.pool.by_protocol)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters: keys, requests, bytes_wanted, bytes_fetched, cache_hits, retries."""
+        return self._session.stats.snapshot()
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Forget every cached index, and open the source anew at the next use."""
+        self._session.invalidate()
+        super().invalidate_cache(path)
+
+    def save_json(self, url: str, **storage_options: Any) -> None:
+        """Write the references as a version 0 JSON set to ``url``."""
+        import base64
+
+        import ujson
+
+        out = {}
+        for key, value in self.references.items():
+            if isinstance(value, bytes):
+                try:
+                    value = value.decode()
+                    if value.startswith("base64:"):
+                        raise ValueError
+                except ValueError:
+                    value = "base64:" + base64.b64encode(self.references[key]).decode()
+            out[key] = value
+        with fsspec.open(url, "wb", **storage_options) as f:
+            f.write(ujson.dumps(out, escape_forward_slashes=False).encode())
+
+    def _opened(self) -> KeySpace:
+        keyspace = self._session.opened()
+        if keyspace is None:
+            keyspace = sync(self.loop, self._session.keyspace)
+        return keyspace
+
+    # ------------------------------------------------------------------ paths
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(p) for p in path]
+        protocol, rest = split_protocol(os.fspath(path))
+        if protocol not in (None, cls.protocol, "reference"):
+            rest = path
+        return normalise(rest)
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {}
+
+    # ------------------------------------------------------------------ reading
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        """Return bytes ``[start:end]`` of ``path``, as slicing the whole would.
+
+        Raises FileNotFoundError if there is no such key, ReferenceNotReachable if its
+        bytes cannot be had.
+        """
+        request = Request(self._strip_protocol(path), start, end)
+        data = self._session.read_now(request)
+        if data is None:
+            data = sync(self.loop, self._session.read, request)
+        return data
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        return await self._session.read(Request(self._strip_protocol(path), start, end))
+
+    async def _cat_ranges(
+        self,
+        paths: Sequence[str],
+        starts: int | Iterable[int | None] | None,
+        ends: int | Iterable[int | None] | None,
+        max_gap: int | None = None,
+        batch_size: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        if not isinstance(paths, list):
+            raise TypeError("paths must be a list")
+        firsts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
+        lasts = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
+        if len(firsts) != len(paths) or len(lasts) != len(paths):
+            raise ValueError("paths, starts and ends must be of one length")
+        requests = map(Request, map(self._strip_protocol, paths), firsts, lasts)
+        out = await self._session.read_all(list(requests))
+        if on_error != "return":
+            for value in out:
+                if isinstance(value, BaseException):
+                    raise value
+        return out
+
+    async def _cat(
+        self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
+    ) -> Any:
+        """Like fsspec's, but ``on_error="omit"`` leaves out only missing keys: a failed read is never passed over."""
+        single = isinstance(path, (str, os.PathLike))
+        if recursive or (single and _GLOB.intersection(os.fspath(path))):
+            paths = await self._expand_path(path, recursive=recursive)
+        elif single:
+            paths = [self._strip_protocol(path)]
+        else:
+            paths = []
+            for p in path:
+                plain = not _GLOB.intersection(p)
+                paths += [self._strip_protocol(p)] if plain else await self._expand_path(p)
+        if recursive:
+            paths = [p for p in paths if await self._isfile(p)]
+        callback = kwargs.get("callback", DEFAULT_CALLBACK)
+        callback.set_size(len(paths))
+        requests = [Request(p, kwargs.get("start"), kwargs.get("end")) for p in paths]
+        out = await self._session.read_all(requests, callback.relative_update)
+        for value in out:
+            if isinstance(value, BaseException) and (
+                on_error == "raise" or (on_error == "omit" and not isinstance(value, FileNotFoundError))
+            ):
+                raise value
+        if single and paths == [self._strip_protocol(path)]:
+            return out[0]
+        keep = zip(paths, out, strict=True)
+        return {k: v for k, v in keep if on_error != "omit" or not isinstance(v, BaseException)}
+
+    async def _get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
+        key = self._strip_protocol(rpath)
+        if hasattr(lpath, "write"):
+            lpath.write(await self._session.read(Request(key)))
+            return
+        if await self._isdir(key):
+            os.makedirs(lpath, exist_ok=True)
+            return
+        data = await self._session.read(Request(key))
+        callback.set_size(len(data))
+        folder = os.path.dirname(os.fspath(lpath))
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+        with open(lpath, "wb") as f:
+            f.write(data)
+        callback.absolute_update(len(data))
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | str | None = None,
+        autocommit: bool = True,
+        cache_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> RefShardFile:
+        if mode != "rb":
+            raise NotImplementedError(f"{path!r} was opened with mode {mode!r}: this filesystem only reads")
+        return RefShardFile(self, path, mode, block_size or "default", cache_options=cache_options, **kwargs)
+
+    # ------------------------------------------------------------------ listing
+
+    async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        key = self._strip_protocol(path)
+        session = self._session
+        keyspace = await session.keyspace()
+        engine = session.engine()
+        if key:
+            entry = await engine.run_for(key, keyspace.lookup(key))
+            if entry is not None:
+                size = entry.size
+                if size is None:
+                    size = await self._measure(key, entry)
+                if size is not None:
+                    return {"name": key, "size": size, "type": "file"}
+        if not key or await engine.run_for(key, keyspace.is_directory(key)):
+            return {"name": key, "size": 0, "type": "directory"}
+        raise FileNotFoundError(key)
+
+    async def _measure(self, key: str, entry: Span | Inline | Packed) -> int | None:
+        """Return the size that only the target knows; None if an optional object is absent."""
+        if not isinstance(entry, Span):
+            return len(await self._session.read(Request(key)))
+        facts = await self._session.engine().need_for(key, Stat(entry.url))
+        if facts is None:
+            if entry.optional:
+                return None
+            raise ReferenceNotReachable(key, entry.url, "there is no such object")
+        size = None if facts.size is None else entry.resized(facts.size).size
+        return len(await self._session.read(Request(key))) if size is None else size
+
+    async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        key = self._strip_protocol(path)
+        keyspace = await self._session.keyspace()
+        children = await self._session.engine().run_for(key, keyspace.children(key))
+        if children is None:
+            if not key:
+                return []
+            info = await self._info(key)
+            return [info] if detail else [key]
+        stem = key + "/" if key else ""
+        if not detail:
+            return [stem + c.name for c in children]
+        return [_described(stem + c.name, c) for c in children]
+
+    async def _find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        detail = kwargs.pop("detail", False)
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        key = self._strip_protocol(path)
+        keyspace = await self._session.keyspace()
+        engine = self._session.engine()
+        out: dict[str, dict[str, Any]] = {}
+        children = await engine.run_for(key, keyspace.children(key))
+        if children is None:
+            if key:
+                try:
+                    out[key] = await self._info(key)
+                except FileNotFoundError:
+                    pass
+        elif withdirs and key:
+            out[key] = {"name": key, "size": 0, "type": "directory"}
+        level: list[tuple[str, list[Listed]]] = [(key, children or [])]
+        depth = 1
+        while level:
+            below = []
+            for prefix, listed in level:
+                stem = prefix + "/" if prefix else ""
+                for child in listed:
+                    name = stem + child.name
+                    if child.is_directory:
+                        below.append(name)
+                        if not withdirs:
+                            continue
+                    out[name] = _described(name, child)
+            depth += 1
+            if maxdepth is not None and depth > maxdepth:
+                break
+            lists = await engine.run_all([keyspace.children(name) for name in below])
+            level = []
+            for name, found in zip(below, lists, strict=True):
+                if isinstance(found, Exception):
+                    raise found
+                level.append((name, found or []))
+        names = sorted(out)
+        return {name: out[name] for name in names} if detail else names
+
+    async def _du(
+        self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
+    ) -> Any:
+        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
+        sizes = {}
+        for name, info in found.items():
+            size = info["size"]
+            sizes[name] = (await self._info(name))["size"] if size is None else size
+        return sum(sizes.values()) if total else sizes
+
+    async def _exists(self, path: str, **kwargs: Any) -> bool:
+        try:
+            await self._info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def _isdir(self, path: str) -> bool:
+        try:
+            return bool((await self._info(path))["type"] == "directory")
+        except FileNotFoundError:
+            return False
+
+    async def _isfile(self, path: str) -> bool:
+        try:
+            return bool((await self._info(path))["type"] == "file")
+        except FileNotFoundError:
+            return False
+
+    def get_mapper(
+        self, root: str = "", check: bool = False, create: bool = False, missing_exceptions: Any = None
+    ) -> RefShardMap:
+        """Return the keys below ``root`` as a mapping; only a missing key is a KeyError."""
+        return RefShardMap(root, self, check=check, create=create, missing_exceptions=(FileNotFoundError,))
+
+
+def _described(name: str, child: Listed) -> dict[str, Any]:
+    if child.is_directory:
+        return {"name": name, "size": 0, "type": "directory"}
+    return {"name": name, "size": child.size, "type": "file"}
+
+
+def _by_protocol(
+    fs: Any, remote_protocol: str | None, remote_options: Mapping[str, Any] | None
+) -> tuple[dict[Any, Any], str | None]:
+    """Return protocol → instance or options, and the protocol of URLs that name none."""
+    if isinstance(fs, Mapping):
+        given = dict(fs)
+        if None in given:
+            given.setdefault("file", given[None])
+        return given, remote_protocol
+    if fs is not None:
+        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+        given = {protocol: fs for protocol in protocols}
+        given.setdefault(None, fs)
+        return given, None
+    if remote_protocol is None:
+        return {}, None
+    return {remote_protocol: dict(remote_options or {})}, remote_protocol
+
+
+class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped
+    """A key as a read-only file; ranges come through the engine like all other reads."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self.fs.cat_file(self.path, start, end)  # type: ignore[no-any-return]  # fsspec is untyped
+
+
+class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
+    """Keys as a mutable mapping, as fsspec's, but safe under zarr 2.
+
+    That version takes every OSError for a missing chunk; here a failed read leaves as
+    `ReferenceNotReachable`, which is none, and is never merely returned among results.
+    """
+
+    def __getitem__(self, key: str, default: Any = None) -> Any:
+        try:
+            return super().__getitem__(key, default)
+        except OSError as e:
+            raise _not_missing(key, e) from e
+
+    def getitems(self, keys: Iterable[str], on_error: str = "raise") -> dict[str, Any]:
+        out: dict[str, Any] = super().getitems(list(keys), on_error="return")
+        for key, value in list(out.items()):
+            if isinstance(value, KeyError):
+                if on_error == "raise":
+                    raise KeyError(key)
+                if on_error == "omit":
+                    del out[key]
+            elif isinstance(value, OSError):
+                raise _not_missing(key, value) from value
+            elif isinstance(value, BaseException):
+                raise value
+        return out
+
+
+def _not_missing(key: str, error: OSError) -> ReferenceNotReachable:
+    return ReferenceNotReachable(key, str(getattr(error, "filename", None) or "its target"), str(error))
+
+
+def replace_reference_filesystem() -> None:
+    """Register this filesystem for the ``reference`` protocol too, so that ``engine="kerchunk"`` and recipes use it."""
+    fsspec.register_implementation("reference", RefShardFileSystem, clobber=True)

@@ -1,0 +1,93 @@
+"""Reads that need no event loop: local files, memory, inline data. Any thread may do them at once."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from refshard_fs.cache import Cache
+from refshard_fs.engine import Request, blame, fail
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
+from refshard_fs.stats import Stats
+from refshard_fs.targets import Pool, check
+
+__all__ = ["Immediate"]
+
+T = TypeVar("T")
+
+_NOT_NOW = object()
+
+
+class Immediate:
+    """The engine's synchronous sibling; each method returns None where an event loop is needed."""
+
+    def __init__(self, pool: Pool, cache: Cache, stats: Stats, token: object) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._stats = stats
+        self._token = token
+
+    def read(self, keyspace: KeySpace, request: Request) -> bytes | None:
+        """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
+        key = request.key
+        try:
+            found = self._look(keyspace.lookup(key))
+        except Exception as e:
+            raise blame(key, e) from (e.__cause__ or e)
+        if found is _NOT_NOW:
+            return None
+        entry: Entry | None = found  # type: ignore[assignment]  # what the look-up returned
+        if entry is None:
+            raise FileNotFoundError(key)
+        try:
+            if request.start is not None or request.end is not None:
+                if entry.size is None and isinstance(entry, Span):
+                    whole = self._fetch(Span(entry.url, 0, 0, optional=entry.optional))
+                    if whole is None or whole[1] is None:
+                        return None
+                    entry = entry.resized(whole[1])
+                entry = entry.window(request.start, request.end)
+            data = self._bytes(entry)
+        except Exception as e:
+            raise fail(key, entry, e) from e
+        if data is not None:
+            self._stats.add(keys=1)
+        return data
+
+    def _look(self, steps: Steps[T]) -> object:
+        answer = None
+        try:
+            while True:
+                need = steps.send(answer)
+                if not isinstance(need, Load):
+                    break
+                answer = self._cache.get((self._token, need))
+                if answer is None:
+                    break
+        except StopIteration as stop:
+            return stop.value
+        steps.close()
+        return _NOT_NOW
+
+    def _bytes(self, entry: Entry) -> bytes | None:
+        match entry:
+            case Inline(data):
+                return data
+            case Span():
+                got = self._fetch(entry)
+                return None if got is None else got[0]
+            case Packed(source):
+                got = self._fetch(source)
+                return None if got is None else entry.finish(got[0])
+
+    def _fetch(self, span: Span) -> tuple[bytes, int | None] | None:
+        place = self._pool.place(span.url)
+        if place is None:
+            return None
+        answer = place[0].read_now(place[1], span.start, span.stop)
+        if answer is None:
+            return None
+        check(answer, span.start, span.stop, exact=span.exact)
+        if answer.data:
+            self._stats.add(requests=1, bytes_fetched=len(answer.data), bytes_wanted=len(answer.data))
+        return answer.data, answer.size

@@ -1,0 +1,87 @@
+"""URLs made canonical, resolved against where a manifest lies, and matched by prefix. No I/O here.
+
+The string that is matched is the string that is opened.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import TypeVar
+
+__all__ = ["LOCAL", "longest_prefix", "protocol_of", "relative_to", "resolve"]
+
+T = TypeVar("T")
+
+LOCAL = ("file", "local")
+
+
+def protocol_of(url: str) -> str | None:
+    """Return the protocol that opens ``url``, lower case; None for a bare path. Of a chain, the first."""
+    head = url.split("::", 1)[0]
+    if "://" in head:
+        return head.split("://", 1)[0].lower()
+    return head.lower() if "::" in url else "data" if url.startswith("data:") else None
+
+
+def is_absolute(path: str) -> bool:
+    """Whether a bare path stands for itself: a POSIX or Windows absolute path."""
+    return path.startswith(("/", "~")) or (len(path) > 2 and path[1] == ":" and path[2] in "\\/")
+
+
+def relative_to(base: str, path: str) -> str:
+    """Return ``path`` below the directory URL ``base``; ``..`` climbs, never above the host or bucket."""
+    head, sep, tail = base.partition("::")
+    if sep and "://" not in head:  # a chain such as zip::s3://b/a.zip: the path is a member
+        return f"{head}://{path}::{tail}"
+    if sep:
+        return relative_to(head, path) + sep + tail
+    protocol, sep, rest = head.partition("://")
+    if not sep:
+        protocol, rest = "", head
+    root, slash, folder = rest.partition("/")
+    joined = posixpath.normpath(posixpath.join("/" + folder, path)).lstrip("/")
+    return f"{protocol}{sep}{root}{slash or '/'}{joined}"
+
+
+def resolve(url: str, base: str | None, protocol: str | None) -> str:
+    """Return ``url``, as a manifest spells it, as an absolute URL.
+
+    A URL with a protocol is left as it is. A bare one belongs to ``protocol`` where that is
+    given and not local; else an absolute path is a local file, and a relative one lies
+    below ``base``, the directory of the manifest (or else in the working directory).
+    """
+    if protocol_of(url) is not None:
+        return url
+    if protocol is not None and protocol not in LOCAL:
+        return f"{protocol}://{url}"
+    if is_absolute(url) or base is None:
+        return url
+    return relative_to(base, url)
+
+
+def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
+    """Return the entry whose key is the longest prefix of ``url``; a prefix ends at a slash.
+
+    ``s3://data`` and ``s3://data/`` are the same prefix; neither matches ``s3://data-private/x``.
+    """
+    best: tuple[str, T] | None = None
+    for prefix, value in table.items():
+        stem = prefix.rstrip("/") if not prefix.endswith("://") else prefix
+        if url == stem or url.startswith(stem if stem.endswith("://") else stem + "/"):
+            if best is None or len(stem) > len(best[0]):
+                best = stem, value
+    return best
+
+
+def directory_of(url: str | PurePath) -> str:
+    """Return the directory URL of the document at ``url``."""
+    text = str(url)
+    head, sep, tail = text.partition("::")
+    if sep and "://" not in head:  # e.g. zstd-like wrappers: the document is what follows
+        return directory_of(tail)
+    folder = head.rpartition("/")[0]
+    if not folder or folder.endswith(":/"):
+        folder = head.rstrip("/") if "://" in head else folder or "."
+    return folder + sep + tail

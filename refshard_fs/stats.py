@@ -1,0 +1,31 @@
+"""Counters of what a filesystem asked for and what it cost."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+__all__ = ["Stats"]
+
+NAMES = ("keys", "requests", "bytes_wanted", "bytes_fetched", "cache_hits", "retries")
+
+
+class Stats:
+    """Counters since the filesystem was made (or `clear`), shared by its event loops."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(NAMES, 0)
+
+    def add(self, **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    def snapshot(self) -> dict[str, Any]:
+        with self._lock:
+            return dict(self._counts)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._counts = dict.fromkeys(NAMES, 0)

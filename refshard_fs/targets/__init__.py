@@ -1,0 +1,6 @@
+"""Where bytes come from. This package alone opens filesystems; all above it speak URLs and byte ranges."""
+
+from refshard_fs.targets.answer import Answer, Target, check
+from refshard_fs.targets.pool import Pool, PoolOptions
+
+__all__ = ["Answer", "Pool", "PoolOptions", "Target", "check"]

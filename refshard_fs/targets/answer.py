@@ -1,0 +1,65 @@
+"""What a target answers, and the check that it is what was asked for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from refshard_fs.model import Facts, Listed
+
+__all__ = ["Answer", "Target", "check"]
+
+
+class Answer(NamedTuple):
+    """Bytes of an object, and what came with them about the whole: its size, ETag and modification time."""
+
+    data: bytes
+    size: int | None = None
+    etag: str | None = None
+    last_modified: str | None = None
+
+
+class Target(Protocol):
+    """Objects of one kind, read in ranges. Bound to one event loop.
+
+    A missing object is FileNotFoundError; every other failure is some other error.
+    """
+
+    async def read(self, path: str, start: int, stop: int | None) -> Answer:
+        """Return bytes ``[start, stop)``; ``stop=None`` reads to the end, then a negative start counts from it.
+
+        The answer may be shorter only where the object ends before ``stop``: `check` tells.
+        """
+
+    async def facts(self, path: str) -> Facts:
+        """Return what is known of an object without its bytes."""
+
+    async def names(self, path: str) -> tuple[Listed, ...] | None:
+        """Return what lies directly below ``path``, or None if this target cannot list."""
+
+    def read_now(self, path: str, start: int, stop: int | None) -> Answer | None:
+        """Return the same bytes at once, in any thread, or None where that takes an event loop."""
+
+    async def close(self) -> None:
+        """Let go of connections and files."""
+
+
+class Unfit(OSError):
+    """A target answered with other bytes than those that were asked for."""
+
+
+def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:
+    """Raise `Unfit` unless ``answer`` is all of the range that was asked for."""
+    got = len(answer.data)
+    if stop is None:
+        if start < 0 and (got > -start or (answer.size is not None and got != min(-start, answer.size))):
+            raise Unfit(f"asked for the last {-start} bytes, got {got}")
+        if start >= 0 and answer.size is not None and got != max(answer.size - start, 0):
+            raise Unfit(f"asked for all {answer.size} bytes from {start}, got {got}")
+        return
+    want = stop - start
+    if got == want:
+        return
+    if got < want and not exact and answer.size is not None and got == max(min(stop, answer.size) - start, 0):
+        return
+    end = "" if answer.size is None else f" (the object has {answer.size} bytes)"
+    raise Unfit(f"asked for bytes [{start}, {stop}), got {got} of {want}{end}")
