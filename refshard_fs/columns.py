@@ -42,7 +42,7 @@ class ChunkTable:
         self.grid = grid
         self.targets, self.offsets, self.lengths, self.numbers = targets, offsets, lengths, numbers
         # Indexing a memoryview gives a Python int, five times faster than indexing the array.
-        self._targets, self._offsets, self._lengths = memoryview(targets), memoryview(offsets), memoryview(lengths)
+        self._targets, self._offsets, self._lengths = targets.data, offsets.data, lengths.data
 
     @classmethod
     def from_rows(cls, grid: ChunkGrid, rows: Iterable[tuple[int, Row]]) -> ChunkTable:
@@ -61,10 +61,9 @@ class ChunkTable:
         """Return the table of chunks ``numbers`` (any order, the last of equal ones wins), dense where that is smaller."""
         size = grid.size
         if size * 20 <= len(numbers) * 28:
-            dense = np.full(size, ABSENT, np.uint32), np.zeros(size, np.uint64), np.zeros(size, np.uint64)
-            for column, values in zip(dense, (targets, offsets, lengths), strict=True):
-                column[numbers] = values
-            return cls(grid, *dense)
+            dense = cls(grid, np.full(size, ABSENT, np.uint32), np.zeros(size, np.uint64), np.zeros(size, np.uint64))
+            dense.targets[numbers], dense.offsets[numbers], dense.lengths[numbers] = targets, offsets, lengths
+            return dense
         if len(numbers) > 1 and not (numbers[1:] > numbers[:-1]).all():
             order = np.argsort(numbers, kind="stable")
             last = np.append(numbers[order[1:]] != numbers[order[:-1]], True)

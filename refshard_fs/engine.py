@@ -265,10 +265,9 @@ class Engine:
         return await asyncio.shield(task)
 
     async def _meet(self, needs: Sequence[Need | tuple[Need, ...]]) -> list[Any]:
-        flat = dict.fromkeys(n for need in needs for n in (need if isinstance(need, tuple) else (need,)))
-        answers = await asyncio.gather(*map(self.need, flat), return_exceptions=True)
-        for need, answer in zip(flat, answers, strict=True):
-            flat[need] = answer  # type: ignore[assignment]  # the placeholder was None
+        distinct = list(dict.fromkeys(n for need in needs for n in (need if isinstance(need, tuple) else (need,))))
+        answers = await asyncio.gather(*map(self.need, distinct), return_exceptions=True)
+        flat: dict[Need, Any] = dict(zip(distinct, answers, strict=True))
         out: list[Any] = []
         for need in needs:
             if isinstance(need, tuple):

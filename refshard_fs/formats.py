@@ -23,6 +23,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     base_url: str | None = None
     target: str | None = None
     protocol: str | None = None  # of bare URLs
+    bare_as_is: bool = False  # bare URLs are paths of the filesystem that the user gave
     shards: str = "inner"
     cache_size: int = 128
     extra: tuple[tuple[str, Any], ...] = ()

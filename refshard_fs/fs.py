@@ -10,6 +10,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import split_protocol
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.mapping import FSMap
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
@@ -22,6 +23,7 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import FlatKeySpace, References
 from refshard_fs.model import Inline, Listed, Packed, Span, Stat
 from refshard_fs.plan import KIB, MIB, Limits
+from refshard_fs.policy import longest_prefix
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.targets import PoolOptions
 
@@ -115,9 +117,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[m
         self.fo = fo
         by_protocol, bare = _by_protocol(fs, remote_protocol, remote_options)
         by_prefix = dict(options or {})
-        own = ref_storage_args if ref_storage_args is not None else target_options
-        if own is not None and isinstance(fo, str):
-            by_prefix[fo] = {k: v for k, v in own.items() if k not in ("compression", "protocol")}
+        if isinstance(fo, str):
+            own = ref_storage_args if ref_storage_args is not None else target_options
+            if own is not None:
+                by_prefix[fo] = {k: v for k, v in own.items() if k not in ("compression", "protocol")}
+            elif fs is not None and longest_prefix(by_prefix, fo) is None:
+                by_prefix[fo] = {}  # fs= serves the references, not the manifest
         self._session = Session(
             SessionOptions(
                 source=fo,
@@ -127,6 +132,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[m
                     base_url=base_url,
                     target=target,
                     protocol=bare,
+                    bare_as_is=_has_bare_paths(by_protocol.get(None)),
                     cache_size=cache_size,
                 ),
                 format=format,
@@ -159,7 +165,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[m
     @property
     def fss(self) -> dict[str | None, Any]:
         """Protocol → the filesystem (or the options for one) that its targets are read with."""
-        return dict(self._session.options.pool.by_protocol)
+        return {**self._session.options.pool.by_protocol}
 
     def stats(self) -> dict[str, Any]:
         """Return counters: keys, requests, bytes_wanted, bytes_fetched, cache_hits, retries."""
@@ -463,6 +469,11 @@ def _by_protocol(
     if remote_protocol is None:
         return {}, None
     return {remote_protocol: dict(remote_options or {})}, remote_protocol
+
+
+def _has_bare_paths(fs: Any) -> bool:
+    """Whether URLs without a protocol are paths of an instance's own, not to be resolved."""
+    return isinstance(fs, AbstractFileSystem) and not isinstance(fs, LocalFileSystem)
 
 
 class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped

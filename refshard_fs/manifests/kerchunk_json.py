@@ -160,6 +160,8 @@ def resolver(options: OpenOptions, directory: str | None) -> Callable[[str | Non
             if options.target is None:
                 raise ManifestError("a reference without a URL needs target=, the URL it stands for")
             url = options.target
+        if options.bare_as_is and options.base_url is None:
+            return url
         if options.base_url is not None and policy.protocol_of(url) is None and not policy.is_absolute(url):
             return policy.relative_to(base or "", url)
         return policy.resolve(url, base, options.protocol)

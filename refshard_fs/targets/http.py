@@ -127,7 +127,8 @@ async def _body(response: aiohttp.ClientResponse, limit: int | None, *, cut: boo
     """Return the body; never more than ``limit`` bytes and a few: with ``cut`` the rest is not wanted, else wrong."""
     if limit is None or (not cut and response.content_length is not None and response.content_length <= limit):
         return await response.read()
-    parts, size = [], 0
+    parts: list[bytes] = []
+    size = 0
     while size < limit:
         part = await response.content.read(min(limit - size, _PIECE * 16))
         if not part:

@@ -31,7 +31,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     prefix to options, and the longest prefix wins over the protocol.
     """
 
-    by_protocol: Mapping[str, AbstractFileSystem | Mapping[str, Any]] = {}
+    by_protocol: Mapping[str | None, AbstractFileSystem | Mapping[str, Any]] = {}
     by_prefix: Mapping[str, Mapping[str, Any]] = {}
 
 
@@ -65,7 +65,9 @@ class Pool:
 
     def _find(self, url: str) -> tuple[Target, str] | None:
         protocol = policy.protocol_of(url) or "file"
-        given = self._options.by_protocol.get(protocol)
+        given = self._options.by_protocol.get(policy.protocol_of(url))
+        if given is None:
+            given = self._options.by_protocol.get(protocol)
         prefix = policy.longest_prefix(self._options.by_prefix, url)
         chained = "::" in url
         if prefix is not None:
