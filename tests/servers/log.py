@@ -1,0 +1,87 @@
+"""What a server was asked and what it sent, safe to read while it serves.
+
+A request is in the log before its first byte of answer leaves, and a piece of body is counted before it
+leaves: a client that has its bytes finds them counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+__all__ = ["Log", "Request"]
+
+
+@dataclass(slots=True)
+class Request:
+    """One request. Only the server's thread writes; ``status`` is None and ``sent`` 0 until it answers."""
+
+    method: str
+    path: str
+    """Percent-decoded, without the query."""
+    query: str
+    headers: dict[str, str]
+    """Names in lower case."""
+    connection: int
+    """Counts the server's connections from 1: equal numbers mean a kept-alive connection."""
+    time: float
+    """Seconds, ``time.monotonic()`` of the server's process, when the head had arrived."""
+    start: int | None = None
+    """First byte of the range asked for, resolved against the resource; None when no usable range was asked."""
+    stop: int | None = None
+    """One past the last byte asked for, clamped to the resource."""
+    status: int | None = None
+    sent: int = 0
+    """Bytes of body handed to the socket, as encoded on the wire."""
+    fault: str | None = None
+    """The kind of fault that this request met."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Log:
+    """All requests since the last ``clear``, oldest first."""
+
+    _requests: list[Request] = field(default_factory=list)
+    _in_flight: int = 0
+    _peak: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, request: Request) -> None:
+        with self._lock:
+            self._requests.append(request)
+            self._in_flight += 1
+            self._peak = max(self._peak, self._in_flight)
+
+    def end(self) -> None:
+        with self._lock:
+            self._in_flight -= 1
+
+    def clear(self) -> None:
+        with self._lock:
+            self._requests.clear()
+            self._peak = self._in_flight
+
+    def requests(self, path: str | None = None, method: str | None = None) -> list[Request]:
+        """Requests whose path matches the glob ``path`` (``*`` crosses ``/``), oldest first."""
+        with self._lock:
+            found = list(self._requests)
+        return [
+            request
+            for request in found
+            if (path is None or fnmatchcase(request.path, path)) and (method is None or request.method == method)
+        ]
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(request.sent for request in self.requests())
+
+    @property
+    def peak(self) -> int:
+        """The most requests that were in flight at one time."""
+        with self._lock:
+            return self._peak
