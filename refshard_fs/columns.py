@@ -20,7 +20,7 @@ WHOLE = 2**64 - 1  # in the length column: to the end of the target
 
 
 class Row(NamedTuple):
-    """One reference: a target's place in the set's list of URLs, and a byte range; ``length=None`` is the whole target."""
+    """One reference: a target's place in the set's URLs, and a byte range; ``length=None`` is the whole target."""
 
     target: int
     offset: int
@@ -58,7 +58,7 @@ class ChunkTable:
     def from_columns(
         cls, grid: ChunkGrid, numbers: UInt64s, targets: UInt32s, offsets: UInt64s, lengths: UInt64s
     ) -> ChunkTable:
-        """Return the table of chunks ``numbers`` (any order, the last of equal ones wins), dense where that is smaller."""
+        """Return the table of chunks ``numbers`` (any order, the last of equals wins), dense where that is smaller."""
         size = grid.size
         if size * 20 <= len(numbers) * 28:
             dense = cls(grid, np.full(size, ABSENT, np.uint32), np.zeros(size, np.uint64), np.zeros(size, np.uint64))
@@ -113,5 +113,5 @@ class ChunkTable:
         """Yield (number, reference) of each chunk that exists, ascending."""
         for number in self.present().tolist():
             row = self.row(number)
-            assert row is not None
-            yield number, row
+            if row is not None:
+                yield number, row

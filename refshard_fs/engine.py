@@ -173,13 +173,11 @@ class Engine:
         view = memoryview(answer.data)
         wanted = 0
         for _, span, future in members:
-            assert span.stop is not None
-            wanted += span.stop - span.start
+            size = span.size or 0
+            wanted += size
             if not future.done():
-                if span.start == block.start and span.stop == block.stop:
-                    future.set_result(answer.data)
-                else:
-                    future.set_result(bytes(view[span.start - block.start : span.stop - block.start]))
+                first = span.start - block.start
+                future.set_result(answer.data if size == len(view) else bytes(view[first : first + size]))
         self.stats.add(bytes_wanted=wanted)
 
     async def _read_alone(self, key: str, span: Span, future: asyncio.Future[bytes]) -> None:
@@ -342,7 +340,7 @@ def _advance(results: list[Any], waiting: list[tuple[int, Any]], i: int, steps: 
         need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
     except StopIteration as stop:
         results[i] = stop.value
-    except Exception as e:  # handed to the one look-up that failed; the others go on
+    except Exception as e:  # noqa: BLE001  # handed to the one look-up that failed; the others go on
         results[i] = e
     else:
         waiting.append((i, need))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,23 +12,22 @@ from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.mapping import FSMap
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from fsspec.spec import AbstractFileSystem
 
+from refshard_fs import listing
 from refshard_fs.engine import Request
-from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held, settle
-from refshard_fs.keys import join, normalise
+from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import FlatKeySpace, References
-from refshard_fs.model import Inline, Listed, Packed, Span, Stat
+from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.plan import KIB, MIB, Limits
 from refshard_fs.policy import longest_prefix
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.targets import PoolOptions
 
-__all__ = ["RefShardFile", "RefShardFileSystem", "RefShardMap", "replace_reference_filesystem"]
+__all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
 _GLOB = frozenset("*?[")
 
@@ -44,7 +44,7 @@ class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untype
         return super().__call__(settle(fo, kwargs.get("target_protocol"), overrides, simple), *args, **kwargs)
 
 
-class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[misc]  # fsspec is untyped
+class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     """Archives seen as a plain zarr key space: each key is a byte range of some other file.
 
     Parameters
@@ -86,6 +86,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[m
         If a key exists and its bytes cannot be had.
     ManifestError
         If the source breaks its format.
+
     """
 
     protocol = "refshard"
@@ -149,7 +150,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[m
     def loop(self) -> Any:
         """The event loop of synchronous use; after a fork a new one."""
         if self._pid != os.getpid():
-            self._pid = os.getpid()
+            self._pid: int = os.getpid()
             if not self.asynchronous:
                 self._loop = get_loop()
         return self._loop
@@ -297,11 +298,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[m
             return
         data = await self._session.read(Request(key))
         callback.set_size(len(data))
-        folder = os.path.dirname(os.fspath(lpath))
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-        with open(lpath, "wb") as f:
-            f.write(data)
+        await asyncio.to_thread(_write, os.fspath(lpath), data)
         callback.absolute_update(len(data))
 
     def _open(
@@ -320,95 +317,15 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[m
     # ------------------------------------------------------------------ listing
 
     async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        key = self._strip_protocol(path)
-        session = self._session
-        keyspace = await session.keyspace()
-        engine = session.engine()
-        if key:
-            entry = await engine.run_for(key, keyspace.lookup(key))
-            if entry is not None:
-                size = entry.size
-                if size is None:
-                    size = await self._measure(key, entry)
-                if size is not None:
-                    return {"name": key, "size": size, "type": "file"}
-        if not key or await engine.run_for(key, keyspace.is_directory(key)):
-            return {"name": key, "size": 0, "type": "directory"}
-        raise FileNotFoundError(key)
-
-    async def _measure(self, key: str, entry: Span | Inline | Packed) -> int | None:
-        """Return the size that only the target knows; None if an optional object is absent."""
-        if not isinstance(entry, Span):
-            return len(await self._session.read(Request(key)))
-        facts = await self._session.engine().need_for(key, Stat(entry.url))
-        if facts is None:
-            if entry.optional:
-                return None
-            raise ReferenceNotReachable(key, entry.url, "there is no such object")
-        size = None if facts.size is None else entry.resized(facts.size).size
-        return len(await self._session.read(Request(key))) if size is None else size
+        return await listing.info(self._session, self._strip_protocol(path))
 
     async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        key = self._strip_protocol(path)
-        keyspace = await self._session.keyspace()
-        children = await self._session.engine().run_for(key, keyspace.children(key))
-        if children is None:
-            if not key:
-                return []
-            info = await self._info(key)
-            return [info] if detail else [key]
-        stem = key + "/" if key else ""
-        if not detail:
-            return [stem + c.name for c in children]
-        return [_described(stem + c.name, c) for c in children]
+        return await listing.ls(self._session, self._strip_protocol(path), detail=detail)
 
-    async def _find(
-        self,
-        path: str,
-        maxdepth: int | None = None,
-        withdirs: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        detail = kwargs.pop("detail", False)
-        if maxdepth is not None and maxdepth < 1:
-            raise ValueError("maxdepth must be at least 1")
+    async def _find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
         key = self._strip_protocol(path)
-        keyspace = await self._session.keyspace()
-        engine = self._session.engine()
-        out: dict[str, dict[str, Any]] = {}
-        children = await engine.run_for(key, keyspace.children(key))
-        if children is None:
-            if key:
-                try:
-                    out[key] = await self._info(key)
-                except FileNotFoundError:
-                    pass
-        elif withdirs and key:
-            out[key] = {"name": key, "size": 0, "type": "directory"}
-        level: list[tuple[str, list[Listed]]] = [(key, children or [])]
-        depth = 1
-        while level:
-            below = []
-            for prefix, listed in level:
-                stem = prefix + "/" if prefix else ""
-                for child in listed:
-                    name = stem + child.name
-                    if child.is_directory:
-                        below.append(name)
-                        if not withdirs:
-                            continue
-                    out[name] = _described(name, child)
-            depth += 1
-            if maxdepth is not None and depth > maxdepth:
-                break
-            lists = await engine.run_all([keyspace.children(name) for name in below])
-            level = []
-            for name, found in zip(below, lists, strict=True):
-                if isinstance(found, Exception):
-                    raise found
-                level.append((name, found or []))
-        names = sorted(out)
-        return {name: out[name] for name in names} if detail else names
+        found = await listing.find(self._session, key, maxdepth=maxdepth, withdirs=withdirs)
+        return found if kwargs.get("detail", False) else list(found)
 
     async def _du(
         self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
@@ -446,10 +363,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):  # type: ignore[m
         return RefShardMap(root, self, check=check, create=create, missing_exceptions=(FileNotFoundError,))
 
 
-def _described(name: str, child: Listed) -> dict[str, Any]:
-    if child.is_directory:
-        return {"name": name, "size": 0, "type": "directory"}
-    return {"name": name, "size": child.size, "type": "file"}
+def _write(path: str, data: bytes) -> None:
+    folder = os.path.dirname(path)
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(data)
 
 
 def _by_protocol(
@@ -463,7 +382,7 @@ def _by_protocol(
         return given, remote_protocol
     if fs is not None:
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-        given = {protocol: fs for protocol in protocols}
+        given = dict.fromkeys(protocols, fs)
         given.setdefault(None, fs)
         return given, None
     if remote_protocol is None:
@@ -474,45 +393,6 @@ def _by_protocol(
 def _has_bare_paths(fs: Any) -> bool:
     """Whether URLs without a protocol are paths of an instance's own, not to be resolved."""
     return isinstance(fs, AbstractFileSystem) and not isinstance(fs, LocalFileSystem)
-
-
-class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped
-    """A key as a read-only file; ranges come through the engine like all other reads."""
-
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        return self.fs.cat_file(self.path, start, end)  # type: ignore[no-any-return]  # fsspec is untyped
-
-
-class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
-    """Keys as a mutable mapping, as fsspec's, but safe under zarr 2.
-
-    That version takes every OSError for a missing chunk; here a failed read leaves as
-    `ReferenceNotReachable`, which is none, and is never merely returned among results.
-    """
-
-    def __getitem__(self, key: str, default: Any = None) -> Any:
-        try:
-            return super().__getitem__(key, default)
-        except OSError as e:
-            raise _not_missing(key, e) from e
-
-    def getitems(self, keys: Iterable[str], on_error: str = "raise") -> dict[str, Any]:
-        out: dict[str, Any] = super().getitems(list(keys), on_error="return")
-        for key, value in list(out.items()):
-            if isinstance(value, KeyError):
-                if on_error == "raise":
-                    raise KeyError(key)
-                if on_error == "omit":
-                    del out[key]
-            elif isinstance(value, OSError):
-                raise _not_missing(key, value) from value
-            elif isinstance(value, BaseException):
-                raise value
-        return out
-
-
-def _not_missing(key: str, error: OSError) -> ReferenceNotReachable:
-    return ReferenceNotReachable(key, str(getattr(error, "filename", None) or "its target"), str(error))
 
 
 def replace_reference_filesystem() -> None:

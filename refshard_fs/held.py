@@ -72,4 +72,3 @@ def _digest(refs: ReferenceSet) -> str:
         for column in (table.targets, table.offsets, table.lengths, table.numbers):
             state.update(b"" if column is None else column.data)
     return state.hexdigest()
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple
 
 from refshard_fs.cache import Cache
 from refshard_fs.engine import Request, blame, fail
@@ -13,9 +13,11 @@ from refshard_fs.targets import Pool, check
 
 __all__ = ["Immediate"]
 
-T = TypeVar("T")
 
-_NOT_NOW = object()
+class _Found(NamedTuple):
+    """What a look-up that could be done at once returned."""
+
+    entry: Entry | None
 
 
 class Immediate:
@@ -34,9 +36,9 @@ class Immediate:
             found = self._look(keyspace.lookup(key))
         except Exception as e:
             raise blame(key, e) from (e.__cause__ or e)
-        if found is _NOT_NOW:
+        if found is None:
             return None
-        entry: Entry | None = found  # type: ignore[assignment]  # what the look-up returned
+        entry = found.entry
         if entry is None:
             raise FileNotFoundError(key)
         try:
@@ -54,7 +56,7 @@ class Immediate:
             self._stats.add(keys=1)
         return data
 
-    def _look(self, steps: Steps[T]) -> object:
+    def _look(self, steps: Steps[Entry | None]) -> _Found | None:
         answer = None
         try:
             while True:
@@ -65,9 +67,9 @@ class Immediate:
                 if answer is None:
                     break
         except StopIteration as stop:
-            return stop.value
+            return _Found(stop.value)
         steps.close()
-        return _NOT_NOW
+        return None
 
     def _bytes(self, entry: Entry) -> bytes | None:
         match entry:

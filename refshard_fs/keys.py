@@ -15,7 +15,7 @@ _RUNS = re.compile(r"/{2,}")
 
 
 def normalise(path: str) -> str:
-    """Return ``path`` as a logical zarr path: no protocol, no outer or doubled slashes (zarr v2 spec, "Logical paths")."""
+    """Return ``path`` as a logical zarr path (zarr v2 spec): no protocol, no outer or doubled slashes."""
     if "://" in path:
         path = path.partition("://")[2]
     if "\\" in path:

@@ -227,4 +227,3 @@ Need = Load | Stat | Names
 
 # Yields one need, or a tuple of needs that can be met together (and is sent a tuple of answers).
 Steps = Generator[Need | tuple[Need, ...], Any, T]
-

@@ -69,9 +69,9 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
     best: tuple[str, T] | None = None
     for prefix, value in table.items():
         stem = prefix.rstrip("/") if not prefix.endswith("://") else prefix
-        if url == stem or url.startswith(stem if stem.endswith("://") else stem + "/"):
-            if best is None or len(stem) > len(best[0]):
-                best = stem, value
+        fits = url == stem or url.startswith(stem if stem.endswith("://") else stem + "/")
+        if fits and (best is None or len(stem) > len(best[0])):
+            best = stem, value
     return best
 
 

@@ -124,12 +124,14 @@ class Session:
     async def _open(self) -> KeySpace:
         keyspace = self.opened()
         if keyspace is None:
-            source = self.options.source
-            if isinstance(source, Held):
-                assert isinstance(source.content, bytes)
-                steps = catalog.open_bytes(source.content, self.options.open, self.options.format)
-            else:
-                steps = catalog.open_source(source, self.options.open, self.options.format)
+            options = self.options
+            match options.source:
+                case str(url):
+                    steps = catalog.open_source(url, options.open, options.format)
+                case Held(bytes(data)):
+                    steps = catalog.open_bytes(data, options.open, options.format)
+                case held:
+                    raise TypeError(f"{held!r} should have been open")
             keyspace = await self.engine().run(steps)
             self._adopt(keyspace)
         return keyspace

@@ -117,7 +117,11 @@ def _parts(
 
 
 def _key(key: str) -> str:
-    return normalise(key) if "//" in key or "\\" in key or key[:1] == "/" or key[-1:] == "/" else key
+    if "\\" in key or "//" in key or key[:1] == "/" or key[-1:] == "/":
+        key = normalise(key)
+    if not key or "\0" in key or (".." in key and ".." in key.split("/")) or "/./" in f"/{key}/":
+        raise ManifestError("a key is not empty, and has no NUL, and no segment '.' or '..'")
+    return key
 
 
 def _value(value: Any, urls: dict[str | None, int], expanded: dict[str, str], templates: Templates) -> Value:
@@ -138,7 +142,9 @@ def _value(value: Any, urls: dict[str | None, int], expanded: dict[str, str], te
                 return Row(target, 0, None)
             return Row(target, _count(value[1], "offset"), _count(value[2], "length"))
         case list() | tuple():
-            raise ManifestError(f"a reference has one element or three, [url] or [url, offset, length], not {len(value)}")
+            raise ManifestError(
+                f"a reference has one element or three, [url] or [url, offset, length], not {len(value)}"
+            )
         case Mapping():
             return dict(value)
         case _:

@@ -172,10 +172,11 @@ class FlatKeySpace:
                     raise ManifestError(f"{key!r} of {self.where}: {e}") from e
 
     def lookup(self, key: str) -> Steps[Entry | None]:
+        yield from ()
         return self.find(key)
-        yield
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        yield from ()
         tree = self._directories()
         names = tree.get(prefix)
         found: dict[str, Listed] = {}
@@ -190,13 +191,12 @@ class FlatKeySpace:
             else:
                 found[name] = Listed(name, self._size(join(prefix, name)))
         return sorted(found.values(), key=lambda listed: listed.name)
-        yield
 
     def is_directory(self, prefix: str) -> Steps[bool]:
+        yield from ()
         if prefix in self._directories():
             return True
         return any(next(_chunks_below(self.refs.tables[p], below), None) for p, below in self._tables_at(prefix))
-        yield
 
     def _span(self, row: Row) -> Span:
         url = self._urls[row.target]

@@ -1,0 +1,102 @@
+"""Listings of a session's keys as fsspec describes them; no table of all keys is ever built for one."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from refshard_fs.engine import Request
+from refshard_fs.errors import ReferenceNotReachable
+from refshard_fs.keys import join
+from refshard_fs.model import Entry, Listed, Span, Stat
+from refshard_fs.session import Session
+
+__all__ = ["find", "info", "ls"]
+
+
+async def info(session: Session, key: str) -> dict[str, Any]:
+    """Return name, size (of the bytes a read returns) and type of ``key``; FileNotFoundError if there is none."""
+    keyspace = await session.keyspace()
+    engine = session.engine()
+    if key:
+        entry = await engine.run_for(key, keyspace.lookup(key))
+        if entry is not None:
+            size = entry.size
+            if size is None:
+                size = await _measure(session, key, entry)
+            if size is not None:
+                return {"name": key, "size": size, "type": "file"}
+    if not key or await engine.run_for(key, keyspace.is_directory(key)):
+        return {"name": key, "size": 0, "type": "directory"}
+    raise FileNotFoundError(key)
+
+
+async def ls(session: Session, key: str, *, detail: bool) -> list[Any]:
+    """Return what lies directly below the directory ``key``, or ``key`` itself if it is a file."""
+    keyspace = await session.keyspace()
+    children = await session.engine().run_for(key, keyspace.children(key))
+    if children is None:
+        if not key:
+            return []
+        known = await info(session, key)
+        return [known] if detail else [key]
+    stem = key + "/" if key else ""
+    if not detail:
+        return [stem + child.name for child in children]
+    return [_described(stem + child.name, child) for child in children]
+
+
+async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
+    """Return all files below ``key`` (and directories, ``withdirs``) by name, sorted; a file is its own only find."""
+    if maxdepth is not None and maxdepth < 1:
+        raise ValueError("maxdepth must be at least 1")
+    keyspace = await session.keyspace()
+    engine = session.engine()
+    out: dict[str, dict[str, Any]] = {}
+    children = await engine.run_for(key, keyspace.children(key))
+    if children is None:
+        if key:
+            with contextlib.suppress(FileNotFoundError):
+                out[key] = await info(session, key)
+        return out
+    if withdirs and key:
+        out[key] = {"name": key, "size": 0, "type": "directory"}
+    level, depth = [(key, children)], 1
+    while level:
+        below = []
+        for prefix, listed in level:
+            for child in listed:
+                name = join(prefix, child.name)
+                if child.is_directory:
+                    below.append(name)
+                if withdirs or not child.is_directory:
+                    out[name] = _described(name, child)
+        depth += 1
+        if maxdepth is not None and depth > maxdepth:
+            break
+        lists = await engine.run_all([keyspace.children(name) for name in below])
+        level = []
+        for name, found in zip(below, lists, strict=True):
+            if isinstance(found, Exception):
+                raise found
+            level.append((name, found or []))
+    return {name: out[name] for name in sorted(out)}
+
+
+def _described(name: str, child: Listed) -> dict[str, Any]:
+    if child.is_directory:
+        return {"name": name, "size": 0, "type": "directory"}
+    return {"name": name, "size": child.size, "type": "file"}
+
+
+async def _measure(session: Session, key: str, entry: Entry) -> int | None:
+    """Return the size that only the target knows; None if an optional object is absent."""
+    if not isinstance(entry, Span):
+        return len(await session.read(Request(key)))
+    facts = await session.engine().need_for(key, Stat(entry.url))
+    if facts is None:
+        if entry.optional:
+            return None
+        raise ReferenceNotReachable(key, entry.url, "there is no such object")
+    size = None if facts.size is None else entry.resized(facts.size).size
+    return len(await session.read(Request(key))) if size is None else size
