@@ -8,7 +8,7 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from refshard_fs import manifests, shards
-from refshard_fs.errors import UnknownSource
+from refshard_fs.errors import SourceNotReachable, UnknownSource
 from refshard_fs.formats import HEAD, Format, OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts, Load, Span, Stat, Steps
@@ -35,7 +35,7 @@ def formats() -> dict[str, Format]:
 def open_source(url: str, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
     """Open what lies at ``url``, in a format that it is recognised as, or that ``format`` names.
 
-    FileNotFoundError if there is nothing; UnknownSource if no format, or more than one, fits.
+    SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
     """
     known = formats()
     return (yield from _open((yield from _probe(url, known)), options, format))
@@ -78,5 +78,5 @@ def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
     there = yield tuple(Stat(f"{root}/{marker}") for marker in markers)
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
-        raise FileNotFoundError(f"{url}: there is nothing here that could be read as a source")
+        raise SourceNotReachable(f"{url}: there is nothing here that could be read as a source")
     return Probe(url, None, b"", present)

@@ -166,7 +166,7 @@ class Engine:
     ) -> None:
         try:
             answer = await self._request(Span(url, block.start, block.stop, pin=members[0][1].pin))
-        except (OSError, RuntimeError, ValueError, RefShardError) as e:
+        except Exception as e:  # noqa: BLE001  # whatever it is, no reader may wait for ever
             for key, span, future in members:
                 _set(future, fail(key, span, e))
             return
@@ -183,7 +183,7 @@ class Engine:
     async def _read_alone(self, key: str, span: Span, future: asyncio.Future[bytes]) -> None:
         try:
             answer = await self._request(span)
-        except (OSError, RuntimeError, ValueError, RefShardError) as e:
+        except Exception as e:  # noqa: BLE001  # as above
             _set(future, fail(key, span, e))
             return
         self.stats.add(bytes_wanted=len(answer.data))
@@ -193,7 +193,7 @@ class Engine:
     async def _unpack(self, key: str, entry: Packed, future: asyncio.Future[bytes]) -> None:
         try:
             data = entry.finish((await self._request(entry.source)).data)
-        except (OSError, RuntimeError, ValueError, RefShardError) as e:
+        except Exception as e:  # noqa: BLE001  # as above
             _set(future, fail(key, entry.source, e))
             return
         if not future.done():
@@ -287,6 +287,8 @@ class Engine:
                     raise
                 try:
                     value = index.decode(data)
+                except RefShardError:
+                    raise
                 except ValueError as e:
                     raise DamagedIndex("", _name(entry), str(e)) from e
                 weight = getattr(value, "nbytes", len(data))

@@ -15,6 +15,7 @@ __all__ = [
     "ManifestError",
     "ReferenceNotReachable",
     "RefShardError",
+    "SourceNotReachable",
     "TargetChanged",
     "TargetNotAllowed",
     "UnknownSource",
@@ -31,6 +32,14 @@ class ManifestError(RefShardError, ValueError):
 
 class UnknownSource(ManifestError):
     """No registered format, or more than one, recognises what ``fo`` holds."""
+
+
+class SourceNotReachable(RefShardError):
+    """The source itself (``fo``) is missing or cannot be read. The original error is the ``__cause__``.
+
+    No FileNotFoundError even where the manifest is missing: a worker that cannot find it
+    must not take every chunk for a missing one.
+    """
 
 
 class ReferenceNotReachable(RefShardError, _FsspecNotReachable):

@@ -81,7 +81,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     Raises
     ------
     FileNotFoundError
-        Only if there is no such key (or, at the first use, no such source).
+        Only if there is no such key.
+    SourceNotReachable
+        If ``fo`` itself is missing or cannot be read.
     ReferenceNotReachable
         If a key exists and its bytes cannot be had.
     ManifestError

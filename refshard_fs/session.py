@@ -14,6 +14,7 @@ import msgspec
 from refshard_fs import catalog
 from refshard_fs.cache import Cache
 from refshard_fs.engine import Engine, Request
+from refshard_fs.errors import RefShardError, SourceNotReachable
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.immediate import Immediate
@@ -52,10 +53,10 @@ class Session:
         self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[KeySpace]]
         self._opening = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._pid = os.getpid()
         self._keyspace: KeySpace | None = None
         self._pool_options = options.pool
         self._immediate: Immediate | None = None
+        _sessions.add(self)
 
     async def keyspace(self) -> KeySpace:
         """Return the opened source; concurrent callers open it once."""
@@ -78,8 +79,6 @@ class Session:
     def engine(self) -> Engine:
         """Return the running loop's engine."""
         loop = asyncio.get_running_loop()
-        if self._pid != os.getpid():
-            self._after_fork()
         engine = self._engines.get(loop)
         if engine is None:
             with self._lock:
@@ -132,7 +131,13 @@ class Session:
                     steps = catalog.open_bytes(data, options.open, options.format)
                 case held:
                     raise TypeError(f"{held!r} should have been open")
-            keyspace = await self.engine().run(steps)
+            try:
+                keyspace = await self.engine().run(steps)
+            except RefShardError:
+                raise
+            except Exception as e:
+                reason = f"{type(e).__name__}: {e}"
+                raise SourceNotReachable(f"{options.source} cannot be opened: {reason}") from e
             self._adopt(keyspace)
         return keyspace
 
@@ -156,7 +161,23 @@ class Session:
         INDEXES.clear()
 
     def _after_fork(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
+        _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._opening = weakref.WeakKeyDictionary()
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+# A forked child shares the parent's sockets and selectors: closing one there would take it
+# from the parent. So what was open at the fork is never collected in the child.
+_orphans: list[object] = []
+
+
+def _after_fork() -> None:
+    for session in list(_sessions):
+        session._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,216 @@
+"""Reference sets of both versions: every value kind, and every way to be wrong."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import gzip
+import io
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numcodecs.zstd import Zstd
+
+from refshard_fs import ManifestError, RefShardFileSystem
+
+TARGET = bytes(range(256)) * 4
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    path = tmp_path / "target.bin"
+    path.write_bytes(TARGET)
+    return str(path)
+
+
+def v1(refs: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"version": 1, "refs": refs, **more}
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        ("text", b"text"),
+        ("", b""),
+        ("a\0b", b"a\0b"),
+        ("é ☃", "é ☃".encode()),
+        ("base64:" + base64.b64encode(b"\xff\x00").decode(), b"\xff\x00"),
+        ({"zarr_format": 2, "a": [1, "é"]}, '{"zarr_format":2,"a":[1,"é"]}'.encode()),
+        (["{t}"], TARGET),
+        (["{t}", 10, 5], TARGET[10:15]),
+        (["{t}", 0, 0], b""),
+        ([None], TARGET),
+        ([None, 3, 4], TARGET[3:7]),
+    ],
+)
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("held", ["dict", "file"])
+def test_each_kind_of_value_gives_its_bytes(
+    value: Any, data: bytes, version: int, held: str, target: str, tmp_path: Path
+) -> None:
+    if isinstance(value, list) and value[0] == "{t}":
+        value = [target, *value[1:]]
+    document: Any = {"k": value} if version == 0 else v1({"k": value})
+    if held == "file":
+        path = tmp_path / "refs.json"
+        path.write_text(json.dumps(document))
+        document = path
+    fs = RefShardFileSystem(fo=document, target=target)
+    assert fs.cat_file("k") == data
+    assert fs.info("k") == {"name": "k", "size": len(data), "type": "file"}
+
+
+def test_templates_gen_and_overrides_expand(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"f_{i}").write_bytes(bytes([i]) * 3000)
+    document = v1(
+        {"plain": ["{{u}}/f_0", 0, 2], "spaced": ["{{ u }}/f_1", 0, 2], "call": ["{{f(i=2)}}", 0, 2]},
+        templates={"u": str(tmp_path / "nowhere"), "f": "{{u}}/f_{{i}}"},
+        gen=[
+            {
+                "key": "g/{{i}}.{{j}}",
+                "url": "{{u}}/f_{{i}}",
+                "offset": "{{j * 1000}}",
+                "length": "10",
+                "dimensions": {"i": {"stop": 3}, "j": [0, 2]},
+            },
+            {"key": "w{{i}}", "url": "{{f(i=i)}}", "dimensions": {"i": {"start": 1, "stop": 2}}},
+        ],
+    )
+    fs = RefShardFileSystem(fo=document, template_overrides={"u": str(tmp_path)})
+    assert fs.cat(["plain", "spaced", "call"]) == {"plain": b"\0\0", "spaced": b"\1\1", "call": b"\2\2"}
+    assert fs.ls("g", detail=False) == [f"g/{i}.{j}" for i in range(3) for j in (0, 2)]
+    assert fs.cat_file("g/2.2") == b"\2" * 10
+    assert fs.cat_file("w1") == b"\1" * 3000
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, Zstd().encode])
+def test_compression_is_told_by_the_first_bytes(pack: Any, tmp_path: Path) -> None:
+    path = tmp_path / "refs.json"
+    path.write_bytes(bytes(pack(json.dumps(v1({"k": "data"})).encode())))
+    assert RefShardFileSystem(fo=path).cat_file("k") == b"data"
+
+
+@pytest.mark.parametrize("make", [bytes, bytearray, io.BytesIO])
+def test_bytes_and_binary_files_are_sources(make: Any) -> None:
+    fs = RefShardFileSystem(fo=make(json.dumps(v1({"a/b": "data"})).encode()))
+    assert fs.find("") == ["a/b"]
+    assert fs.cat_file("a/b") == b"data"
+
+
+def test_a_text_file_object_is_refused() -> None:
+    with pytest.raises(TypeError, match="binary mode"):
+        RefShardFileSystem(fo=io.StringIO("{}"))
+
+
+def test_bare_nan_and_infinity_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "refs.json"
+    path.write_text('{"x/.zattrs": {"a": NaN, "b": -Infinity}, ".zgroup": {"zarr_format": 2}}')
+    text = RefShardFileSystem(fo=path).cat_file("x/.zattrs").decode()
+    assert json.loads(text)["b"] == float("-inf")
+    assert "NaN" in text
+
+
+def test_a_literal_brace_in_a_url_is_no_template(tmp_path: Path) -> None:
+    (tmp_path / "a{b}.bin").write_bytes(b"brace")
+    fs = RefShardFileSystem(fo=v1({"k": [str(tmp_path / "a{b}.bin")]}, templates={"b": "no"}))
+    assert fs.cat_file("k") == b"brace"
+
+
+def test_the_callers_mapping_is_neither_changed_nor_watched() -> None:
+    refs: dict[str, Any] = {"k": "old", "d": {"a": 1}}
+    before = json.dumps(refs)
+    fs = RefShardFileSystem(fo=refs)
+    fs.cat_file("k")
+    assert json.dumps(refs) == before
+    refs["k"] = "new"
+    assert fs.cat_file("k") == b"old"
+    assert RefShardFileSystem(fo=refs).cat_file("k") == b"new"
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ("not json", "is no source"),
+        ('{"version": 1, "refs": {"a": "b"', "not JSON"),
+        ('{"version": 2, "refs": {}}', "version 2"),
+        ('{"version": true, "refs": {}}', "version True"),
+        ('{"refs": {"a": "b"}}', '"version": 1'),
+        ('{"version": 1, "a/0": ["u", 0, 1]}', "outside of"),
+        ('{"version": 1, "refs": []}', "refs"),
+        ('{"version": 1, "refs": {"a/0": ["u", 0]}}', "a/0.*one element or three"),
+        ('{"version": 1, "refs": {"a/0": []}}', "a/0.*one element or three"),
+        ('{"version": 1, "refs": {"a/0": ["u", -1, 5]}}', "a/0.*offset is -1"),
+        ('{"version": 1, "refs": {"a/0": ["u", 1.5, 5]}}', "a/0.*offset is 1.5"),
+        ('{"version": 1, "refs": {"a/0": ["u", 1, "5"]}}', "a/0.*length is '5'"),
+        ('{"version": 1, "refs": {"a/0": ["u", true, 5]}}', "a/0.*offset is True"),
+        ('{"version": 1, "refs": {"a/0": [7, 1, 5]}}', "a/0.*URL is 7"),
+        ('{"version": 1, "refs": {"a/0": 7}}', "a/0.*neither data nor a reference"),
+        ('{"version": 1, "refs": {"../x": "y"}}', "../x"),
+        ('{"version": 1, "refs": {"a": ["{{nope}}", 0, 1]}}', "'a'.*nope"),
+    ],
+)
+def test_bad_sets_name_file_and_key(document: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad-refs.json"
+    path.write_text(document)
+    with pytest.raises(ManifestError, match="bad-refs.json") as caught:
+        RefShardFileSystem(fo=path).ls("")
+    for part in says.split(".*"):
+        assert part in str(caught.value)
+
+
+def test_damaged_inline_data_is_an_error_and_no_missing_key() -> None:
+    fs = RefShardFileSystem(fo={"k": "base64:@@@"})
+    with pytest.raises(ManifestError, match="'k'.*base64"):
+        fs.cat_file("k")
+
+
+def test_damaged_compression_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "refs.json.gz"
+    path.write_bytes(gzip.compress(b"{}" * 1000)[:-12])
+    with pytest.raises(ManifestError, match="damaged"):
+        RefShardFileSystem(fo=path).ls("")
+
+
+def test_references_equal_the_expanded_document(tmp_path: Path) -> None:
+    zarray = json.dumps({"zarr_format": 2, "shape": [4], "chunks": [1], "dtype": "|u1"})
+    refs = {
+        "a/.zarray": zarray,
+        ".zattrs": {"x": 1},
+        "b": "base64:AAA=",
+        "c": ["{{u}}.bin"],
+        **{f"a/{i}": ["{{u}}.bin", i, 1] for i in (3, 0, 1)},
+    }
+    fs = RefShardFileSystem(fo=v1(refs, templates={"u": "http://h/x"}))
+    expanded = {k: [v[0].replace("{{u}}", "http://h/x"), *v[1:]] if isinstance(v, list) else v for k, v in refs.items()}
+    assert fs.references == expanded
+    assert len(fs.references) == len(refs)
+    assert "a/2" not in fs.references
+    fs.save_json(str(tmp_path / "out.json"))
+    assert json.loads((tmp_path / "out.json").read_text()) == expanded
+    assert RefShardFileSystem(fo=tmp_path / "out.json").references == expanded
+
+
+@pytest.mark.parametrize("where", ["file", "dict"])
+def test_relative_urls_start_from_the_manifest_or_base_url(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "set" / "x.bin").write_bytes(b"beside")
+    (tmp_path / "data" / "x.bin").write_bytes(b"base")
+    (tmp_path / "x.bin").write_bytes(b"working")
+    refs = {"k": ["x.bin"]}
+    (tmp_path / "set" / "refs.json").write_text(json.dumps(refs))
+    monkeypatch.chdir(tmp_path)
+    fo: Any = "set/refs.json" if where == "file" else refs
+    assert RefShardFileSystem(fo=fo).cat_file("k") == (b"beside" if where == "file" else b"working")
+    fs = RefShardFileSystem(fo=fo, base_url=str(tmp_path / "data"))
+    assert fs.cat_file("k") == b"base"
+    opened = RefShardFileSystem(fo=fo)
+    monkeypatch.chdir("/")
+    if where == "file":
+        assert opened.cat_file("k") == b"beside"
