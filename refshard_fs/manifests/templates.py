@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.columns import INTEGER_WIDTH, Column, Compiler, Computed, Constant, Rows
+from refshard_fs.manifests.evaluator import INTEGER_WIDTH, Column, Compiler, Computed, Constant, Rows
 from refshard_fs.manifests.expressions import INTEGERS, Source, TemplateLimits
 
 __all__ = ["TemplateLimits", "Templates", "expand_gen"]
@@ -199,6 +199,8 @@ def _plan(number: int, entry: object, templates: Templates) -> _Plan:
             case None:
                 return None
             case int():
+                if value not in INTEGERS:
+                    raise ManifestError(f"{where}: {field}: it is more than 64 bits hold")
                 return Constant(value)
             case str():
                 return column(field, value)
@@ -230,9 +232,8 @@ def _dimension(where: str, spec: list[int] | _Steps) -> Sequence[int]:
                 raise ManifestError(f"{where}: its step is 0")
             bounds = (stop, start, step)
             values = range(start, stop, step)
-    for bound in bounds:
-        if bound not in INTEGERS:
-            raise ManifestError(f"{where}: {str(bound)[:40]} is more than 64 bits hold")
+    if not all(bound in INTEGERS for bound in bounds):
+        raise ManifestError(f"{where}: it has an integer that is more than 64 bits hold")
     return values
 
 
