@@ -36,11 +36,16 @@ def loads(data: bytes | str) -> Any:
 
 
 def dumps(obj: Any) -> bytes:
-    """Return ``obj`` as compact JSON in UTF-8, with ``NaN`` and ``Infinity`` bare, as zarr's readers take them."""
+    """Return ``obj`` as compact JSON in UTF-8, with ``NaN`` and ``Infinity`` bare, as zarr's readers take them.
+
+    Raises ValueError where it nests too deep, TypeError where it holds what JSON does not.
+    """
     try:
         return json.dumps(obj, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can spell
         return json.dumps(obj, separators=(",", ":")).encode()
+    except RecursionError:
+        raise ValueError("it nests too deep for JSON") from None
 
 
 def is_metadata(key: str) -> bool:

@@ -138,6 +138,16 @@ def test_dumped_text_is_compact_utf8() -> None:
     assert dumps(9.969209968386869e36) == b"9.969209968386869e+36"
 
 
+def test_what_nests_too_deep_to_dump_is_a_value_error() -> None:
+    deep: list[Any] = []
+    for _ in range(200_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="too deep"):
+        dumps(deep)
+    while deep:  # from the outside in, as freeing it whole would recurse
+        deep = deep[0]
+
+
 @pytest.mark.parametrize("key", [".zarray", "a/.zgroup", "a/b/.zattrs", ".zmetadata", "a/zarr.json"])
 def test_metadata_keys_are_known_by_their_last_segment(key: str) -> None:
     assert is_metadata(key)

@@ -126,7 +126,10 @@ class Compiler:
 
     def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
         """Return the column that ``source`` expands to; a text that is one integer expression gives integers."""
-        return _Scope(self, source, variables, (), [0]).template(parse(source, self.definitions, self.limits))
+        try:
+            return _Scope(self, source, variables, (), [0]).template(parse(source, self.definitions, self.limits))
+        except RecursionError:  # the reader's own stack was deep already
+            raise source.error(None, "its templates and expressions nest too deep") from None
 
     def body(self, name: str) -> tuple[str | Expression, ...]:
         """Return the parts of a template; without ``{{`` its text is literal, whatever it holds."""
@@ -271,8 +274,10 @@ class _Scope:
             return Constant(next(iter(run(Rows(1, {})))))
         steps = 1 + sum(operand.steps for operand in computed)
         depth = 1 + max(operand.depth for operand in computed)
-        if steps > self.limits.steps or depth > 2 * self.limits.depth:
+        if steps > self.limits.steps:
             raise self.source.error(position, f"expanding it takes more than {self.limits.steps} steps")
+        if depth > self.limits.terms:
+            raise self.source.error(position, "its templates and expressions nest too deep")
         return Computed(kind, width, steps, depth, run)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "Source",
     "TemplateLimits",
     "Text",
+    "clip",
     "parse",
 ]
 
@@ -52,6 +53,11 @@ class TemplateLimits(msgspec.Struct, frozen=True):
     remembered_text: int = 8 * KIB * KIB  # characters of expanded texts that are kept
 
 
+def clip(text: str, length: int = 150) -> str:
+    """Return ``text``, for an error, without its middle if it is long."""
+    return text if len(text) <= length else f"{text[: length - 35]}...{text[-30:]}"
+
+
 class Source(msgspec.Struct, frozen=True):
     """A template's text and what to call it in an error."""
 
@@ -60,9 +66,8 @@ class Source(msgspec.Struct, frozen=True):
 
     def error(self, position: int | None, reason: str) -> ManifestError:
         """Return the error that says why this text cannot be expanded, and where (0-based ``position``), if known."""
-        shown = self.text if len(self.text) <= 160 else f"{self.text[:120]}...{self.text[-30:]}"
         where = "" if position is None else f", column {position + 1}"
-        return ManifestError(f"{self.name} {shown!r}{where}: {reason}")
+        return ManifestError(f"{clip(self.name)} {clip(self.text)!r}{where}: {clip(reason, 400)}")
 
 
 class Number(msgspec.Struct, frozen=True):

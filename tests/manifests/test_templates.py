@@ -234,6 +234,23 @@ def test_doubling_over_a_dimension_is_refused() -> None:
         expand_gen([entry], Templates(definitions))
 
 
+def test_templates_that_nest_too_deep_are_refused() -> None:
+    definitions = {"t0": "{{x}}"} | {f"t{n}": _hole(f"t{n - 1}(x=x)" + " ~ 1" * 49) for n in range(1, 30)}
+    templates = Templates(definitions)
+    assert len(templates.expand("{{t10(x=1)}}")) == 491
+    for text in ("{{t29(x=1)}}", "{{t29(x=i)}}"):
+        with pytest.raises(ManifestError, match="nest too deep"):
+            expand_gen([{"key": text, "url": "", "dimensions": {"i": [1]}}], templates)
+
+
+def test_errors_quote_no_more_than_helps() -> None:
+    name = "n" * 5_000
+    for text in (_hole(name), _hole(f"f(c={name})"), "{{" + name):
+        with pytest.raises(ManifestError) as caught:
+            Templates({"f": "{{c}}", name + "x": "{{ 1"}).expand(text)
+        assert len(str(caught.value)) < 1000
+
+
 def test_definitions_are_texts(simple: bool) -> None:
     with pytest.raises(ManifestError, match="template 'u': a template is text, not list"):
         Templates({"u": ["a"]}, simple=simple)  # type: ignore[dict-item]  # what is tested
