@@ -1,10 +1,10 @@
-"""The little language inside ``{{ }}``: what a manifest may compute, parsed into a closed set of frozen values.
+r"""The little language inside ``{{ }}``: what a manifest may compute, parsed into a closed set of frozen values.
 
 Nothing here runs anything. The grammar is a subset of jinja's, with jinja's precedence (from loose to tight:
 ``+ -``, ``~``, ``* // %``, ``**``, unary minus, all of them binding to the left), so that whatever parses means the
 same to jinja:
 
-    integers, 'text' or "text" with the escapes \\\\ \\' \\" \\n \\t, names, name(argument=expression, ...), parentheses
+    integers, 'text' or "text" (with the escapes of \\, quotes, n and t), names, name(argument=expression), parentheses
 
 There are no attributes, subscripts, filters, statements, fractions or positional arguments to refuse later.
 """
@@ -30,6 +30,7 @@ __all__ = [
     "Source",
     "TemplateLimits",
     "Text",
+    "clip",
     "parse",
 ]
 
@@ -52,6 +53,11 @@ class TemplateLimits(msgspec.Struct, frozen=True):
     remembered_text: int = 8 * KIB * KIB  # characters of expanded texts that are kept
 
 
+def clip(text: str, length: int = 150) -> str:
+    """Return ``text``, for an error, without its middle if it is long."""
+    return text if len(text) <= length else f"{text[: length - 35]}...{text[-30:]}"
+
+
 class Source(msgspec.Struct, frozen=True):
     """A template's text and what to call it in an error."""
 
@@ -60,36 +66,47 @@ class Source(msgspec.Struct, frozen=True):
 
     def error(self, position: int | None, reason: str) -> ManifestError:
         """Return the error that says why this text cannot be expanded, and where (0-based ``position``), if known."""
-        shown = self.text if len(self.text) <= 160 else f"{self.text[:120]}...{self.text[-30:]}"
         where = "" if position is None else f", column {position + 1}"
-        return ManifestError(f"{self.name} {shown!r}{where}: {reason}")
+        return ManifestError(f"{clip(self.name)} {clip(self.text)!r}{where}: {clip(reason, 400)}")
 
 
 class Number(msgspec.Struct, frozen=True):
+    """A literal integer, in `INTEGERS`."""
+
     value: int
 
 
 class Text(msgspec.Struct, frozen=True):
+    """A literal text, unescaped."""
+
     value: str
 
 
 class Name(msgspec.Struct, frozen=True):
+    """A variable, or a template without arguments."""
+
     name: str
     position: int
 
 
 class Call(msgspec.Struct, frozen=True):
+    """A template with its arguments; ``position`` is 0-based in the source, here as below."""
+
     name: str
     arguments: tuple[tuple[str, Expression], ...]
     position: int
 
 
 class Negated(msgspec.Struct, frozen=True):
+    """Unary minus."""
+
     operand: Expression
     position: int
 
 
 class Binary(msgspec.Struct, frozen=True):
+    """Two operands of one of + - * // % ** ~."""
+
     operator: str
     left: Expression
     right: Expression
@@ -157,24 +174,24 @@ class _Parser:
         self.position = position
         self.terms = 0
         self.kind: str | None = None
-        self.token = ""
+        self.lexeme = ""
         self.start = position
         self._advance()
 
     def hole(self) -> Expression:
         expression = self._level(0, 1)
-        if self.token != "}}":
+        if self.lexeme != "}}":
             raise self._unexpected()
         return expression
 
     def _advance(self) -> None:
-        """Take the token at hand, and look at the next: `kind`, `token`, `start`."""
+        """Take the token at hand, and look at the next: `kind`, `lexeme`, `start`."""
         match = _TOKEN.match(self.source.text, self.position)
         if match is None:
             self._refuse()
         else:
             self.kind = match.lastgroup
-            self.token = match.group(match.lastgroup or 0)
+            self.lexeme = match.group(match.lastgroup or 0)
             self.start = match.start(match.lastgroup or 0)
             self.position = match.end()
 
@@ -189,7 +206,7 @@ class _Parser:
         raise self.source.error(start, f"{found and found.group()!r} is not allowed; inside {{{{ }}}} are {ALLOWED}")
 
     def _unexpected(self) -> ManifestError:
-        what = "an expression ends too early" if self.token == "}}" else f"{self.token!r} is not expected here"
+        what = "an expression ends too early" if self.lexeme == "}}" else f"{self.lexeme!r} is not expected here"
         return self.source.error(self.start, f"{what}; inside {{{{ }}}} are {ALLOWED}")
 
     def _count(self, depth: int) -> None:
@@ -202,9 +219,9 @@ class _Parser:
         if level == len(_LEVELS):
             return self._unary(depth)
         left = self._level(level + 1, depth)
-        while self.kind == "sign" and self.token in _LEVELS[level]:
+        while self.kind == "sign" and self.lexeme in _LEVELS[level]:
             self._count(depth)
-            operator, position = self.token, self.start
+            operator, position = self.lexeme, self.start
             if operator == "/":
                 raise self.source.error(position, "'/' makes fractions, which no key or range can have: '//' divides")
             self._advance()
@@ -213,8 +230,8 @@ class _Parser:
 
     def _unary(self, depth: int) -> Expression:
         self._count(depth)
-        kind, token, position = self.kind, self.token, self.start
-        match kind, token:
+        kind, lexeme, position = self.kind, self.lexeme, self.start
+        match kind, lexeme:
             case "sign", "-":
                 self._advance()
                 return Negated(self._unary(depth + 1), position)
@@ -225,41 +242,41 @@ class _Parser:
                 return inner
             case "number", _:
                 self._advance()
-                digits = token.replace("_", "")
+                digits = lexeme.replace("_", "")
                 if len(digits) > 19 or int(digits) not in INTEGERS:
-                    raise self.source.error(position, f"{token[:40]} is more than 64 bits hold")
+                    raise self.source.error(position, f"{lexeme[:40]} is more than 64 bits hold")
                 return Number(int(digits))
             case "text", _:
                 self._advance()
-                return Text(_ESCAPE.sub(lambda match: self._unescape(match, position), token[1:-1]))
+                return Text(_ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1]))
             case "name", _:
                 self._advance()
-                if (self.kind, self.token) != ("sign", "("):
-                    return Name(token, position)
-                return Call(token, self._arguments(depth + 1), position)
+                if (self.kind, self.lexeme) != ("sign", "("):
+                    return Name(lexeme, position)
+                return Call(lexeme, self._arguments(depth + 1), position)
         raise self._unexpected()
 
     def _arguments(self, depth: int) -> tuple[tuple[str, Expression], ...]:
         self._advance()
         arguments: dict[str, Expression] = {}
-        while (self.kind, self.token) != ("sign", ")"):
-            name, position = self.token, self.start
+        while (self.kind, self.lexeme) != ("sign", ")"):
+            name, position = self.lexeme, self.start
             if self.kind != "name":
                 raise self.source.error(position, "a template takes keyword arguments: name(argument=value)")
             self._advance()
-            if (self.kind, self.token) != ("sign", "="):
+            if (self.kind, self.lexeme) != ("sign", "="):
                 raise self.source.error(position, "a template takes keyword arguments: name(argument=value)")
             if name in arguments:
                 raise self.source.error(position, f"the argument {name!r} is given twice")
             self._advance()
             arguments[name] = self._level(0, depth)
-            if (self.kind, self.token) != ("sign", ")"):
+            if (self.kind, self.lexeme) != ("sign", ")"):
                 self._expect(",")
         self._advance()
         return tuple(arguments.items())
 
     def _expect(self, sign: str) -> None:
-        if (self.kind, self.token) != ("sign", sign):
+        if (self.kind, self.lexeme) != ("sign", sign):
             raise self._unexpected()
         self._advance()
 

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.columns import Column, Computed, Constant, Rows, pad, power
+from refshard_fs.manifests.evaluator import Column, Computed, Constant, Rows, pad, power
 from refshard_fs.manifests.expressions import INTEGERS, Source, TemplateLimits
 
 __all__ = ["JinjaCompiler"]
@@ -32,6 +32,7 @@ __all__ = ["JinjaCompiler"]
 BUDGET: Final = "the budget"
 COUNTED: Final = "counted loop"
 JOINED: Final = "joined"
+STEP: Final = 10  # what a step here takes, in operations over a column
 
 _ARITHMETIC: Final = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow)
 _NODES: Final = frozenset(
@@ -110,12 +111,9 @@ class _Function:
         budget.depth += 1
         if budget.depth > budget.limits.depth:
             raise SecurityError(f"templates nest more than {budget.limits.depth} deep: {self.name!r} uses itself?")
+        values = {key: budget.value(value) for key, value in arguments.items()}
         try:
-            return self.compiler.render(
-                self.compiler.definitions[self.name],
-                {key: budget.value(item) for key, item in arguments.items()},
-                budget,
-            )
+            return self.compiler.render(self.compiler.definitions[self.name], values, budget)
         finally:
             budget.depth -= 1
 
@@ -335,7 +333,7 @@ class _Guard(NodeTransformer):
         raise self._refused(node, f"the attribute {node.attr!r}")
 
     def _flat(self, node: nodes.Node) -> nodes.Expr:
-        """A list may stand where it is used at once, so that no value ever is one."""
+        """Visit what is looped over or compared with: a list may stand there, so that no value ever is one."""
         match node:
             case nodes.List() | nodes.Tuple():
                 self.count += 1
@@ -352,7 +350,7 @@ class _Guard(NodeTransformer):
 
 
 class JinjaCompiler:
-    """Compiles texts that use the templates in ``definitions``, within ``limits``; see `columns.Compiler`."""
+    """Compiles texts that use the templates in ``definitions``, within ``limits``; see `evaluator.Compiler`."""
 
     def __init__(self, definitions: Mapping[str, Source], limits: TemplateLimits) -> None:
         self.limits = limits
@@ -368,14 +366,19 @@ class JinjaCompiler:
         if "{{" not in source.text and "{%" not in source.text and "{#" not in source.text:
             return Constant(source.text)
         constants = {name: column.value for name, column in variables.items() if isinstance(column, Constant)}
-        self._template(source)
+        spent = 0
 
         def run(rows: Rows) -> Iterator[str]:
+            nonlocal spent
             for row in range(rows.count):
                 values = {name: column[row] for name, column in rows.columns.items()}
-                yield self.render(source, {**constants, **values}, _Budget(self.limits))
+                budget = _Budget(self.limits)
+                yield self.render(source, {**constants, **values}, budget)
+                spent += STEP * (self.limits.steps - budget.steps)
+                if spent > self.limits.generated_steps:
+                    raise source.error(None, "it takes more operations than limits.generated_steps allows")
 
-        return Computed("text", self.limits.output, self._template(source)[1], 1, run)
+        return Computed("text", self.limits.output, STEP * self._template(source)[1], 1, run)
 
     def render(self, source: Source, variables: Mapping[str, Any], budget: _Budget) -> str:
         """Return ``source`` with every expression and statement done; ManifestError where that fails."""
@@ -404,8 +407,8 @@ class JinjaCompiler:
             guard = _Guard(source, self._environment, functions)
             try:
                 tree = guard.visit(self._environment.parse(source.text))
-                if guard.count > self.limits.steps:
-                    raise source.error(None, f"it takes more than {self.limits.steps} steps")
+                if guard.count > self.limits.steps // 4:  # compiling a node takes longer than running it
+                    raise source.error(None, f"it has more than {self.limits.steps // 4} operations")
                 found = self._environment.from_string(tree), guard.count
             except ManifestError:
                 raise

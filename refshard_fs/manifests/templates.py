@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.columns import INTEGER_WIDTH, Column, Compiler, Computed, Constant, Rows
-from refshard_fs.manifests.expressions import INTEGERS, Source, TemplateLimits
+from refshard_fs.manifests.evaluator import INTEGER_WIDTH, Column, Compiler, Computed, Constant, Rows
+from refshard_fs.manifests.expressions import INTEGERS, Source, TemplateLimits, clip
 
 __all__ = ["TemplateLimits", "Templates", "expand_gen"]
 
@@ -102,7 +102,7 @@ def _definition(name: object, text: object) -> Source:
     match name, text:
         case str(), str():
             return Source(text, f"template {name!r}")
-    raise ManifestError(f"template {name!r}: a template is text, not {type(text).__name__}")
+    raise ManifestError(f"template {clip(str(name))!r}: a template is text, not {type(text).__name__}")
 
 
 def _variable(name: str, value: int | str) -> Constant:
@@ -172,20 +172,22 @@ def expand_gen(
 def _plan(number: int, entry: object, templates: Templates) -> _Plan:
     match entry:
         case {"key": str(key)}:
-            where = f"gen[{number}] (key {key[:100]!r})"
+            where = f"gen[{number}] (key {clip(key)!r})"
         case _:
             where = f"gen[{number}]"
     try:
         checked = msgspec.convert(entry, _GenEntry)
     except msgspec.ValidationError as error:
-        raise ManifestError(f"{where}: {_plain(error)}") from None
+        raise ManifestError(f"{where}: {clip(_plain(error), 400)}") from None
     if (checked.offset is None) != (checked.length is None):
         there, missing = ("length", "offset") if checked.offset is None else ("offset", "length")
         raise ManifestError(f"{where}: it has {there!r} but no {missing!r}; both are needed, or neither")
-    dimensions = {name: _dimension(f"{where}: dimension {name!r}", spec) for name, spec in checked.dimensions.items()}
+    dimensions = {
+        name: _dimension(f"{where}: dimension {clip(name)!r}", spec) for name, spec in checked.dimensions.items()
+    }
     for name in dimensions:
         if name in templates:
-            raise ManifestError(f"{where}: {name!r} is the name of a dimension and of a template")
+            raise ManifestError(f"{where}: {clip(name)!r} is the name of a dimension and of a template")
     variables: dict[str, Column] = {name: _dimension_column(name) for name in dimensions}
 
     def column(field: str, text: str) -> Column:
@@ -199,6 +201,8 @@ def _plan(number: int, entry: object, templates: Templates) -> _Plan:
             case None:
                 return None
             case int():
+                if value not in INTEGERS:
+                    raise ManifestError(f"{where}: {field}: it is more than 64 bits hold")
                 return Constant(value)
             case str():
                 return column(field, value)
@@ -230,9 +234,8 @@ def _dimension(where: str, spec: list[int] | _Steps) -> Sequence[int]:
                 raise ManifestError(f"{where}: its step is 0")
             bounds = (stop, start, step)
             values = range(start, stop, step)
-    for bound in bounds:
-        if bound not in INTEGERS:
-            raise ManifestError(f"{where}: {str(bound)[:40]} is more than 64 bits hold")
+    if not all(bound in INTEGERS for bound in bounds):
+        raise ManifestError(f"{where}: it has an integer that is more than 64 bits hold")
     return values
 
 

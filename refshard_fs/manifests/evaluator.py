@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, Literal
 
@@ -91,7 +91,7 @@ def power(base: int, exponent: int) -> int:
 
 
 def pad(pattern: str) -> tuple[Callable[[int], str], int]:
-    """Return what ``'%04d' % integer`` does for this pattern, and how long it can get; ValueError for other patterns."""
+    """Return what ``'%04d' % integer`` does, and how long that can get; ValueError where the pattern is another one."""
     match = _SIGNED.fullmatch(pattern)
     if match is None:
         raise ValueError("only one %d, %4d or %04d (and %%) can stand in text before '%'")
@@ -126,7 +126,10 @@ class Compiler:
 
     def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
         """Return the column that ``source`` expands to; a text that is one integer expression gives integers."""
-        return _Scope(self, source, variables, (), [0]).template(parse(source, self.definitions, self.limits))
+        try:
+            return _Scope(self, source, variables, (), [0]).template(parse(source, self.definitions, self.limits))
+        except RecursionError:  # the reader's own stack was deep already
+            raise source.error(None, "its templates and expressions nest too deep") from None
 
     def body(self, name: str) -> tuple[str | Expression, ...]:
         """Return the parts of a template; without ``{{`` its text is literal, whatever it holds."""
@@ -205,10 +208,8 @@ class _Scope:
             raise self.source.error(position, f"the template {name!r} uses itself: {cycle}")
         if len(self.active) >= self.limits.depth:
             raise self.source.error(position, f"templates may nest {self.limits.depth} deep")
-        source = self.compiler.definitions[name]
-        return _Scope(self.compiler, source, arguments, (*self.active, name), self.spent).template(
-            self.compiler.body(name)
-        )
+        scope = _Scope(self.compiler, self.compiler.definitions[name], arguments, (*self.active, name), self.spent)
+        return self._joined([scope.template(self.compiler.body(name))], position)  # text, even if that of an integer
 
     def _integer(self, column: Column, sign: str, position: int) -> Column:
         if column.kind == "integer":
@@ -250,9 +251,12 @@ class _Scope:
         return self._operation("text", width, (right,), run, position)
 
     def _joined(self, columns: Sequence[Column], position: int) -> Column:
-        def run(rows: Rows) -> Iterator[str]:
+        def run(rows: Rows) -> Iterable[str]:
             return map("".join, zip(*[_texts(column, rows) for column in columns], strict=True))
 
+        match columns:
+            case [Constant(str()) | Computed("text") as column]:
+                return column
         return self._operation("text", sum(column.width for column in columns), columns, run, position)
 
     def _operation(
@@ -270,8 +274,10 @@ class _Scope:
             return Constant(next(iter(run(Rows(1, {})))))
         steps = 1 + sum(operand.steps for operand in computed)
         depth = 1 + max(operand.depth for operand in computed)
-        if steps > self.limits.steps or depth > 2 * self.limits.depth:
+        if steps > self.limits.steps:
             raise self.source.error(position, f"expanding it takes more than {self.limits.steps} steps")
+        if depth > self.limits.terms:
+            raise self.source.error(position, "its templates and expressions nest too deep")
         return Computed(kind, width, steps, depth, run)
 
 

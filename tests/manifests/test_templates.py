@@ -1,0 +1,497 @@
+"""Templates and `gen`: what they expand to, what jinja2 would say to it, and everything a manifest must not do."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.manifests.templates import TemplateLimits, Templates, expand_gen
+
+SHARED = Path(os.environ.get("REFSHARD_SHARED", Path(__file__).parents[3] / "shared"))
+
+DEFINITIONS = {
+    "u": "s3://bucket/path",
+    "f": "{{c}}",
+    "year": "{{u}}/{{y}}.nc",
+    "padded": "{{ 'f%03d' % i }}",
+    "both": "{{ year(y=a + 1) }}?{{f(c='x')}}",
+    "my-url v1.0": "http://host",
+    "empty": "",
+    "braces": "a{b}c}}",
+}
+
+
+def _hole(expression: str) -> str:
+    return "{{" + expression + "}}"
+
+
+@pytest.fixture(params=[True, False], ids=["simple", "jinja"])
+def simple(request: pytest.FixtureRequest) -> bool:
+    if not request.param:
+        pytest.importorskip("jinja2")
+    return bool(request.param)
+
+
+@pytest.fixture
+def templates(simple: bool) -> Templates:
+    return Templates(DEFINITIONS, simple=simple)
+
+
+BOTH_MODES = [
+    ("no holes", "no holes"),
+    ("a { b } c %7B}}", "a { b } c %7B}}"),
+    ("{{u}}", "s3://bucket/path"),
+    ("{{ u }}/{{u}}x", "s3://bucket/path/s3://bucket/pathx"),
+    ("http://{{f(c='text')}}", "http://text"),
+    ('{{ f( c = "te\'x\\"t" ) }}', "te'x\"t"),
+    ("{{ f(c=u) }}", "s3://bucket/path"),
+    ("{{ f(c=3*4) }}", "12"),
+    ("{{ f(c=f(c=f(c='deep'))) }}", "deep"),
+    ("{{ f(c=1, d=2,) }}", "1"),
+    ("{{ year(y=1999) }}", "s3://bucket/path/1999.nc"),
+    ("{{ both(a=6) }}", "s3://bucket/path/7.nc?x"),
+    ("{{ padded(i=7) }}", "f007"),
+    ("{{ '%04d' % 12 }} {{ '%4d%%' % 12 }} {{'%d'%1}} {{ 'a%02db' % -5 }}", "0012   12% 1 a-5b"),
+    ("{{ u ~ '/' ~ 4 ~ 'x' }}", "s3://bucket/path/4x"),
+    ("{{ u + '/x' }}", "s3://bucket/path/x"),
+    ("{{ 1 + 2 * 3 }} {{ (1 + 2) * 3 }} {{ 7 // 2 }} {{ 7 % 4 }} {{ 2 ** 10 }}", "7 9 3 3 1024"),
+    ("{{ -7 // 2 }} {{ -7 % 4 }} {{ 2 ** 3 ** 2 }} {{ -2 ** 2 }} {{ 1 ~ 2 * 3 }}", "-4 1 64 4 16"),
+    ("{{ 1_000 + 00 }}{{empty}}{{ '' }}", "1000"),
+    ("{{ '}}' }}{{ '{{' }}", "}}{{"),
+    ("{{ 'a\\n\\t\\\\' }}", "a\n\t\\"),
+    ("{{braces}}", "a{b}c}}"),
+    ("é {{ 'ü' }} 日本", "é ü 日本"),
+    ("{{ 9223372036854775807 }}", "9223372036854775807"),
+    ("{{\n  u\n}}\n", "s3://bucket/path\n"),
+]
+
+
+@pytest.mark.parametrize(("text", "expanded"), BOTH_MODES)
+def test_texts_expand_alike_in_both_modes(templates: Templates, text: str, expanded: str) -> None:
+    assert templates.expand(text) == expanded
+    assert templates.expand(text) == expanded
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("{{my-url v1.0}}/a", "http://host/a"),  # as fsspec's default mode takes it
+        ("{{ my-url v1.0 }}", "http://host"),
+        ("{{ u() }}", "s3://bucket/path"),
+    ],
+)
+def test_template_names_may_be_any_text(text: str, expanded: str) -> None:
+    assert Templates(DEFINITIONS).expand(text) == expanded
+
+
+def test_text_without_holes_is_the_same_object(templates: Templates) -> None:
+    text = "http://host/{not}/a%20template"
+    assert templates.expand(text) is text
+
+
+def test_equal_texts_share_one_expanded_object() -> None:
+    templates = Templates(DEFINITIONS)
+    assert templates.expand("{{u}}/a") is templates.expand("{{u}}/" + "a")
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    templates = Templates({"u": "x" * 1000}, limits=TemplateLimits(remembered_text=10_000))
+    for number in range(1000):
+        assert templates.expand("{{u}}" + str(number)).endswith(f"x{number}")
+    assert len(templates._remembered) < 20
+
+
+def test_overrides_win_and_add(simple: bool) -> None:
+    templates = Templates({"u": "a", "v": "{{u}}"}, {"u": "b", "w": "c"}, simple=simple)
+    assert templates.expand("{{u}}{{v()}}{{w}}") == "bbc"
+
+
+def test_variables_are_texts_or_integers(templates: Templates) -> None:
+    assert templates.expand("{{i + 1}}{{name}}/{{f(c=i)}}", i=4, name="n") == "5n/4"
+    for bad in (1.5, True, None, b"x", 2**63):
+        with pytest.raises(ManifestError, match="variable 'i'"):
+            templates.expand("{{i}}", i=bad)  # type: ignore[arg-type]  # what is tested
+
+
+def test_a_template_sees_its_arguments_and_other_templates_only() -> None:
+    templates = Templates({"t": "{{i}}"})
+    assert templates.expand("{{t(i=i)}}", i=3) == "3"
+    with pytest.raises(
+        ManifestError, match=r"no template or variable 'i'.*pass it as an argument: \{\{t\(i=\.\.\.\)\}\}"
+    ):
+        templates.expand("{{t}}", i=3)
+
+
+REFUSED = [
+    ("{{missing}}", "no template or variable 'missing'; known here: both, "),
+    ("{{f}}", "no template or variable 'c'; pass it"),
+    ("{{f()}}", r"template 'f' '\{\{c\}\}', column 3: there is no template or variable 'c'"),
+    ("{{u.upper()}}", r"column 4: '\.upper' is not allowed"),
+    ("{{u.__class__}}", "column 4: .*not allowed"),
+    ("{{''.__class__.__mro__}}", "not allowed"),
+    ("{{f.__globals__}}", "not allowed"),
+    ("{{u[0]}}", r"'\[' is not allowed"),
+    ("{{u|upper}}", r"'\|' is not allowed"),
+    ("{{u!r}}", "'!' is not allowed"),
+    ("{{u:>9999999999}}", "':' is not allowed"),
+    ("{{0.5}}", "not allowed"),
+    ("{{1e9}}", "not allowed"),
+    ("{{007}}", "not allowed"),
+    ("{{ {'a': 1} }}", "not allowed"),
+    ("{{ lambda: 1 }}", "not expected|not allowed"),
+    ("{{ a b }}", "'b' is not expected here"),
+    ("{{ range(9) }}", "keyword arguments"),
+    ("{{ __import__(name='os') }}", "no template or variable '__import__'"),
+    ("{{ cycler }}{{ lipsum }}{{ self }}", "no template or variable 'cycler'"),
+    ("{{f('a')}}", "keyword arguments"),
+    ("{{f(c='a', c='b')}}", "twice"),
+    ("{{f(c=)}}", "not expected"),
+    ("{{f(c='a'", "never closed"),
+    ("{{f(c='a'}}", "ends too early"),
+    ("{{}}", "column 3: an expression ends too early"),
+    ("{{ ", "never closed by"),
+    ("{{ 1", "never closed by"),
+    ("{{ 'a }}", "quoted text is never closed"),
+    ("{{ 'a\\x41' }}", r"escape .* not allowed"),
+    ("{{-1}}", "put a space"),
+    ("{{+1}}", "put a space"),
+    ("{{ 1 +}}", "too early"),
+    ("{{ (1 }}", "too early"),
+    ("{{ 1) }}", r"'\)' is not expected"),
+    ("{{ i = 1 }}", "'=' is not expected"),
+    ("{{ u + 1 }}", "'~' joins texts"),
+    ("{{ -u }}", "needs integers"),
+    ("{{ 'a' * 1000000000 }}", "needs integers"),
+    ("{{ 1 / 2 }}", "'//' divides"),
+    ("{{ 1 // 0 }}", "division by zero"),
+    ("{{ 1 % 0 }}", "division by zero"),
+    ("{{ 2 ** -1 }}", "not an integer"),
+    ("{{ 2 ** 63 }}", "64 bits"),
+    ("{{ 9 ** 9 ** 9 ** 9 }}", "64 bits"),
+    ("{{ 9223372036854775807 + 1 }}", "64 bits"),
+    ("{{ 99999999999999999999 }}", "64 bits"),
+    ("{{ " + "9" * 60_000 + " }}", "64 bits"),
+    ("{{ '%s' % 1 }}", "only one %d"),
+    ("{{ '%999d' % 1 }}", "only one %d"),
+    ("{{ '%d %d' % 1 }}", "only one %d"),
+    ("{{ '%(a)d' % 1 }}", "only one %d"),
+    ("{{ '%*d' % 1 }}", "only one %d"),
+    ("{{ '%d' % u }}", "needs integers"),
+    ("{{ u % 1 }}", "needs integers"),
+    ("{% for i in u %}{{u}}{% endfor %}", "needs simple_templates=False"),
+    ("{{u}}{# comment #}", "needs simple_templates=False"),
+    ("{{" + "(" * 100 + "1" + ")" * 100 + "}}", "levels of nesting"),
+    ("{{ " + "- " * 1000 + "1}}", "levels of nesting"),
+    ("{{ " + "1+" * 1000 + "1}}", "operands and operators"),
+    ("{{ " + "f(c=" * 100 + "1" + ")" * 100 + "}}", "levels of nesting"),
+    ("{{u}}" + "x" * 70_000, "65536 characters"),
+    ("{{u}}" * 5_000, "65536 characters"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED, ids=[text[:40] for text, _ in REFUSED])
+def test_what_templates_may_not_say_is_one_clear_error(text: str, reason: str) -> None:
+    with pytest.raises(ManifestError, match=reason) as caught:
+        Templates(DEFINITIONS).expand(text)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_template_that_uses_itself_is_refused(simple: bool) -> None:
+    templates = Templates({"a": "{{b(x=1)}}", "b": "{{a(x=x)}}", "c": "{{ c(x=x) }}"}, simple=simple)
+    for text in ("{{a(x=1)}}", "{{c(x=1)}}"):
+        with pytest.raises(ManifestError, match="uses itself"):
+            templates.expand(text)
+
+
+@pytest.mark.parametrize("seed", ["", "x" * 64])
+def test_templates_that_double_each_other_are_refused(simple: bool, seed: str) -> None:
+    definitions = {"t0": seed} | {f"t{n}": _hole(f"t{n - 1}()") * 2 for n in range(1, 30)}
+    definitions["t1"] = "{{t0}}{{t0}}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ManifestError, match=r"more than 10000 steps|65536 characters"):
+            Templates(definitions, simple=simple).expand("{{t29()}}")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_doubling_over_a_dimension_is_refused() -> None:
+    definitions = {"t0": "{{x}}"} | {f"t{n}": _hole(f"t{n - 1}(x=x*2)") + _hole(f"t{n - 1}(x=x)") for n in range(1, 30)}
+    entry = {"key": "{{t29(x=i)}}", "url": "u", "dimensions": {"i": [1]}}
+    with pytest.raises(ManifestError, match=r"gen\[0\].*(10000 steps|65536 characters)"):
+        expand_gen([entry], Templates(definitions))
+
+
+def test_templates_that_nest_too_deep_are_refused() -> None:
+    definitions = {"t0": "{{x}}"} | {f"t{n}": _hole(f"t{n - 1}(x=x)" + " ~ 1" * 49) for n in range(1, 30)}
+    templates = Templates(definitions)
+    assert len(templates.expand("{{t10(x=1)}}")) == 491
+    for text in ("{{t29(x=1)}}", "{{t29(x=i)}}"):
+        with pytest.raises(ManifestError, match="nest too deep"):
+            expand_gen([{"key": text, "url": "", "dimensions": {"i": [1]}}], templates)
+
+
+def test_errors_quote_no_more_than_helps() -> None:
+    name = "n" * 5_000
+    for text in (_hole(name), _hole(f"f(c={name})"), "{{" + name):
+        with pytest.raises(ManifestError) as caught:
+            Templates({"f": "{{c}}", name + "x": "{{ 1"}).expand(text)
+        assert len(str(caught.value)) < 1000
+
+
+def test_definitions_are_texts(simple: bool) -> None:
+    with pytest.raises(ManifestError, match="template 'u': a template is text, not list"):
+        Templates({"u": ["a"]}, simple=simple)  # type: ignore[dict-item]  # what is tested
+
+
+def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "refshard_fs.manifests.sandbox", raising=False)
+    with pytest.raises(ImportError, match=r"refshard_fs\[jinja\]"):
+        Templates({}, simple=False)
+    assert Templates({"u": "a"}).expand("{{u}}") == "a"
+
+
+# The same as jinja2, where both apply.
+
+
+@st.composite
+def expressions(draw: st.DrawFn, depth: int = 3) -> str:
+    form = draw(st.integers(0, 8 if depth else 3))
+    if form == 0:
+        return str(draw(st.integers(0, 50)))
+    if form == 1:
+        text = draw(st.text("ab%'\\\"\n {}", max_size=4))
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+    if form <= 3:
+        return draw(st.sampled_from(["i", "j", "u"]))
+    inner = draw(expressions(depth - 1))
+    if form == 4:
+        return f"({inner})"
+    if form == 5:
+        return f"- {inner}"
+    if form == 6:
+        return f"f(c={inner})"
+    if form == 7:
+        return f"'%03d' % {inner}"
+    operator = draw(st.sampled_from(["+", "-", "*", "//", "%", "**", "~"]))
+    return f"{inner} {operator} {draw(expressions(depth - 1))}"
+
+
+@given(st.lists(st.one_of(expressions().map(lambda text: "{{ " + text + " }}"), st.just("lit/")), max_size=3))
+def test_whatever_expands_is_what_jinja2_makes_of_it(parts: list[str]) -> None:
+    sandbox = pytest.importorskip("jinja2.sandbox")
+    text = "".join(parts)
+    definitions = {"u": "s3://b", "f": "{{c}}"}
+    try:
+        ours = Templates(definitions).expand(text, i=3, j=-4)
+    except ManifestError:
+        ours = None
+    try:
+        held = Templates(definitions, simple=False).expand(text, i=3, j=-4)
+    except ManifestError:
+        held = None
+    if ours is None and held is None:
+        return
+    environment = sandbox.SandboxedEnvironment()
+    template = environment.from_string(definitions["f"])
+    theirs = environment.from_string(text).render(u="s3://b", i=3, j=-4, f=lambda **kwargs: template.render(**kwargs))
+    for mine in {ours, held} - {None}:
+        assert mine == theirs
+
+
+@given(st.text("{}()'\"%~+-*/= ,.ifcu0129_\\\n|[]é", max_size=40))
+def test_any_text_expands_or_is_a_manifest_error(text: str) -> None:
+    for definitions in ({"u": text, "f": "{{c}}"}, {"u": "x", "f": "{{" + text + "}}"}):
+        for wanted in ("{{u}}", "{{" + text + "}}", "{{f(c=1)}}"):
+            with contextlib.suppress(ManifestError):
+                assert isinstance(Templates(definitions).expand(wanted, i=1), str)
+
+
+# gen
+
+
+def test_the_specification_s_example() -> None:
+    templates = Templates({"u": "server.domain/path", "f": "{{c}}"})
+    entry = {
+        "key": "gen_key{{i}}",
+        "url": "http://{{u}}_{{i}}",
+        "offset": "{{(i + 1) * 1000}}",
+        "length": "1000",
+        "dimensions": {"i": {"stop": 5}},
+    }
+    expected = [(f"gen_key{i}", f"http://server.domain/path_{i}", (i + 1) * 1000, 1000) for i in range(5)]
+    assert list(expand_gen([entry], templates)) == expected
+
+
+def test_a_real_gen_set_has_its_keys_and_ranges(simple: bool) -> None:
+    path = SHARED / "data/refs/cru-kc3-gen/kc3.json"
+    if not path.exists():
+        pytest.skip("the shared reference sets are not here")
+    document = json.loads(path.read_text())
+    made = list(expand_gen(document["gen"], Templates(document.get("templates", {}), simple=simple)))
+    assert made == [("pre/0.0.0", "pre.nc", 47534, 368880), ("pre/1.0.0", "pre.nc", 47534 + 368880, 368880)]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(st.integers(-5, 99), max_size=4),
+            st.fixed_dictionaries(
+                {"stop": st.integers(-3, 6)},
+                optional={"start": st.integers(-3, 6), "step": st.sampled_from([-2, -1, 1, 2, 5])},
+            ),
+        ),
+        max_size=3,
+    )
+)
+def test_dimensions_combine_as_a_cartesian_product(specs: list[Any]) -> None:
+    names = ["a", "b", "c"][: len(specs)]
+    key = "k" + "".join("/" + _hole(name) for name in names)
+    values = [s if isinstance(s, list) else range(s.get("start", 0), s["stop"], s.get("step", 1)) for s in specs]
+    expected = ["k" + "".join(f"/{value}" for value in combination) for combination in itertools.product(*values)]
+    entry = {"key": key, "url": "u", "dimensions": dict(zip(names, specs, strict=True))}
+    assert list(expand_gen([entry], Templates({}))) == [(key, "u", None, None) for key in expected]
+
+
+def test_more_keys_than_a_block_come_in_order() -> None:
+    entry = {
+        "key": "{{t}}.{{'%03d' % x}}",
+        "url": "f{{x % 2}}",
+        "offset": "{{t * 1000 + x}}",
+        "length": 7,
+        "dimensions": {"t": {"stop": 100}, "x": {"stop": 300}},
+    }
+    made = list(expand_gen([entry], Templates({})))
+    assert made == [(f"{t}.{x:03}", f"f{x % 2}", t * 1000 + x, 7) for t in range(100) for x in range(300)]
+
+
+def test_many_keys_take_little_memory_until_they_are_kept() -> None:
+    entry = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 9_000_000}, "one": [1]}}
+    tracemalloc.start()
+    try:
+        made = expand_gen([entry], Templates({}))
+        assert next(made) == ("0", "u", None, None)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_integer_dimension_may_pass_through_templates(simple: bool) -> None:
+    templates = Templates({"file": "{{ '%02d' % m }}.nc"}, simple=simple)
+    entry = {
+        "key": "a/{{m}}",
+        "url": "{{file(m=m + 1)}}",
+        "offset": " {{m}} ",
+        "length": 1,
+        "dimensions": {"m": [8, 9]},
+    }
+    assert list(expand_gen([entry], templates)) == [("a/8", "09.nc", 8, 1), ("a/9", "10.nc", 9, 1)]
+
+
+BAD_ENTRIES = [
+    ([], r"gen\[0\]: expected `object`"),
+    ({"url": "u", "dimensions": {}}, r"gen\[0\]: object missing required field `key`"),
+    ({"key": "k", "dimensions": {}}, r"gen\[0\] \(key 'k'\): object missing required field `url`"),
+    ({"key": "k", "url": "u"}, "required field `dimensions`"),
+    ({"key": "k", "url": None, "dimensions": {}}, "in url"),
+    ({"key": 5, "url": "u", "dimensions": {}}, "in key"),
+    ({"key": "k", "url": "u", "dimensions": []}, "in dimensions"),
+    ({"key": "k", "url": "u", "dimensions": {"i": {"start": 1}}}, "required field `stop`"),
+    ({"key": "k", "url": "u", "dimensions": {"i": {"stop": "5"}}}, "expected `int`"),
+    ({"key": "k", "url": "u", "dimensions": {"i": {"stop": 5.5}}}, "expected `int`"),
+    ({"key": "k", "url": "u", "dimensions": {"i": [1, "2"]}}, "expected `int`"),
+    ({"key": "k", "url": "u", "dimensions": {"i": [True]}}, "expected `int`"),
+    ({"key": "k", "url": "u", "dimensions": {"i": "abc"}}, "expected `object | array`"),
+    ({"key": "k", "url": "u", "dimensions": {"i": 5}}, "expected `object | array`"),
+    ({"key": "k", "url": "u", "dimensions": {"i": {"stop": 5, "step": 0}}}, "dimension 'i': its step is 0"),
+    ({"key": "k", "url": "u", "dimensions": {"i": {"stop": 2**70}}}, "64 bits"),
+    ({"key": "k", "url": "u", "dimensions": {"i": [10**5000]}}, "64 bits"),
+    ({"key": "k", "url": "u", "dimensions": {"u": [1]}}, "a dimension and of a template"),
+    ({"key": "k{{j}}", "url": "u", "dimensions": {"i": [1]}}, "key: .*'j'"),
+    ({"key": "k", "url": "{{i.x}}", "dimensions": {"i": [1]}}, "url: .*not allowed"),
+    ({"key": "{% if i %}", "url": "u", "dimensions": {"i": [1]}}, "simple_templates=False"),
+    ({"key": "k", "url": "u", "offset": 1, "dimensions": {}}, "'offset' but no 'length'"),
+    ({"key": "k", "url": "u", "length": "1", "dimensions": {}}, "'length' but no 'offset'"),
+    ({"key": "k", "url": "u", "offset": 1.5, "length": 1, "dimensions": {}}, "in offset"),
+]
+BAD_VALUES = [
+    ({"offset": -1, "length": 1}, "offset: -1 is not in"),
+    ({"offset": 1, "length": -1}, "length: -1 is not in"),
+    ({"offset": "{{3 - i}}", "length": 1}, "offset: -1 is not in .* at i=4"),
+    ({"offset": "{{ 9223372036854775807 + i }}", "length": 1}, "64 bits hold at i=1"),
+    ({"offset": "{{ 10 // (2 - i) }}", "length": 1}, "division by zero at i=2"),
+    ({"offset": "{{ 2 ** (i * 40) }}", "length": 1}, r"2 \*\* 80 is more than 64 bits"),
+    ({"offset": "{{ 2 ** (2 - i) }}", "length": 1}, "not an integer at i=3"),
+    ({"offset": "{{i}}.5", "length": 1}, "offset: '0.5' is not an integer at i=0"),
+    ({"offset": "0x10", "length": 1}, "'0x10' is not an integer"),
+    ({"offset": "1_0", "length": 1}, "'1_0' is not an integer"),
+    ({"offset": "", "length": 1}, "'' is not an integer"),
+    ({"offset": "9" * 30, "length": 1}, "is not an integer"),
+    ({"offset": 2**63, "length": 1}, "offset: it is more than 64 bits"),
+    ({"offset": 0, "length": 10**5000}, "length: it is more than 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("entry", "reason"), BAD_ENTRIES)
+def test_a_malformed_entry_is_an_error_before_anything_is_generated(entry: object, reason: str) -> None:
+    with pytest.raises(ManifestError, match=reason):
+        expand_gen([entry], Templates({"u": "x"}))
+
+
+@pytest.mark.parametrize(("fields", "reason"), BAD_VALUES)
+def test_a_bad_range_names_the_entry_and_the_values(fields: dict[str, Any], reason: str) -> None:
+    good = {"key": "ok", "url": "u", "dimensions": {}}
+    entry = {"key": "k{{i}}", "url": "u", "dimensions": {"i": {"stop": 5}}} | fields
+    with pytest.raises(ManifestError, match=r"gen\[1\] \(key 'k\{\{i\}\}'\): .*" + reason):
+        list(expand_gen([good, entry], Templates({})))
+
+
+@pytest.mark.parametrize(
+    "dimensions",
+    [
+        {"i": {"stop": 10_000_001}},
+        {"i": {"stop": 2**63 - 1}},
+        {"i": {"start": -(2**63), "stop": 2**63 - 1}},
+        {name: {"stop": 1000} for name in "abcd"},
+        {name: {"stop": 2**62} for name in "abcdefgh"},
+    ],
+)
+def test_billions_of_keys_are_refused_before_the_first(dimensions: dict[str, Any]) -> None:
+    entry = {"key": "k", "url": "u", "dimensions": dimensions}
+    with pytest.raises(ManifestError, match=r"limits\.generated allows 10000000"):
+        expand_gen([entry], Templates({}))
+
+
+def test_the_limits_hold_for_all_entries_together() -> None:
+    entry = {"key": "k{{i}}", "url": "u{{i}}", "dimensions": {"i": {"stop": 60}}}
+    templates = Templates({})
+    assert len(list(expand_gen([entry], templates, limits=TemplateLimits(generated=100)))) == 60
+    with pytest.raises(ManifestError, match="120 keys"):
+        expand_gen([entry, entry], templates, limits=TemplateLimits(generated=100))
+    with pytest.raises(ManifestError, match="operations"):
+        expand_gen([entry, entry], templates, limits=TemplateLimits(generated_steps=100))
+    with pytest.raises(ManifestError, match="characters"):
+        list(expand_gen([entry, entry], templates, limits=TemplateLimits(generated_text=500)))
+
+
+def test_a_huge_empty_product_is_empty() -> None:
+    entry = {"key": "k", "url": "u", "dimensions": {"i": {"stop": 2**62}, "j": {"stop": 0}, "k": []}}
+    assert list(expand_gen([entry], Templates({}))) == []
+
+
+@pytest.mark.parametrize("entries", [[], [{"key": "a", "url": "b", "dimensions": {}, "unknown": 1}]])
+def test_unknown_fields_are_ignored_and_no_dimension_is_one_key(entries: list[object]) -> None:
+    assert list(expand_gen(entries, Templates({}))) == [("a", "b", None, None)] * len(entries)
