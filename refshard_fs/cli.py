@@ -54,9 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "--fo-option", metavar="KEY=VALUE", type=_pair, action="append", help="option of the source's filesystem"
     )
     opening.add_argument("--remote-protocol", metavar="NAME", help="protocol of references that name none")
-    opening.add_argument(
-        "--remote-options", metavar="JSON", type=_mapping, help="options of the targets' filesystem"
-    )
+    opening.add_argument("--remote-options", metavar="JSON", type=_mapping, help="options of the targets' filesystem")
     opening.add_argument(
         "--option",
         metavar="KEY=VALUE",

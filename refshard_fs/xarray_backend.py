@@ -38,7 +38,6 @@ class RefShardBackend(BackendEntrypoint):
     """
 
     description = "Open reference sets, archives and shards as zarr, through refshard_fs"
-    url = "https://filesystem-spec.readthedocs.io"
     supports_groups = True
     open_dataset_parameters = (
         "filename_or_obj",
