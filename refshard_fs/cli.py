@@ -13,12 +13,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import fsspec
 import msgspec
-from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import __version__
 from refshard_fs.errors import RefShardError
+from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.summary import Summary, summarise
 
 __all__ = ["main"]
@@ -95,7 +94,7 @@ def _mapping(text: str) -> dict[str, Any]:
     return value
 
 
-def _open(arguments: argparse.Namespace) -> AbstractFileSystem:
+def _open(arguments: argparse.Namespace) -> RefShardFileSystem:
     options = dict(arguments.option or ())
     if arguments.fo_option:
         options["target_options"] = dict(arguments.fo_option)
@@ -103,7 +102,7 @@ def _open(arguments: argparse.Namespace) -> AbstractFileSystem:
         options["remote_protocol"] = arguments.remote_protocol
     if arguments.remote_options is not None:
         options["remote_options"] = arguments.remote_options
-    return fsspec.filesystem("refshard", fo=arguments.source, **options)
+    return RefShardFileSystem(fo=arguments.source, **options)
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -116,9 +115,9 @@ def _info(arguments: argparse.Namespace) -> None:
 
 
 def _print_summary(found: Summary) -> None:
-    unsized = f" and {found.unsized} keys of unknown size" if found.unsized else ""
+    unsized = f" ({found.unsized:,} of unknown size)" if found.unsized else ""
     print(
-        f"keys {found.keys:,}, bytes {found.bytes:,}{unsized}, groups {len(found.groups):,}, arrays {len(found.arrays):,}"
+        f"keys {found.keys:,}{unsized}, bytes {found.bytes:,}, groups {len(found.groups):,}, arrays {len(found.arrays):,}"
     )
     if not found.arrays:
         return

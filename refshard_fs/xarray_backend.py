@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import fsspec
 import xarray as xr
 from fsspec.core import url_to_fs
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
+
+from refshard_fs.fs import RefShardFileSystem
 
 __all__ = ["RefShardBackend"]
 
@@ -111,7 +112,8 @@ def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
     return FsspecStore(fs, read_only=True, path="")
 
 
-def _filesystem(source: Any, options: Mapping[str, Any]) -> Any:
+def _filesystem(source: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
     if isinstance(source, str) and source.startswith(_URLS):
-        return url_to_fs(source, **options)[0]
-    return fsspec.filesystem("refshard", fo=source, **options)
+        fs: RefShardFileSystem = url_to_fs(source, **options)[0]
+        return fs
+    return RefShardFileSystem(fo=source, **options)
