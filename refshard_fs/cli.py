@@ -116,9 +116,8 @@ def _info(arguments: argparse.Namespace) -> None:
 
 def _print_summary(found: Summary) -> None:
     unsized = f" ({found.unsized:,} of unknown size)" if found.unsized else ""
-    print(
-        f"keys {found.keys:,}{unsized}, bytes {found.bytes:,}, groups {len(found.groups):,}, arrays {len(found.arrays):,}"
-    )
+    groups, arrays = len(found.groups), len(found.arrays)
+    print(f"keys {found.keys:,}{unsized}, bytes {found.bytes:,}, groups {groups:,}, arrays {arrays:,}")
     if not found.arrays:
         return
     print()

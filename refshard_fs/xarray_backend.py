@@ -69,7 +69,7 @@ class RefShardBackend(BackendEntrypoint):
         """Return one group as a Dataset that reads when its values are asked for."""
         store = _store(filename_or_obj, storage_options)
         options |= {"drop_variables": drop_variables, "consolidated": consolidated}
-        if open_dataset_options:  # chunks may be among them, which an engine does not know
+        if open_dataset_options:  # there may be some that only open_dataset knows: chunks, decode_cf
             return xr.open_dataset(store, engine="zarr", **{**options, **open_dataset_options})
         return ZarrBackendEntrypoint().open_dataset(store, **options)
 

@@ -91,7 +91,7 @@ def power(base: int, exponent: int) -> int:
 
 
 def pad(pattern: str) -> tuple[Callable[[int], str], int]:
-    """Return what ``'%04d' % integer`` does for this pattern, and how long it can get; ValueError for other patterns."""
+    """Return what ``'%04d' % integer`` does for it, and how long that can get; ValueError for other patterns."""
     match = _SIGNED.fullmatch(pattern)
     if match is None:
         raise ValueError("only one %d, %4d or %04d (and %%) can stand in text before '%'")

@@ -1,10 +1,10 @@
-"""The little language inside ``{{ }}``: what a manifest may compute, parsed into a closed set of frozen values.
+r"""The little language inside ``{{ }}``: what a manifest may compute, parsed into a closed set of frozen values.
 
 Nothing here runs anything. The grammar is a subset of jinja's, with jinja's precedence (from loose to tight:
 ``+ -``, ``~``, ``* // %``, ``**``, unary minus, all of them binding to the left), so that whatever parses means the
 same to jinja:
 
-    integers, 'text' or "text" with the escapes \\\\ \\' \\" \\n \\t, names, name(argument=expression, ...), parentheses
+    integers, 'text' or "text" with the escapes \\ \' \" \n \t, names, name(argument=expression, ...), parentheses
 
 There are no attributes, subscripts, filters, statements, fractions or positional arguments to refuse later.
 """
