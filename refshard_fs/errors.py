@@ -33,7 +33,7 @@ class UnknownSource(ManifestError):
     """No registered format, or more than one, recognises what ``fo`` holds."""
 
 
-class ReferenceNotReachable(RefShardError, _FsspecNotReachable):  # type: ignore[misc]  # fsspec is untyped
+class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
     """A key exists, and its bytes could not be had. The original error is the ``__cause__``.
 
     Derives from fsspec's error of the same name, and is no ``OSError``: zarr and mappers
