@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for header, value in {"Accept-Ranges": "bytes", "Content-Length": str(len(body)), **headers}.items():
             self.send_header(header, value)
+        self.owner.count(name, len(body) if with_body else 0)  # before the reader can look at the counters
         self.end_headers()
         if with_body:
             self.wfile.write(body)
-        self.owner.count(name, len(body) if with_body else 0)

@@ -322,7 +322,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         return await listing.info(self._session, self._strip_protocol(path))
 
     async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        return await listing.ls(self._session, self._strip_protocol(path), detail=detail)
+        found = await listing.ls(self._session, self._strip_protocol(path), detail=detail)
+        name = path.lstrip("/")
+        slashes = path[: len(path) - len(name)]
+        if not (self.asynchronous and slashes and name):
+            return found
+        # zarr 3.1 asks for "/group", and cuts what it asked for, slash and all, off the names that it gets.
+        return [{**item, "name": slashes + item["name"]} if detail else slashes + item for item in found]
 
     async def _find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
         key = self._strip_protocol(path)

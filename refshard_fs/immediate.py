@@ -34,7 +34,7 @@ class Immediate:
         key = request.key
         try:
             found = self._look(keyspace.lookup(key))
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001  # raised again, with the key it is about
             raise blame(key, e) from (e.__cause__ or e)
         if found is None:
             return None

@@ -1,0 +1,168 @@
+"""The command ``refshard``: what a source holds, on a terminal or as JSON.
+
+Exit status: 0, or 1 where the source or a key cannot be read (one line on stderr says
+why), or 2 where the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from refshard_fs import __version__
+from refshard_fs.errors import RefShardError
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.summary import Summary, summarise
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: that of the process) and return the exit status."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], None] = arguments.command
+    try:
+        command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except FileNotFoundError as e:
+        return _fail(f"no such key or file: {e.filename or e}")
+    except (RefShardError, OSError, ValueError, ImportError) as e:
+        return _fail(str(e) or type(e).__name__)
+    return 0
+
+
+def _fail(reason: str) -> int:
+    print(f"refshard: {reason}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    source = argparse.ArgumentParser(add_help=False)
+    source.add_argument("source", metavar="SOURCE", help="path or fsspec URL of a reference set")
+    source.add_argument("--json", action="store_true", help="print JSON")
+    opening = source.add_argument_group("how it is opened")
+    opening.add_argument(
+        "--fo-option", metavar="KEY=VALUE", type=_pair, action="append", help="option of the source's filesystem"
+    )
+    opening.add_argument("--remote-protocol", metavar="NAME", help="protocol of references that name none")
+    opening.add_argument("--remote-options", metavar="JSON", type=_mapping, help="options of the targets' filesystem")
+    opening.add_argument(
+        "--option",
+        metavar="KEY=VALUE",
+        type=_pair,
+        action="append",
+        help="any other argument of RefShardFileSystem; VALUE is JSON, or else text",
+    )
+
+    parser = argparse.ArgumentParser(prog="refshard", description="See what a reference set or an archive holds.")
+    parser.add_argument("--version", action="version", version=f"refshard_fs {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    info = commands.add_parser("info", parents=[source], help="groups, arrays, and chunks present of possible")
+    info.set_defaults(command=_info)
+    ls = commands.add_parser("ls", parents=[source], help="keys directly below a path")
+    ls.add_argument("path", metavar="PATH", nargs="?", default="", help="a directory or a key; default: the root")
+    ls.add_argument("-l", "--long", action="store_true", help="sizes in bytes too")
+    ls.set_defaults(command=_ls)
+    return parser
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"not JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return value
+
+
+def _open(arguments: argparse.Namespace) -> RefShardFileSystem:
+    options = dict(arguments.option or ())
+    if arguments.fo_option:
+        options["target_options"] = dict(arguments.fo_option)
+    if arguments.remote_protocol is not None:
+        options["remote_protocol"] = arguments.remote_protocol
+    if arguments.remote_options is not None:
+        options["remote_options"] = arguments.remote_options
+    return RefShardFileSystem(fo=arguments.source, **options)
+
+
+def _info(arguments: argparse.Namespace) -> None:
+    found = summarise(_open(arguments))
+    if arguments.json:
+        _print_json({"source": arguments.source, **msgspec.to_builtins(found)})
+    else:
+        print(arguments.source)
+        _print_summary(found)
+
+
+def _print_summary(found: Summary) -> None:
+    unsized = f" ({found.unsized:,} of unknown size)" if found.unsized else ""
+    groups, arrays = len(found.groups), len(found.arrays)
+    print(f"keys {found.keys:,}{unsized}, bytes {found.bytes:,}, groups {groups:,}, arrays {arrays:,}")
+    if not found.arrays:
+        return
+    print()
+    rows = [("array", "shape", "chunk", "dtype", "chunks", "bytes")]
+    for array in found.arrays:
+        present = f"{array.present:,} of {'?' if array.possible is None else f'{array.possible:,}'}"
+        stray = f" (+{array.stray:,} outside)" if array.stray else ""
+        chunk = "varied" if array.chunks is None else _shape(array.chunks)
+        rows.append((array.name or "/", _shape(array.shape), chunk, array.dtype, present + stray, f"{array.bytes:,}"))
+    _print_table(rows)
+
+
+def _ls(arguments: argparse.Namespace) -> None:
+    entries = sorted(_open(arguments).ls(arguments.path, detail=True), key=lambda entry: str(entry["name"]))
+    if arguments.json:
+        _print_json([{name: entry[name] for name in ("name", "type", "size")} for entry in entries])
+        return
+    names = [entry["name"] + ("/" if entry["type"] == "directory" else "") for entry in entries]
+    if arguments.long:
+        sizes = [_size(entry) for entry in entries]
+        width = max(map(len, sizes), default=0)
+        names = [f"{size:>{width}}  {name}" for size, name in zip(sizes, names, strict=True)]
+    for name in names:
+        print(name)
+
+
+def _size(entry: dict[str, Any]) -> str:
+    if entry["type"] == "directory":
+        return "-"
+    return "?" if entry["size"] is None else str(entry["size"])
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape)) or "scalar"
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(_padded(row, widths)).rstrip())
+
+
+def _padded(row: Sequence[str], widths: Iterable[int]) -> list[str]:
+    return [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))

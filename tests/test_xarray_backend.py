@@ -1,0 +1,141 @@
+"""``engine="refshard"``: what xarray opens through it, and that failed reads are never values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import ReferenceNotReachable, RefShardError, RefShardFileSystem
+
+np = pytest.importorskip("numpy")
+xr = pytest.importorskip("xarray")
+pytest.importorskip("zarr")
+fsspec = pytest.importorskip("fsspec")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+
+VALUES = np.arange(12, dtype="<i2").reshape(4, 3)
+
+
+def array(shape: list[int], chunks: list[int], dtype: str = "<i2", **more: Any) -> str:
+    meta = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": dtype, "order": "C", "fill_value": None}
+    return json.dumps(meta | {"filters": None, "compressor": None} | more)
+
+
+def group(prefix: str = "") -> dict[str, Any]:
+    """Return a group with ``t`` (4 × 3, two chunks in data.bin) and its coordinate ``time``, inline."""
+    return {
+        f"{prefix}.zgroup": '{"zarr_format": 2}',
+        f"{prefix}.zattrs": '{"title": "small"}',
+        f"{prefix}t/.zarray": array([4, 3], [2, 3]),
+        f"{prefix}t/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", "x"], "scale_factor": 0.5}',
+        f"{prefix}t/0.0": ["data.bin", 0, 12],
+        f"{prefix}t/1.0": ["data.bin", 12, 12],
+        f"{prefix}time/.zarray": array([4], [4], "|u1"),
+        f"{prefix}time/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"], "units": "days since 2000-01-01"}',
+        f"{prefix}time/0": "\x00\x01\x02\x03",
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data.bin").write_bytes(VALUES.tobytes())
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": group() | group("sub/")}))
+    return tmp_path
+
+
+def check(ds: Any) -> None:
+    assert ds.attrs["title"] == "small"
+    np.testing.assert_array_equal(ds["t"].values, VALUES * 0.5)
+    assert str(ds["time"].values[1]).startswith("2000-01-02")
+
+
+def test_a_path_opens(folder: Path) -> None:
+    with xr.open_dataset(str(folder / "refs.json"), engine=RefShardBackend) as ds:
+        check(ds)
+
+
+def test_a_pathlib_path_opens(folder: Path) -> None:
+    with xr.open_dataset(folder / "refs.json", engine=RefShardBackend) as ds:
+        check(ds)
+
+
+def test_a_dict_opens_with_the_filesystems_options(folder: Path) -> None:
+    refs = {"version": 1, "refs": group()}
+    options = {"base_url": str(folder), "remote_protocol": "file"}
+    with xr.open_dataset(refs, engine=RefShardBackend, storage_options=options) as ds:
+        check(ds)
+
+
+def test_urls_of_the_protocol_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("refshard", RefShardFileSystem, clobber=True)
+    path = folder / "refs.json"
+    with xr.open_dataset("refshard://", engine=RefShardBackend, storage_options={"fo": str(path)}) as ds:
+        check(ds)
+    with xr.open_dataset(f"refshard::{path.as_uri()}", engine=RefShardBackend) as ds:
+        check(ds)
+
+
+def test_chunks_are_those_of_the_references(folder: Path) -> None:
+    pytest.importorskip("dask.array")
+    with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, chunks={}) as ds:
+        assert ds["t"].chunks == ((2, 2), (3,))
+        check(ds)
+
+
+def test_open_dataset_options_are_taken_as_kerchunks_engine_takes_them(folder: Path) -> None:
+    pytest.importorskip("dask.array")
+    options = {"chunks": {}, "drop_variables": ["time"], "decode_cf": False}
+    with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, open_dataset_options=options) as ds:
+        assert list(ds.variables) == ["t"]
+        np.testing.assert_array_equal(ds["t"].values, VALUES)
+
+
+def test_decoding_can_be_turned_off(folder: Path) -> None:
+    with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, decode_cf=False) as ds:
+        np.testing.assert_array_equal(ds["t"].values, VALUES)
+    with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, mask_and_scale=False) as ds:
+        np.testing.assert_array_equal(ds["t"].values, VALUES)
+        assert ds["time"].dtype.kind == "M"
+
+
+def test_variables_are_dropped_and_groups_chosen(folder: Path) -> None:
+    with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, group="sub", drop_variables="time") as ds:
+        assert list(ds.variables) == ["t"]
+
+
+def test_all_groups_open_as_a_tree(folder: Path) -> None:
+    with xr.open_datatree(folder / "refs.json", engine=RefShardBackend) as tree:
+        assert [node.path for node in tree.subtree] == ["/", "/sub"]
+        check(tree["sub"].to_dataset())
+    for ds in xr.open_groups(folder / "refs.json", engine=RefShardBackend).values():
+        check(ds)
+        ds.close()
+
+
+def test_a_failed_read_raises_and_is_never_a_fill_value(folder: Path) -> None:
+    (folder / "data.bin").unlink()
+    with xr.open_dataset(folder / "refs.json", engine=RefShardBackend) as ds, pytest.raises(ReferenceNotReachable):
+        ds["t"].load()
+
+
+def test_a_source_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RefShardError, match=r"gone\.json"):
+        xr.open_dataset(tmp_path / "gone.json", engine=RefShardBackend)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("refshard://", True),
+        ("refshard::s3://bucket/refs.json", True),
+        ("refs.json", False),
+        ("reference://", False),
+        ({"version": 1}, False),
+    ],
+)
+def test_only_its_own_urls_are_guessed(name: object, ours: bool) -> None:
+    assert RefShardBackend().guess_can_open(name) is ours
