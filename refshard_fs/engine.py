@@ -8,7 +8,7 @@ indirection; the windows that result are coalesced across keys and fetched concu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from refshard_fs import plan
@@ -70,6 +70,7 @@ class Engine:
         self._slots = asyncio.Semaphore(REQUESTS)
         self._batch: list[tuple[KeySpace, Request, asyncio.Future[bytes]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
         self._loading: dict[Need, asyncio.Task[Any]] = {}
 
     # ------------------------------------------------------------------ reading keys

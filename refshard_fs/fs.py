@@ -181,22 +181,19 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a version 0 JSON set to ``url``."""
-        import base64
-
-        import ujson
-
-        out = {}
-        for key, value in self.references.items():
-            if isinstance(value, bytes):
-                try:
-                    value = value.decode()
-                    if value.startswith("base64:"):
-                        raise ValueError
-                except ValueError:
-                    value = "base64:" + base64.b64encode(self.references[key]).decode()
-            out[key] = value
+        references = self.references
+        if not isinstance(references, References):
+            raise NotImplementedError("only a reference set can be saved as JSON")
         with fsspec.open(url, "wb", **storage_options) as f:
-            f.write(ujson.dumps(out, escape_forward_slashes=False).encode())
+            f.write(references.to_json())
+
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        """Return a JSON form of the arguments, as fsspec's; a source held in memory is named, and spelled if small."""
+        stand_in = object.__new__(type(self))
+        stand_in.storage_args = tuple(a.spelled() if isinstance(a, Held) else a for a in self.storage_args)
+        stand_in.storage_options = self.storage_options
+        out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
+        return out
 
     def _opened(self) -> KeySpace:
         keyspace = self._session.opened()

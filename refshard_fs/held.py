@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
 import msgspec
 
+from refshard_fs.errors import ManifestError
 from refshard_fs.manifests import kerchunk_json
-from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.reference_set import References, ReferenceSet
 
 __all__ = ["Held", "settle"]
 
 
-class Held(msgspec.Struct, frozen=True, eq=False):
+_MARK = "refshard-held"  # the one key of a held source's JSON form that no reference set has beside a "json"
+_SPELLED = 1 << 20  # bytes; larger ones are named in JSON, not spelled out
+
+
+class Held(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """A reference set or the bytes of a document, and a digest of its content."""
 
     content: ReferenceSet | bytes
     digest: str
+
+    def spelled(self) -> dict[str, str]:
+        """Return a JSON value that `settle` takes back: in this process by name, elsewhere by its content if small."""
+        _held[self.digest] = self
+        out = {_MARK: self.digest}
+        size = len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
+        if size <= _SPELLED:
+            data = self.content if isinstance(self.content, bytes) else References(self.content).to_json()
+            out["base64"] = base64.b64encode(data).decode()
+        return out
 
     def __repr__(self) -> str:  # fsspec tells instances apart by this
         return f"<held in memory: {self.digest}>"
@@ -34,6 +51,22 @@ class Held(msgspec.Struct, frozen=True, eq=False):
         return hash(self.digest)
 
 
+_held: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+
+
+def _recall(spelled: Mapping[str, Any]) -> Held:
+    held = _held.get(spelled[_MARK])
+    if held is not None:
+        return held
+    if "base64" not in spelled:
+        raise ManifestError(
+            "these references were held in the memory of another process and are too large for JSON: "
+            "pickle the filesystem, or save them to a file and give its path"
+        )
+    data = base64.b64decode(spelled["base64"])
+    return Held(data, hashlib.sha256(data).hexdigest())
+
+
 def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool) -> str | Held:
     """Return ``fo`` as an absolute URL or as `Held`: a value that means the same in every process, whatever happens."""
     match fo:
@@ -44,6 +77,8 @@ def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | 
         case bytes() | bytearray() | memoryview():
             data = bytes(fo)
             return Held(data, hashlib.sha256(data).hexdigest())
+        case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
+            return _recall(fo)
         case Mapping():
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
             return Held(refs, _digest(refs))

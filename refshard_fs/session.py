@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -86,6 +87,9 @@ class Session:
                 if engine is None:
                     pool = Pool(self._pool_options, loop)
                     engine = Engine(pool, INDEXES, self.options.limits, self.stats, self.options.token)
+                    engine.keeper = _close_with_loop(engine)
+                    with contextlib.suppress(StopIteration):
+                        engine.keeper.__anext__().send(None)
                     self._engines[loop] = engine
         return engine
 
@@ -165,6 +169,14 @@ class Session:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._opening = weakref.WeakKeyDictionary()
+
+
+async def _close_with_loop(engine: Engine) -> AsyncGenerator[None, None]:
+    """Close ``engine`` when its loop shuts down (a loop then closes the generators begun on it) or nobody holds it."""
+    try:
+        yield
+    finally:
+        await engine.close()
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -64,7 +64,7 @@ def test_loops_in_threads_read_side_by_side(source: Any) -> None:
 
         try:
             asyncio.run(read())
-        except BaseException as e:
+        except BaseException as e:  # noqa: BLE001  # handed to the test
             failures.append(e)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -78,7 +78,9 @@ def test_loops_in_threads_read_side_by_side(source: Any) -> None:
 def test_identical_and_overlapping_ranges_are_fetched_once(http_server: Any) -> None:
     data = bytes(range(250))
     url = http_server.put("/x.bin", data)
-    fs = RefShardFileSystem(fo={"a": [url, 0, 100], "same": [url, 0, 100], "inner": [url, 10, 20], "over": [url, 50, 100]})
+    fs = RefShardFileSystem(
+        fo={"a": [url, 0, 100], "same": [url, 0, 100], "inner": [url, 10, 20], "over": [url, 50, 100]}
+    )
     assert fs.cat(["a", "same", "inner", "over"]) == {
         "a": data[:100], "same": data[:100], "inner": data[10:30], "over": data[50:150]
     }  # fmt: skip

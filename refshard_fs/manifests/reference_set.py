@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -314,5 +315,19 @@ class References(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._refs)
 
+    def to_json(self) -> bytes:
+        """Return the set as a version 0 document; bytes that are no text become base64."""
+        return zarrmeta.dumps({key: _spelled(value) for key, value in self.items()})
+
     def __repr__(self) -> str:
         return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"
+
+
+def _spelled(value: Any) -> Any:
+    if not isinstance(value, bytes):
+        return value
+    with contextlib.suppress(UnicodeDecodeError):
+        text = value.decode()
+        if not text.startswith("base64:"):
+            return text
+    return "base64:" + base64.b64encode(value).decode()

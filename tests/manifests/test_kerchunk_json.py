@@ -156,7 +156,7 @@ def test_the_callers_mapping_is_neither_changed_nor_watched() -> None:
 def test_bad_sets_name_file_and_key(document: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "bad-refs.json"
     path.write_text(document)
-    with pytest.raises(ManifestError, match="bad-refs.json") as caught:
+    with pytest.raises(ManifestError, match=r"bad-refs\.json") as caught:
         RefShardFileSystem(fo=path).ls("")
     for part in says.split(".*"):
         assert part in str(caught.value)
@@ -164,7 +164,7 @@ def test_bad_sets_name_file_and_key(document: str, says: str, tmp_path: Path) ->
 
 def test_damaged_inline_data_is_an_error_and_no_missing_key() -> None:
     fs = RefShardFileSystem(fo={"k": "base64:@@@"})
-    with pytest.raises(ManifestError, match="'k'.*base64"):
+    with pytest.raises(ManifestError, match=r"'k'.*base64"):
         fs.cat_file("k")
 
 
