@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from functools import cache
 from importlib.metadata import entry_points
 
@@ -22,10 +21,9 @@ def formats() -> dict[str, Format]:
     """Return every known format by name: this package's, and those of the entry point group ``refshard.formats``."""
     found = {}
     for package in (manifests, shards):
-        for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-            known = getattr(importlib.import_module(module.name), "FORMAT", None)
-            if known is not None:
-                found[known.name] = known
+        for name in package.FORMATS:
+            known: Format = importlib.import_module(f"{package.__name__}.{name}").FORMAT
+            found[known.name] = known
     for entry in entry_points(group="refshard.formats"):
         known = entry.load()
         found[known.name] = known
