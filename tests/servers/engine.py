@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -33,7 +34,11 @@ class HttpServer:
 
     ``latency`` (seconds per request), ``bandwidth`` (bytes/s per connection) and ``total_bandwidth``
     (bytes/s over all connections) are plain attributes; setting one holds from the next piece sent on.
+    An error of the server's own, which no fault asked for, is raised by ``__exit__``.
     """
+
+    cannot: frozenset[Kind] = frozenset()
+    """Faults that need more than a subclass has."""
 
     def __init__(
         self,
@@ -52,8 +57,10 @@ class HttpServer:
         self._lock = threading.Lock()
         self._connections = 0
         self._total_pace = _Pace()
+        self._errors: list[BaseException] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._served: Future[None] | None = None
         self._stopping: asyncio.Event | None = None
 
     # What a subclass defines.
@@ -64,7 +71,7 @@ class HttpServer:
 
     def replace(self, path: str, data: bytes | None) -> None:
         """Put other bytes under ``path``, for the fault of that name."""
-        raise ValueError(f"{type(self).__name__} holds no resources to replace")
+        raise NotImplementedError
 
     def unlogged(self, path: str) -> bool:
         """Whether a path is the server's own: neither logged nor harmed nor delayed."""
@@ -92,6 +99,8 @@ class HttpServer:
                 fault = Fault("status", path, status=status, **options)
             case _:
                 fault = Fault(kind, path, **options)
+        if fault.kind in self.cannot:
+            raise ValueError(f"{type(self).__name__} cannot do {fault.kind!r}: it does not hold the resource")
         with self._lock:
             self._faults.append(fault)
         return fault
@@ -118,20 +127,24 @@ class HttpServer:
         listener.setblocking(False)
         self.port = listener.getsockname()[1]
         started = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._run(listener, started)), name=f"{type(self).__name__}:{self.port}"
-        )
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{type(self).__name__}:{self.port}")
+        self._served = self._thread.submit(lambda: asyncio.run(self._run(listener, started)))
+        self._served.add_done_callback(lambda _: started.set())
         started.wait()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._loop is not None and self._stopping is not None and self._thread is not None:
+        if self._loop is not None and self._stopping is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
-        self._loop = self._stopping = self._thread = None
+        thread, served = self._thread, self._served
+        self._loop = self._stopping = self._thread = self._served = None
+        if thread is not None and served is not None:
+            thread.shutdown()
+            served.result()
+        if self._errors:
+            raise self._errors[0]
 
     # The loop.
 
@@ -139,10 +152,15 @@ class HttpServer:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         tasks: set[asyncio.Task[None]] = set()
 
+        def forget(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._errors.append(error)
+
         def keep(work: Coroutine[Any, Any, None]) -> None:
             task = asyncio.create_task(work)
             tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            task.add_done_callback(forget)
 
         with listener:
             async with self.running():

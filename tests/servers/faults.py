@@ -161,7 +161,7 @@ def _flipped(answer: Answer, fault: Fault) -> Answer:
 
 def _ignored(answer: Answer, _: Fault) -> Answer:
     if answer.whole is None:
-        raise ValueError("only a server that holds the resource can ignore a range")
+        return answer
     headers = _with(answer.headers, Content_Range=None, Accept_Ranges=None, Content_Length=str(len(answer.whole)))
     return replace(answer, status=200, body=answer.whole, headers=headers)
 
@@ -232,7 +232,7 @@ def _gzip(answer: Answer, _: Fault) -> Answer:
 
 def _gzip_stored(answer: Answer, _: Fault) -> Answer:
     if answer.whole is None:
-        raise ValueError("only a server that holds the resource can serve it compressed")
+        return answer
     stored = memoryview(gzip.compress(answer.whole, mtime=0))
     start, stop = answer.span or (0, len(stored))
     if start >= len(stored):

