@@ -23,7 +23,12 @@ def formats() -> dict[str, Format]:
     found = {}
     for package in (manifests, shards):
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-            known = getattr(importlib.import_module(module.name), "FORMAT", None)
+            try:
+                known = getattr(importlib.import_module(module.name), "FORMAT", None)
+            except ModuleNotFoundError as e:
+                if e.name is None or e.name.startswith("refshard_fs"):
+                    raise
+                continue  # it needs an extra that is not installed; its user says which
             if known is not None:
                 found[known.name] = known
     for entry in entry_points(group="refshard.formats"):
