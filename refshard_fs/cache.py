@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
+from refshard_fs.model import Quota
+
 __all__ = ["Cache"]
 
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
@@ -23,7 +25,8 @@ class Cache:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._lock = threading.Lock()
-        self._items: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._items: OrderedDict[Hashable, tuple[Any, int, Quota | None]] = OrderedDict()
+        self._members: dict[str, OrderedDict[Hashable, None]] = {}  # keys by the name of their quota
         self._weight = 0
         _caches.add(self)
 
@@ -41,16 +44,23 @@ class Cache:
             if item is None:
                 return default
             self._items.move_to_end(key)
+            if item[2] is not None:
+                self._members[item[2].name].move_to_end(key)
             return item[0]
 
-    def put(self, key: Hashable, value: Any, weight: int) -> None:
-        """Keep ``value``, ``weight`` bytes heavy, under ``key``."""
+    def put(self, key: Hashable, value: Any, weight: int, quota: Quota | None = None) -> None:
+        """Keep ``value``, ``weight`` bytes heavy, under ``key``; the least recently used of a full quota makes room."""
         with self._lock:
             self._drop(key)
             if weight > self.capacity:
                 return
-            self._items[key] = value, weight
+            self._items[key] = value, weight, quota
             self._weight += weight
+            if quota is not None:
+                members = self._members.setdefault(quota.name, OrderedDict())
+                members[key] = None
+                while len(members) > max(quota.most, 1):
+                    self._drop(next(iter(members)))
             while self._weight > self.capacity:
                 self._drop(next(iter(self._items)))
 
@@ -63,12 +73,18 @@ class Cache:
         """Forget everything."""
         with self._lock:
             self._items.clear()
+            self._members.clear()
             self._weight = 0
 
     def _drop(self, key: Hashable) -> None:
         item = self._items.pop(key, None)
         if item is not None:
             self._weight -= item[1]
+            if item[2] is not None:
+                members = self._members[item[2].name]
+                del members[key]
+                if not members:
+                    del self._members[item[2].name]
 
 
 def _after_fork() -> None:

@@ -8,10 +8,11 @@ from importlib.metadata import entry_points
 
 from refshard_fs import manifests, shards
 from refshard_fs.errors import SourceNotReachable, UnknownSource
-from refshard_fs.formats import HEAD, Format, OpenOptions, Probe, Raw
+from refshard_fs.formats import HEAD, Document, Format, OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Facts, Load, Span, Stat, Steps
+from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
+from refshard_fs.policy import relative_to
 
 __all__ = ["formats", "open_bytes", "open_source"]
 
@@ -68,13 +69,22 @@ def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
         if facts.size != 0:
             head = yield Load(Span(url, 0, HEAD, exact=False), Raw())
         return Probe(url, facts, head)
-    names = yield NamesOf(url)
+    wanted = sorted({d for f in known.values() for d in f.documents})
+    names, *stats = yield NamesOf(url), *(Stat(relative_to(url, name)) for name in wanted)
+    documents = yield from _documents(url, dict(zip(wanted, stats, strict=True)))
     if names is not None and names:
-        return Probe(url, None, b"", frozenset(n.name for n in names))
+        return Probe(url, None, b"", frozenset(n.name for n in names), documents)
     markers = sorted({m for f in known.values() for m in f.markers})
-    root = url.rstrip("/")
-    there = yield tuple(Stat(f"{root}/{marker}") for marker in markers)
+    there = yield tuple(Stat(relative_to(url, marker)) for marker in markers)
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
         raise SourceNotReachable(f"{url}: there is nothing here that could be read as a source")
-    return Probe(url, None, b"", present)
+    return Probe(url, None, b"", present, documents)
+
+
+def _documents(url: str, facts: dict[str, Facts | None]) -> Steps[dict[str, Document]]:
+    there = {name: f for name, f in facts.items() if f is not None}
+    pins = [Pin(f.etag, f.last_modified, f.size) for f in there.values()]
+    spans = [Span(relative_to(url, name), optional=True, pin=pin) for name, pin in zip(there, pins, strict=True)]
+    read = yield tuple(Load(span, Raw()) for span in spans)
+    return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}

@@ -278,6 +278,7 @@ class Engine:
         return out
 
     async def _answer(self, need: Need) -> Any:
+        quota = None
         match need:
             case Load(entry, index):
                 try:
@@ -293,12 +294,13 @@ class Engine:
                 except ValueError as e:
                     raise DamagedIndex("", _name(entry), str(e)) from e
                 weight = getattr(value, "nbytes", len(data))
+                quota = getattr(index, "quota", None)
             case Stat(url):
                 value, weight = await self._facts(url), 256
             case Names(url):
                 return await self._names(url)
         if value is not None:
-            self._cache.put((self._token, need), value, weight)
+            self._cache.put((self._token, need), value, weight, quota)
         return value
 
     async def _bytes(self, entry: Entry) -> bytes:

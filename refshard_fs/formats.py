@@ -10,7 +10,7 @@ import msgspec
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts, Steps
 
-__all__ = ["HEAD", "Format", "OpenOptions", "Probe", "Raw"]
+__all__ = ["HEAD", "Document", "Format", "OpenOptions", "Probe", "Raw"]
 
 HEAD = 4096  # bytes of a document that a format may look at to recognise it
 
@@ -29,17 +29,26 @@ class OpenOptions(msgspec.Struct, frozen=True):
     extra: tuple[tuple[str, Any], ...] = ()
 
 
+class Document(msgspec.Struct, frozen=True):
+    """A small document that lies in a directory, whole, and what its target says of it."""
+
+    data: bytes
+    facts: Facts
+
+
 class Probe(msgspec.Struct, frozen=True):
     """What is known of a source before it is opened.
 
     A document has ``facts`` and its first bytes, ``head``; a directory has ``names`` (what
-    lies in it, or which of all formats' ``markers`` do, where the target cannot list).
+    lies in it, or which of all formats' ``markers`` do, where the target cannot list) and,
+    by name, those of all formats' ``documents`` that it holds.
     """
 
     url: str
     facts: Facts | None = None
     head: bytes = b""
     names: frozenset[str] = frozenset()
+    documents: Mapping[str, Document] = {}
 
     @property
     def is_directory(self) -> bool:
@@ -50,13 +59,16 @@ class Format(msgspec.Struct, frozen=True):
     """One kind of source.
 
     ``markers`` are the names that tell a directory of this format, for targets that cannot
-    list. ``open`` returns the key space; ManifestError or DamagedIndex if it cannot.
+    list; ``documents``, the markers whose content tells as well: each is read once for all
+    formats, before ``recognises`` is asked. ``open`` returns the key space; ManifestError or
+    DamagedIndex if it cannot.
     """
 
     name: str
     recognises: Callable[[Probe], bool]
     open: Callable[[Probe, OpenOptions], Steps[KeySpace]]
     markers: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
 
 
 class Raw(msgspec.Struct, frozen=True):

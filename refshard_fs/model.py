@@ -24,6 +24,7 @@ __all__ = [
     "Need",
     "Packed",
     "Pin",
+    "Quota",
     "Recipe",
     "Span",
     "Stat",
@@ -177,6 +178,13 @@ class Packed(msgspec.Struct, frozen=True):
 Entry = Span | Inline | Packed
 
 
+class Quota(msgspec.Struct, frozen=True):
+    """Of all that belongs to ``name``, at most ``most`` decoded indexes are remembered at a time."""
+
+    name: str
+    most: int
+
+
 class Index(Protocol, Hashable):
     """How loaded bytes become something to look keys up in; frozen, hashable: half of a cache key."""
 
@@ -184,7 +192,8 @@ class Index(Protocol, Hashable):
         """Return the decoded index; ValueError (saying what is wrong) where the bytes are damaged.
 
         The result is shared between threads and must not be changed; give it ``nbytes``
-        if its weight in memory is not about that of ``data``.
+        if its weight in memory is not about that of ``data``. An index with a ``quota``
+        limits how many results of its kind are remembered.
         """
 
 

@@ -1,0 +1,326 @@
+"""Kerchunk's parquet reference sets, read a partition at a time. No I/O here.
+
+A directory: ``.zmetadata`` is ``{"metadata": {key: object}, "record_size": N}``, and row
+``r`` of ``<array>/refs.<i>.parq`` is the chunk whose number in the array's grid is
+``i * N + r``; where there is no such file, none of its chunks exist. Today's writers know
+zarr v2 with ``.`` between coordinates. Here the same layout holds ``zarr.json`` and every
+other spelling of chunk keys too: keys follow the array's own metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from refshard_fs import zarrmeta
+from refshard_fs.columns import Row
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.keys import ChunkGrid, join, normalise, parent
+from refshard_fs.keyspace import KeySpace, place
+from refshard_fs.manifests.kerchunk_json import resolver
+from refshard_fs.manifests.partition import Partition, PartitionIndex, require_pyarrow
+from refshard_fs.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
+from refshard_fs.policy import directory_of, relative_to
+
+__all__ = ["FORMAT", "METADATA", "Layout", "ParquetKeySpace", "partition_name"]
+
+METADATA = ".zmetadata"
+BATCH = 8  # partitions that a listing asks for at a time
+MEMO = 4096  # resolved URLs that are remembered
+
+Value = dict[str, Any] | bytes | tuple[str, Row]
+
+
+def partition_name(array: str, number: int) -> str:
+    """Return the path, relative to the set, of a partition of ``array``."""
+    return join(array, f"refs.{number}.parq")
+
+
+class Layout:
+    """What ``.zmetadata`` says: the metadata documents by key, the arrays' grids, and the rows in a partition."""
+
+    def __init__(self, document: bytes, where: str) -> None:
+        try:
+            spelled = zarrmeta.loads(document)
+        except ValueError as e:
+            raise ManifestError(f"{where} is not JSON: {e}") from e
+        match spelled:
+            case {"metadata": dict(metadata), "record_size": int(size)} if not isinstance(size, bool):
+                self.metadata: dict[str, dict[str, Any]] = metadata
+                self.record_size = size
+            case _:
+                raise ManifestError(f"{where} is no reference set: it needs an object 'metadata' and a 'record_size'")
+        if self.record_size < 1:
+            raise ManifestError(f"{where}: its record_size is {self.record_size}; a partition has at least one row")
+        self.grids: dict[str, ChunkGrid] = {}
+        for key, value in metadata.items():
+            if not isinstance(value, dict):
+                raise ManifestError(f"{key!r} of {where} is no JSON object, but {type(value).__name__}")
+            if key != normalise(key) or not {"", ".", ".."}.isdisjoint(key.split("/")):
+                raise ManifestError(f"{where}: {key!r} is no key; its parts are names with a slash between them")
+            path, name = parent(key)
+            if name in (".zarray", "zarr.json"):
+                meta = zarrmeta.array_meta(value, f"{key!r} of {where}")
+                if meta is not None and meta.grid is not None:
+                    self.grids[path] = meta.grid
+
+    def partitions(self, array: str) -> int:
+        """Return how many partitions the chunks of ``array`` fill, whether they exist or not."""
+        return -(-self.grids[array].size // self.record_size)
+
+    def chunks(self, array: str, partition: int) -> int:
+        """Return how many chunks of the grid lie in a partition."""
+        return min(self.record_size, self.grids[array].size - partition * self.record_size)
+
+
+class _Level(NamedTuple):
+    """A directory of chunk keys: each child begins at one of ``numbers``, and has ``step`` chunks below it."""
+
+    numbers: range
+    is_leaf: bool
+    name: Callable[[int], str]
+
+
+def _level(grid: ChunkGrid, rest: str) -> _Level | None:
+    """Return what lies in directory ``rest`` (relative to the array) of a grid's chunk keys, as if all existed."""
+    counts, encoding = grid.counts, grid.encoding
+    default = encoding.name == "default"
+    if encoding.separator == "." or not counts or (len(counts) == 1 and not default):
+        return None if rest else _Level(range(grid.size), True, grid.tail)
+    parts = rest.split("/") if rest else []
+    if default:
+        if not parts:
+            return _Level(range(0, grid.size, max(grid.size, 1)), False, lambda number: "c")
+        if parts.pop(0) != "c":
+            return None
+    if len(parts) >= len(counts):
+        return None
+    first, inside = 0, grid.size
+    for part, count in zip(parts, counts, strict=False):
+        if not (part.isascii() and part.isdigit()) or str(int(part)) != part or int(part) >= count:
+            return None
+        inside //= count
+        first += int(part) * inside
+    step = inside // max(counts[len(parts)], 1) or 1
+    return _Level(
+        range(first, first + inside, step),
+        len(parts) == len(counts) - 1,
+        lambda number: str((number - first) // step),
+    )
+
+
+class ParquetKeySpace:
+    """The keys of a parquet set below ``root``: look-ups load one partition, listings those of their directory."""
+
+    def __init__(
+        self,
+        root: str,
+        document: bytes,
+        resolve: Callable[[str | None], str],
+        version: str = "",
+        cache_size: int = 128,
+    ) -> None:
+        self.root = root
+        self.layout = Layout(document, relative_to(root, METADATA))
+        self.document = document
+        self.grids: Mapping[str, ChunkGrid] = self.layout.grids
+        self._resolve = resolve
+        self._version = version
+        self._quota = Quota(root, cache_size)
+        self._loads: dict[tuple[str, int], Load] = {}
+        self._resolved: dict[str, str] = {}
+        self._tree: dict[str, dict[str, bool]] | None = None
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        value = yield from self.value(key)
+        match value:
+            case None:
+                return Inline(self.document) if key == METADATA else None
+            case (url, row):
+                return Span(self._absolute(url), row.offset, None if row.length is None else row.offset + row.length)
+            case bytes():
+                return Inline(value)
+            case dict():
+                return Inline(zarrmeta.dumps(value))
+
+    def value(self, key: str) -> Steps[Value | None]:
+        """Return a metadata document, data, or a reference and its URL as written; None if there is no such key."""
+        metadata = self.layout.metadata.get(key)
+        if metadata is not None:
+            return metadata
+        at = place(self.grids, key)
+        if at is None:
+            return None
+        number, row = divmod(at.number, self.layout.record_size)
+        partition: Partition | None = yield self.load(at.array, number)
+        if partition is None:
+            return None
+        match partition.value(row):
+            case Row() as found:
+                return partition.urls[found.target], found
+            case data:
+                return data
+
+    def load(self, array: str, number: int) -> Load:
+        """Return what it takes to have a partition; the answer is None where there is none."""
+        load = self._loads.get((array, number))
+        if load is None:
+            span = Span(relative_to(self.root, partition_name(array, number)), optional=True)
+            layout = self.layout
+            index = PartitionIndex(layout.chunks(array, number), layout.record_size, self._version, self._quota)
+            if len(self._loads) > MEMO:
+                self._loads.clear()
+            load = self._loads[array, number] = Load(span, index)
+        return load
+
+    def stored(self, array: str, start: int, stop: int) -> Steps[list[int]]:
+        """Return the partitions with chunks numbered ``[start, stop)`` that exist, where the target can tell."""
+        if stop <= start:
+            return []
+        size = self.layout.record_size
+        wanted = range(start // size, -(-stop // size))
+        if len(wanted) > 1:
+            names = yield Names(relative_to(self.root, array) if array else self.root)
+            if names is not None:
+                found = (_partition_number(listed.name) for listed in names)
+                return sorted(n for n in found if n is not None and n in wanted)
+        return list(wanted)
+
+    def some_urls(self) -> Steps[Sequence[str]]:
+        """Return the URLs, as written, of the first partition that has any."""
+        for array, grid in self.grids.items():
+            for number in (yield from self.stored(array, 0, grid.size)):
+                partition: Partition | None = yield self.load(array, number)
+                if partition is not None and partition.urls:
+                    return partition.urls
+        return ()
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        names = self._directories().get(prefix)
+        found = {name: Listed(name, None if is_dir else 0, is_dir) for name, is_dir in (names or {}).items()}
+        for name, listed in found.items():
+            if not listed.is_directory:
+                found[name] = Listed(name, self._metadata_size(join(prefix, name)))
+        for array, rest in self._arrays_at(prefix):
+            for listed in (yield from self._chunks_below(array, rest)):
+                found.setdefault(listed.name, listed)
+        if names is None and not found:
+            return None
+        return sorted(found.values(), key=lambda listed: listed.name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if prefix in self._directories():
+            return True
+        for array, rest in self._arrays_at(prefix):
+            level = _level(self.grids[array], rest)
+            if level is not None and (yield from self._any(array, level.numbers.start, level.numbers.stop)):
+                return True
+        return False
+
+    def _chunks_below(self, array: str, rest: str) -> Steps[list[Listed]]:
+        level = _level(self.grids[array], rest)
+        if level is None or not level.numbers:
+            return []
+        start, stop, step = level.numbers.start, level.numbers.stop, level.numbers.step
+        if len(level.numbers) == 1 and not level.is_leaf:
+            there = yield from self._any(array, start, stop)
+            return [Listed(level.name(start), None, True)] if there else []
+        out: list[Listed] = []
+        seen = -1
+        numbers = yield from self.stored(array, start, stop)
+        for i in range(0, len(numbers), BATCH):
+            batch = numbers[i : i + BATCH]
+            partitions = yield tuple(self.load(array, number) for number in batch)
+            for number, partition in zip(batch, partitions, strict=True):
+                if partition is None:
+                    continue
+                base = number * self.layout.record_size
+                rows = partition.present(max(start - base, 0), min(stop - base, len(partition)))
+                if level.is_leaf:
+                    sizes = partition.sizes(rows)
+                    out += [Listed(level.name(base + r), size) for r, size in zip(rows, sizes, strict=True)]
+                    continue
+                for child in dict.fromkeys((base + row - start) // step for row in rows):
+                    if child > seen:
+                        seen = child
+                        out.append(Listed(level.name(start + child * step), None, True))
+        return out
+
+    def _any(self, array: str, start: int, stop: int) -> Steps[bool]:
+        """Return whether any chunk numbered ``[start, stop)`` exists."""
+        for number in (yield from self.stored(array, start, stop)):
+            partition: Partition | None = yield self.load(array, number)
+            base = number * self.layout.record_size
+            if partition is not None and partition.present(max(start - base, 0), min(stop - base, len(partition))):
+                return True
+        return False
+
+    def _absolute(self, url: str) -> str:
+        resolved = self._resolved.get(url)
+        if resolved is None:
+            if len(self._resolved) > MEMO:
+                self._resolved.clear()
+            resolved = self._resolved[url] = self._resolve(url)
+        return resolved
+
+    def _metadata_size(self, key: str) -> int:
+        value = self.layout.metadata.get(key)
+        return len(self.document) if value is None else len(zarrmeta.dumps(value))
+
+    def _directories(self) -> dict[str, dict[str, bool]]:
+        """Directory → name → whether that is one, of all but chunks; built at the first listing."""
+        if self._tree is None:
+            tree: dict[str, dict[str, bool]] = {"": {METADATA: False}}
+            for key in self.layout.metadata:
+                directory, name = parent(key)
+                tree.setdefault(directory, {})[name] = False
+                while directory:
+                    directory, name = parent(directory)
+                    tree.setdefault(directory, {})[name] = True
+            self._tree = tree
+        return self._tree
+
+    def _arrays_at(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Yield (array, rest) for each array that directory ``prefix`` may be part of."""
+        path, rest = prefix, ""
+        while True:
+            if path in self.grids:
+                yield path, rest
+            if not path:
+                return
+            path, name = parent(path)
+            rest = join(name, rest)
+
+
+def _partition_number(name: str) -> int | None:
+    match name.split("."):
+        case ["refs", number, "parq"] if number.isascii() and number.isdigit() and len(number) < 20:
+            return int(number)
+    return None
+
+
+def _recognises(probe: Probe) -> bool:
+    document = probe.documents.get(METADATA)
+    if document is None or b'"record_size"' not in document.data:
+        return False
+    try:
+        spelled = zarrmeta.loads(document.data)
+    except ValueError:
+        return True  # damaged: opening it says so
+    return isinstance(spelled, dict) and "record_size" in spelled
+
+
+def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    yield from ()
+    document = probe.documents.get(METADATA)
+    if document is None:
+        raise ManifestError(f"{probe.url} is no parquet reference set: it has no {METADATA}")
+    require_pyarrow()
+    facts = document.facts
+    version = f"{facts.etag} {facts.last_modified} {facts.size}"
+    resolve = resolver(options, directory_of(probe.url.rstrip("/")))
+    return ParquetKeySpace(probe.url, document.data, resolve, version, options.cache_size)
+
+
+FORMAT = Format("kerchunk-parquet", _recognises, _open, markers=(METADATA,), documents=(METADATA,))
