@@ -25,7 +25,9 @@ T = TypeVar("T")
 THREADS = 16
 
 # One connection, one file position or one cache of theirs serves all callers: two threads at once would mix them up.
-_ONE_AT_A_TIME = frozenset(["ftp", "sftp", "ssh", "smb", "tar", "libarchive", "git", "cached", "blockcache", "filecache"])
+_ONE_AT_A_TIME = frozenset(
+    ["ftp", "sftp", "ssh", "smb", "tar", "libarchive", "git", "cached", "blockcache", "filecache"]
+)
 _ONE_PER_FILE = "simplecache"  # a second reader would take the file that the first still downloads for a whole one
 
 

@@ -108,13 +108,11 @@ class LocalTarget:
 
     def _file(self, path: str) -> _File:
         found = os.stat(path)
-        file = self._files.get(path)
-        if file is not None and file.identity == (found.st_ino, found.st_mtime_ns, found.st_size):
-            try:
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None and file.identity == (found.st_ino, found.st_mtime_ns, found.st_size):
                 self._files.move_to_end(path)
-            except KeyError:  # another thread has just let go of it
-                pass
-            return file
+                return file
         if not stat.S_ISREG(found.st_mode):
             if stat.S_ISDIR(found.st_mode):
                 raise IsADirectoryError(path)

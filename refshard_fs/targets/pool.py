@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import fsspec
 import msgspec
@@ -28,6 +28,7 @@ from refshard_fs.targets.local import LocalTarget
 from refshard_fs.targets.memory import MemoryTarget
 from refshard_fs.targets.opened import Opened
 from refshard_fs.targets.retry import Retry
+from refshard_fs.targets.s3 import S3Target, is_s3fs
 from refshard_fs.targets.versions import Versions
 
 __all__ = ["Pool", "PoolOptions"]
@@ -43,7 +44,7 @@ _NEED_NO_LOOP = frozenset([*policy.LOCAL, "memory", "data"])
 
 PLACES = 4096
 
-Given = AbstractFileSystem | Mapping[str, Any]
+Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
 
 
 class PoolOptions(msgspec.Struct, frozen=True, eq=False):
@@ -129,7 +130,9 @@ class Pool:
         at_hand = AT_HAND.get(type(fs))
         if at_hand is not None:
             return at_hand, fs._strip_protocol(url)
-        return self._kept((*token, "instance"), lambda loop: self._target(_for_loop(fs, loop)), fs._strip_protocol(url))
+        return self._kept(
+            (*token, "instance"), lambda loop: self._target(self._for_loop(fs, loop)), fs._strip_protocol(url)
+        )
 
     def _own(
         self, token: tuple[str, ...], protocol: str, options: dict[str, Any], url: str
@@ -159,22 +162,25 @@ class Pool:
     def _target(self, fs: AbstractFileSystem) -> Target:
         if type(fs) is HTTPFileSystem and fs.asynchronous:
             return HttpTarget(fs)
+        if self._options.fast_s3 and is_s3fs(fs) and fs.asynchronous:
+            return S3Target(fs)
         return FsspecTarget(fs)
 
-
-def _for_loop(fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop) -> AbstractFileSystem:
-    """Return ``fs``, or its like on ``loop`` where that is needed, or lets us read without fsspec's help."""
-    if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
-        return fs
-    if type(fs) is not HTTPFileSystem:
-        if not fs.asynchronous:
-            return fs  # its own loop runs in a thread: calls are handed over
-        home = getattr(fs, "_refshard_home", None)
-        if home is None or home is loop:
-            fs._refshard_home = loop
+    def _for_loop(self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop) -> AbstractFileSystem:
+        """Return ``fs``, or its like on ``loop`` where that is needed, or lets us read without fsspec's help."""
+        if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
             return fs
-    options = {k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop", "skip_instance_cache")}
-    return type(fs)(*fs.storage_args, **options, asynchronous=True, loop=loop, skip_instance_cache=True)
+        if type(fs) is not HTTPFileSystem and not (self._options.fast_s3 and is_s3fs(fs)):
+            if not fs.asynchronous:
+                return fs  # its own loop runs in a thread: calls are handed over
+            home = getattr(fs, "_refshard_home", None)
+            if home is None or home is loop:
+                fs._refshard_home = loop
+                return fs
+        options = {
+            k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop", "skip_instance_cache")
+        }
+        return type(fs)(*fs.storage_args, **options, asynchronous=True, loop=loop, skip_instance_cache=True)
 
 
 if hasattr(os, "register_at_fork"):
