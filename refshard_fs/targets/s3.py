@@ -8,12 +8,12 @@ customer keys, unusual signatures, proxies) is left to s3fs, for that bucket or 
 from __future__ import annotations
 
 import asyncio
-import os
+import ssl
 import time
 import weakref
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from fsspec.spec import AbstractFileSystem
@@ -22,7 +22,7 @@ from yarl import URL
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
 from refshard_fs.targets.failures import HttpStatus
-from refshard_fs.targets.generic import FsspecTarget
+from refshard_fs.targets.generic import FsspecTarget, in_thread
 from refshard_fs.targets.ranged import failure_of, range_header, read_answer
 from refshard_fs.targets.sigv4 import Credentials, Signer, quote_key
 
@@ -81,6 +81,7 @@ class S3Target:
         self.fs = fs
         self._theirs = FsspecTarget(fs)
         self._session: aiohttp.ClientSession | None = None
+        self._certificates: ssl.SSLContext | bool | None = None  # whom to trust is known with the first bucket
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
         self._left_to_s3fs: set[str] = set()
         self._ready: dict[str, _Ready] = {}
@@ -116,7 +117,10 @@ class S3Target:
         return Facts(answer.size, answer.etag, answer.last_modified)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
-        return await self._theirs.names(path)
+        try:
+            return await self._theirs.names(path)
+        except FileNotFoundError as e:
+            raise _absent(e) from e
 
     def read_now(self, path: str, start: int, stop: int | None) -> Answer | None:
         return None
@@ -150,7 +154,8 @@ class S3Target:
 
     def _open(self) -> aiohttp.ClientSession:
         session = self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # how many are under way is the engine's matter
+            # How many are under way is the engine's matter.
+            connector=aiohttp.TCPConnector(limit=0, ssl=True if self._certificates is None else self._certificates),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             timeout=_STALLED,
@@ -192,12 +197,17 @@ class S3Target:
     async def _find(self, name: str) -> _Bucket | None:
         """Return where a bucket is, as botocore would have it; None where its requests would be unlike ours."""
         fs = self.fs
-        if fs.version_aware or ":" in name or name.endswith("--x-s3") or _has_transport(fs):
+        if (
+            fs.version_aware
+            or ":" in name
+            or name.endswith("--x-s3")
+            or fs.client_kwargs.get("verify") not in (None, True)
+        ):
             return None
         await fs.set_session()
         client = await fs.get_s3(name)
         config = client.meta.config
-        if config.proxies or config.client_cert or fs.session.get_config_variable("ca_bundle"):
+        if config.proxies or config.client_cert:
             return None
         members = client.meta.service_model.operation_model("GetObject").input_shape.members
         extra = {k: v for k, v in {**fs.s3_additional_kwargs, **fs.req_kw}.items() if k in members and v is not None}
@@ -215,6 +225,11 @@ class S3Target:
             return None
         base = base[:-1]
         url = URL(base, encoded=True)
+        if url.scheme in getproxies() and not proxy_bypass(url.host or ""):
+            return None
+        if url.scheme == "https" and self._certificates is None:
+            trusted = fs.client_kwargs.get("verify", fs.session.get_config_variable("ca_bundle"))
+            self._certificates = await in_thread(lambda: _certificates(trusted))
         region = client.meta.region_name
         signer = Signer("us-east-1" if region in (None, "aws-global") else region)
         return _Bucket(base, url.raw_path, url.host_port_subcomponent or "", signer, credentials, pays)
@@ -229,25 +244,18 @@ class S3Target:
         try:
             return await self._theirs.read(path, start, stop)
         except FileNotFoundError as e:
-            code = _code_of(e.__cause__)
-            if code == "NoSuchBucket":
-                raise HttpStatus(404, code) from e
-            raise
+            raise _absent(e) from e
 
 
-def _has_transport(fs: Any) -> bool:
-    """Whether connections need what only botocore was told: other certificates, proxies of the environment."""
-    verify = fs.client_kwargs.get("verify")
-    return (
-        verify not in (None, True)
-        or bool(getproxies().keys() & {"http", "https", "all"})
-        or "AWS_CA_BUNDLE" in os.environ
-    )
+def _certificates(trusted: str | bool | None) -> ssl.SSLContext | bool:
+    return ssl.create_default_context(cafile=trusted) if isinstance(trusted, str) else trusted is not False
 
 
-def _code_of(error: BaseException | None) -> str:
-    response = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+def _absent(error: FileNotFoundError) -> OSError:
+    """Return s3fs's error, unless it means that there is no such bucket, which is no answer about an object."""
+    response = getattr(error.__cause__, "response", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    return HttpStatus(404, code) if code == "NoSuchBucket" else FileNotFoundError(*error.args)
 
 
 def _abandon(session: aiohttp.ClientSession) -> None:
