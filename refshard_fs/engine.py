@@ -207,7 +207,7 @@ class Engine:
             raise RuntimeError(f"{span.url} cannot be opened on this event loop")
         target, path = place
         async with self._slots:
-            answer = await target.read(path, span.start, span.stop)
+            answer = await target.read(path, span.start, span.stop, span.pin)
         self.stats.add(requests=1, bytes_fetched=len(answer.data))
         check(answer, span.start, span.stop, exact=span.exact)
         return answer

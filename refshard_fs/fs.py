@@ -25,7 +25,7 @@ from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.plan import KIB, MIB, Limits
 from refshard_fs.policy import longest_prefix
 from refshard_fs.session import Session, SessionOptions
-from refshard_fs.targets import PoolOptions
+from refshard_fs.targets import PoolOptions, Retry
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
@@ -75,6 +75,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     max_gap, max_block:
         Ranges of one target are merged over gaps up to ``max_gap`` bytes (negative:
         never) into requests of up to ``max_block`` bytes.
+    retries, timeout:
+        Further tries of a request that fails for a passing reason, and the seconds that a
+        request and its tries may take together.
+    fast_s3:
+        Whether S3 is read by requests of our own, where that can work, instead of s3fs's.
     cache_size:
         Partitions of a lazily read manifest that are kept at a time.
 
@@ -111,6 +116,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         max_block: int = 1 * MIB,
         cache_size: int = 128,
         *,
+        retries: int = 5,
+        timeout: float = 300.0,
+        fast_s3: bool = True,
         options: Mapping[str, Mapping[str, Any]] | None = None,
         base_url: str | None = None,
         format: str | None = None,
@@ -139,7 +147,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                     cache_size=cache_size,
                 ),
                 format=format,
-                pool=PoolOptions(by_protocol, by_prefix),
+                pool=PoolOptions(by_protocol, by_prefix, Retry(retries, timeout), fast_s3),
                 fallback=dict(remote_options or {}) if fs is None and remote_protocol is None else {},
                 limits=Limits(max_gap, max_block),
                 token=repr((by_protocol, by_prefix)),

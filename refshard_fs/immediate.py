@@ -86,7 +86,7 @@ class Immediate:
         place = self._pool.place(span.url)
         if place is None:
             return None
-        answer = place[0].read_now(place[1], span.start, span.stop)
+        answer = place[0].read_now(place[1], span.start, span.stop, span.pin)
         if answer is None:
             return None
         check(answer, span.start, span.stop, exact=span.exact)

@@ -25,7 +25,7 @@ from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet
 from refshard_fs.plan import Limits
 from refshard_fs.policy import protocol_of
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Pool, PoolOptions
+from refshard_fs.targets import Pool, PoolOptions, Versions
 
 __all__ = ["Session", "SessionOptions"]
 
@@ -50,6 +50,7 @@ class Session:
     def __init__(self, options: SessionOptions) -> None:
         self.options = options
         self.stats = Stats()
+        self._versions = Versions()
         self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
         self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[KeySpace]]
         self._opening = weakref.WeakKeyDictionary()
@@ -85,7 +86,7 @@ class Session:
             with self._lock:
                 engine = self._engines.get(loop)
                 if engine is None:
-                    pool = Pool(self._pool_options, loop)
+                    pool = self._pool(loop)
                     engine = Engine(pool, INDEXES, self.options.limits, self.stats, self.options.token)
                     engine.keeper = _close_with_loop(engine)
                     with contextlib.suppress(StopIteration):
@@ -119,9 +120,7 @@ class Session:
     def _at_once(self, keyspace: KeySpace, request: Request) -> bytes | None:
         immediate = self._immediate
         if immediate is None:
-            immediate = self._immediate = Immediate(
-                Pool(self._pool_options, None), INDEXES, self.stats, self.options.token
-            )
+            immediate = self._immediate = Immediate(self._pool(None), INDEXES, self.stats, self.options.token)
         return immediate.read(keyspace, request)
 
     async def _open(self) -> KeySpace:
@@ -151,20 +150,26 @@ class Session:
             protocol = next(filter(None, map(protocol_of, filter(None, getattr(keyspace, "urls", ())))), None)
             if protocol is not None and protocol not in self._pool_options.by_protocol:
                 known = {**self._pool_options.by_protocol, protocol: self.options.fallback}
-                self._pool_options = PoolOptions(known, self._pool_options.by_prefix)
+                self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known)
                 for engine in self._engines.values():
-                    engine.pool = Pool(self._pool_options, engine.pool.loop)
+                    engine.pool = self._pool(engine.pool.loop)
         self._keyspace = keyspace
 
     def invalidate(self) -> None:
-        """Forget every index and the opened source; the next read opens it again."""
+        """Forget every index, the opened source, and which versions were read; the next read opens it again."""
         with self._lock:
             self._keyspace = None
             self._opening.clear()
             self._engines.clear()
+            self._immediate = None
+            self._versions.clear()
         INDEXES.clear()
 
+    def _pool(self, loop: asyncio.AbstractEventLoop | None) -> Pool:
+        return Pool(self._pool_options, loop, self._versions, self.stats)
+
     def _after_fork(self) -> None:
+        self._versions.after_fork()
         self._lock = threading.Lock()
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()

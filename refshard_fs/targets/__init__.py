@@ -2,5 +2,7 @@
 
 from refshard_fs.targets.answer import Answer, Target, check
 from refshard_fs.targets.pool import Pool, PoolOptions
+from refshard_fs.targets.retry import Retry
+from refshard_fs.targets.versions import Versions
 
-__all__ = ["Answer", "Pool", "PoolOptions", "Target", "check"]
+__all__ = ["Answer", "Pool", "PoolOptions", "Retry", "Target", "Versions", "check"]

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from refshard_fs.model import Facts, Listed
+from refshard_fs.targets.failures import Incomplete, Unfit
 
-__all__ = ["Answer", "Target", "check"]
+__all__ = ["OWN", "Answer", "Target", "check"]
+
+OWN = "refshard-"  # starts an ETag of our own making, which no manifest can name
 
 
 class Answer(NamedTuple):
@@ -24,10 +27,11 @@ class Target(Protocol):
     A missing object is FileNotFoundError; every other failure is some other error.
     """
 
-    async def read(self, path: str, start: int, stop: int | None) -> Answer:
+    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
         """Return bytes ``[start, stop)``; ``stop=None`` reads to the end, then a negative start counts from it.
 
         The answer may be shorter only where the object ends before ``stop``: `check` tells.
+        A target that can be asked for a version alone is asked for ``etag``, a strong one.
         """
 
     async def facts(self, path: str) -> Facts:
@@ -43,10 +47,6 @@ class Target(Protocol):
         """Let go of connections and files."""
 
 
-class Unfit(OSError):
-    """A target answered with other bytes than those that were asked for."""
-
-
 def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:
     """Raise `Unfit` unless ``answer`` is all of the range that was asked for."""
     got = len(answer.data)
@@ -59,7 +59,9 @@ def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:
     want = stop - start
     if got == want:
         return
-    if got < want and not exact and answer.size is not None and got == max(min(stop, answer.size) - start, 0):
+    there = None if answer.size is None else max(min(stop, answer.size) - start, 0)
+    if got == there and not exact:
         return
     end = "" if answer.size is None else f" (the object has {answer.size} bytes)"
-    raise Unfit(f"asked for bytes [{start}, {stop}), got {got} of {want}{end}")
+    text = f"asked for bytes [{start}, {stop}), got {got} of {want}{end}"
+    raise Incomplete(text) if there is not None and got < there else Unfit(text)

@@ -4,31 +4,75 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from typing import Any
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, Unfit
+from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.failures import Unfit
 
-__all__ = ["FsspecTarget"]
+__all__ = ["FsspecTarget", "in_thread"]
+
+T = TypeVar("T")
 
 THREADS = 16
 
-_threads: concurrent.futures.ThreadPoolExecutor | None = None
+# One connection, one file position or one cache of theirs serves all callers: two threads at once would mix them up.
+_ONE_AT_A_TIME = frozenset(
+    ["ftp", "sftp", "ssh", "smb", "tar", "libarchive", "git", "cached", "blockcache", "filecache"]
+)
+_ONE_PER_FILE = "simplecache"  # a second reader would take the file that the first still downloads for a whole one
 
 
-def _executor() -> concurrent.futures.ThreadPoolExecutor:
-    global _threads
-    if _threads is None:
-        _threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="refshard-target")
-    return _threads
+class _Threads:
+    """Threads for filesystems that block, and whose turn it is on those that bear one caller only."""
+
+    def __init__(self) -> None:
+        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        self._locks: weakref.WeakKeyDictionary[AbstractFileSystem, list[threading.Lock]] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def executor(self) -> concurrent.futures.ThreadPoolExecutor:
+        with self._lock:
+            if self._executor is None:
+                self._executor = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="refshard-target")
+            return self._executor
+
+    def turn(self, fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
+        """Return what is to be held while ``fs`` serves ``path``."""
+        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+        per_file = _ONE_PER_FILE in protocols
+        if not per_file and _ONE_AT_A_TIME.isdisjoint(protocols):
+            return contextlib.nullcontext()
+        with self._lock:
+            locks = self._locks.get(fs)
+            if locks is None:
+                locks = self._locks[fs] = [threading.Lock() for _ in range(THREADS if per_file else 1)]
+        return locks[hash(path) % len(locks)]
+
+
+_threads = _Threads()
 
 
 def _after_fork() -> None:
     global _threads
-    _threads = None
+    _threads = _Threads()  # a child has none of its parent's threads
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Return what ``call`` returns, run where it may block."""
+    return await asyncio.get_running_loop().run_in_executor(_threads.executor(), call)
 
 
 class FsspecTarget:
@@ -37,34 +81,51 @@ class FsspecTarget:
     def __init__(self, fs: AbstractFileSystem) -> None:
         self.fs = fs
 
-    async def read(self, path: str, start: int, stop: int | None) -> Answer:
-        size = None
+    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
+        facts = None
         if start < 0:  # not every filesystem takes a suffix
-            size = (await self.facts(path)).size
-            if size is None:
+            facts = await self.facts(path)
+            if facts.size is None:
                 raise Unfit(f"the size of {path} is unknown, so its end cannot be read")
-            start, stop = max(size + start, 0), size
+            start, stop = max(facts.size + start, 0), facts.size
+        if stop is not None and stop <= start:
+            return _answer(b"", facts)
         whole = start == 0 and stop is None
-        data = bytes(await self._call("cat_file", path, None if whole else start, None if whole else stop))
+        given = {} if whole else {"start": start, "end": stop}  # by name: s3fs puts a version between
+        try:
+            data = bytes(await self._call("cat_file", path, **given))
+        except Exception as e:
+            facts = facts or await self._facts_beyond(path, start, e)
+            if facts is None:
+                raise
+            return _answer(b"", facts)
+        if stop is None and start > 0:  # some do not know their own size, and so give the whole
+            facts = facts or await self.facts(path)
+            stop = facts.size
         if stop is not None and len(data) != stop - start:
-            size = (await self.facts(path)).size
-            if start > 0 and len(data) == size and len(data) >= stop:  # the range was ignored
+            facts = facts or await self.facts(path)
+            if len(data) == facts.size and len(data) > stop - start:  # the range was ignored
                 data = data[start:stop]
-            elif len(data) == size and start == 0 and len(data) > stop:
-                data = data[:stop]
-        return Answer(data, size)
+        return _answer(data, facts)
 
     async def facts(self, path: str) -> Facts:
         info = await self._call("info", path)
         if info.get("type") == "directory":
             raise FileNotFoundError(path)
-        etag = info.get("ETag") or info.get("etag") or info.get("md5")
-        modified = info.get("LastModified") or info.get("mtime") or info.get("created")
+        etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
+        modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
         return Facts(info.get("size"), None if etag is None else str(etag), None if modified is None else str(modified))
+
+    async def _facts_beyond(self, path: str, start: int, error: Exception) -> Facts | None:
+        """Return the facts of an object that ends before ``start``, if that may be what the error says."""
+        if getattr(error, "status", None) != 416 and "not satisfiable" not in str(error):
+            return None
+        facts = await self.facts(path)
+        return facts if facts.size is not None and facts.size <= start else None
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         try:
-            rows = await self._call("ls", path, True)
+            rows = await self._call("ls", path, detail=True)
         except NotImplementedError:
             return None
         out = []
@@ -82,26 +143,27 @@ class FsspecTarget:
         return None
 
     async def close(self) -> None:
-        return None
+        """The instance is not ours to close: fsspec shares it."""
 
-    async def _call(self, name: str, *args: Any) -> Any:
+    async def _call(self, name: str, path: str, **given: Any) -> Any:
         fs = self.fs
         if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
-            return await asyncio.get_running_loop().run_in_executor(_executor(), getattr(fs, name), *args)
+            method = getattr(fs, name)
+            turn = _threads.turn(fs, path)
+
+            def call() -> Any:
+                with turn:
+                    return method(path, **given)
+
+            return await in_thread(call)
         method = getattr(fs, "_" + name)
         if fs.asynchronous:
-            return await method(*args)
+            return await method(path, **given)
         home = fs.loop
         if home is asyncio.get_running_loop():
-            return await method(*args)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(*args), home))
+            return await method(path, **given)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(path, **given), home))
 
 
-def _register() -> None:
-    import os
-
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
-
-
-_register()
+def _answer(data: bytes, facts: Facts | None) -> Answer:
+    return Answer(data) if facts is None else Answer(data, facts.size, facts.etag, facts.last_modified)

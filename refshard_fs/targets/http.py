@@ -1,73 +1,82 @@
-"""HTTP(S) objects, read by ranged GETs whose status and ``Content-Range`` are checked (RFC 9110, section 14)."""
+"""HTTP(S) objects, read by ranged GETs with the options, and in a session, of fsspec's `HTTPFileSystem`.
+
+Redirects are followed here, not by aiohttp: what is meant for one server (headers, cookies,
+credentials) goes to no other one, and where they lead is remembered for a while.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import weakref
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import aiohttp
 from fsspec.implementations.http import HTTPFileSystem
+from fsspec.implementations.http import get_client as plain_client
+from yarl import URL
 
 from refshard_fs.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, Unfit
+from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.failures import Unreadable
+from refshard_fs.targets.ranged import failure_of, range_header, read_answer
 
 __all__ = ["HttpTarget"]
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")
-_PIECE = 1 << 16
+_REDIRECTS = frozenset([301, 302, 303, 307, 308])
+_MOST_REDIRECTS = 10
+_REMEMBERED = 60.0  # seconds; signed addresses that a server redirects to live longer
+_LOCATIONS = 4096
+_SECRET = frozenset(["headers", "auth", "cookies", "cookie_jar"])
+# A connection that stalls; how long a read may take in all is `Retry`'s matter.
+_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=60)
 
 
-class HttpStatus(OSError):
-    """A status that is no answer; ``retry_after`` is what the server asks for, in seconds."""
+class _Location(NamedTuple):
+    """Where an object is to be asked for: ``away`` from the server that its URL names, until a time of the loop."""
 
-    def __init__(self, status: int, reason: str, retry_after: float | None = None) -> None:
-        super().__init__(f"HTTP {status} {reason}".rstrip())
-        self.status = status
-        self.retry_after = retry_after
+    url: URL
+    away: bool = False
+    until: float | None = None
 
 
 class HttpTarget:
-    """The objects of all HTTP servers, by URL, with the options of one `HTTPFileSystem`, whose session is used."""
+    """The objects of all HTTP servers, by URL. ``admit`` is called with each address that a redirect leads to."""
 
-    def __init__(self, fs: HTTPFileSystem) -> None:
+    def __init__(self, fs: HTTPFileSystem, admit: Callable[[str], object] | None = None) -> None:
         self.fs = fs
+        self._admit = admit
         self._session: aiohttp.ClientSession | None = None
+        self._bare: aiohttp.ClientSession | None = None
+        given = dict(fs.kwargs)
+        self._follows = given.pop("allow_redirects", True)
+        self._headers = {"Accept-Encoding": "identity"}
+        self._own: dict[str, Any] = {"allow_redirects": False, "timeout": _STALLED, **given}
+        if "timeout" not in given and ("timeout" in fs.client_kwargs or fs.get_client is not plain_client):
+            del self._own["timeout"]
+        self._own_headers = {**self._headers, **(self._own.pop("headers", None) or {})}
+        self._foreign = {k: v for k, v in self._own.items() if k not in _SECRET and k != "params"}
+        self._locations: dict[str, _Location] = {}
 
-    async def read(self, path: str, start: int, stop: int | None) -> Answer:
-        whole = start == 0 and stop is None
-        headers = {"Accept-Encoding": "identity"}
-        if not whole:
-            headers["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{'' if stop is None else stop - 1}"
+    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
+        if stop is not None and stop <= start:
+            return Answer(b"")
+        headers: dict[str, str] = {}
+        if start or stop is not None:
+            headers["Range"] = range_header(start, stop)
+        if etag is not None:
+            headers["If-Match"] = etag
         async with await self._request("GET", path, headers) as response:
-            status = response.status
-            etag, modified = _versions(response)
-            if status == 206 and not whole:
-                total = _content_range(response, start, stop)
-                limit = None if stop is None else stop - start
-                return Answer(await _body(response, limit), total, etag, modified)
-            if status == 416 and not whole:
-                total = _total_of_416(response)
-                if total is not None and (start >= total or total == 0):
-                    return Answer(b"", total, etag, modified)
-            if status != 200:
-                raise _failure(response)
-            # The server knows no ranges: take what was asked for out of the whole.
-            total = response.content_length
-            data = await _body(response, stop, cut=True)
-            if stop is None or len(data) < stop:
-                total = len(data) if total is None else total
-                if len(data) != total:
-                    raise Unfit(f"the server promised {total} bytes and sent {len(data)}")
-            return Answer(data if whole else data[start:stop], total, etag, modified)
+            inflates = self._session is not None and self._session.auto_decompress
+            return await read_answer(response, start, stop, inflates=inflates)
 
     async def facts(self, path: str) -> Facts:
-        async with await self._request("HEAD", path, {"Accept-Encoding": "identity"}) as response:
+        async with await self._request("HEAD", path, {}) as response:
             if response.status in (404, 410):
-                raise _failure(response)
-            if response.status == 200 and response.content_length is not None:
-                return Facts(response.content_length, *_versions(response))
+                raise await failure_of(response)
+            headers = response.headers
+            if response.status == 200 and response.content_length is not None and "Content-Encoding" not in headers:
+                return Facts(response.content_length, headers.get("ETag"), headers.get("Last-Modified"))
         # HEAD is refused or says nothing: one byte tells the size.
         answer = await self.read(path, 0, 1)
         return Facts(answer.size, answer.etag, answer.last_modified)
@@ -79,74 +88,76 @@ class HttpTarget:
         return None
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in (self._session, self._bare):
+            if session is not None:
+                await session.close()
+        self._session = self._bare = None
 
-    async def _request(self, method: str, path: str, headers: dict[str, str]) -> aiohttp.ClientResponse:
+    async def _request(self, method: str, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        location = self._locations.get(path)
+        if location is None:
+            if len(self._locations) >= _LOCATIONS:
+                self._locations.clear()
+            location = self._locations[path] = _Location(self.fs.encode_url(path))
+        if location.until is None:
+            response = await self._send(method, location, headers)
+            if response.status not in _REDIRECTS or not self._follows:
+                return response
+            return await self._followed(method, path, location, headers, response)
+        if location.until > asyncio.get_running_loop().time():
+            response = await self._send(method, location, headers)
+            if response.status < 300 or response.status in (412, 416):
+                return response
+            response.release()
+        del self._locations[path]  # ask the server itself again
+        return await self._request(method, path, headers)
+
+    async def _followed(
+        self, method: str, path: str, home: _Location, headers: Mapping[str, str], response: aiohttp.ClientResponse
+    ) -> aiohttp.ClientResponse:
+        location = home
+        for _ in range(_MOST_REDIRECTS):
+            where = response.headers.get("Location", "")
+            response.release()
+            try:
+                url = location.url.join(URL(where, encoded=where.isascii()))
+            except ValueError as e:
+                raise Unreadable("the server redirects to what is no URL") from e
+            if not where or url.scheme not in ("http", "https") or not url.host:
+                raise Unreadable("the server redirects to where no HTTP server is")
+            if self._admit is not None:
+                self._admit(str(url))
+            # Never back among friends: the one in between chose where to go, and what for.
+            away = location.away or url.origin() != home.url.origin()
+            location = _Location(url, away, asyncio.get_running_loop().time() + _REMEMBERED)
+            response = await self._send(method, location, headers)
+            if response.status not in _REDIRECTS:
+                if response.status < 300:
+                    self._locations[path] = location
+                return response
+        response.release()
+        raise Unreadable(f"the server redirects more than {_MOST_REDIRECTS} times")
+
+    async def _send(self, method: str, location: _Location, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        if location.away:
+            session = await self._stranger()
+            return await session.request(method, location.url, headers={**self._headers, **headers}, **self._foreign)
+        session = self._session or await self._open()
+        return await session.request(method, location.url, headers={**self._own_headers, **headers}, **self._own)
+
+    async def _open(self) -> aiohttp.ClientSession:
+        session: aiohttp.ClientSession = await self.fs.set_session()
         if self._session is None:
-            self._session = await self.fs.set_session()
-            weakref.finalize(self, HTTPFileSystem.close_session, asyncio.get_running_loop(), self._session)
-        options: dict[str, Any] = {"allow_redirects": True, **self.fs.kwargs}
-        options["headers"] = {**headers, **options.get("headers", {})}
-        response: aiohttp.ClientResponse = await self._session.request(method, self.fs.encode_url(path), **options)
-        return response
+            self._session = session
+            weakref.finalize(self, HTTPFileSystem.close_session, asyncio.get_running_loop(), session)
+        return session
 
-
-def _versions(response: aiohttp.ClientResponse) -> tuple[str | None, str | None]:
-    return response.headers.get("ETag"), response.headers.get("Last-Modified")
-
-
-def _content_range(response: aiohttp.ClientResponse, start: int, stop: int | None) -> int | None:
-    """Check a partial answer's place in the object and return the object's size, if it is told."""
-    text = response.headers.get("Content-Range", "")
-    match = _CONTENT_RANGE.match(text)
-    if match is None:
-        raise Unfit(f"a partial answer without a valid Content-Range ({text!r})")
-    first, last = int(match[1]), int(match[2])
-    total = None if match[3] == "*" else int(match[3])
-    if start < 0:
-        right = total is not None and first == max(total + start, 0) and last == total - 1
-    else:
-        ends = {stop - 1 if stop is not None else None, total - 1 if total is not None else None}
-        right = first == start and (last in ends or None in ends) and (stop is None or last < stop)
-    if not right:
-        asked = f"bytes={start}-{'' if stop is None else stop - 1}"
-        raise Unfit(f"asked for {asked}, got the bytes of Content-Range {text!r}")
-    if response.content_length not in (None, last - first + 1):
-        raise Unfit(f"Content-Range {text!r} with {response.content_length} bytes")
-    return total
-
-
-def _total_of_416(response: aiohttp.ClientResponse) -> int | None:
-    match = re.match(r"bytes \*/(\d+)$", response.headers.get("Content-Range", ""))
-    return int(match[1]) if match else None
-
-
-async def _body(response: aiohttp.ClientResponse, limit: int | None, *, cut: bool = False) -> bytes:
-    """Return the body; never more than ``limit`` bytes and a few: with ``cut`` the rest is not wanted, else wrong."""
-    if limit is None or (not cut and response.content_length is not None and response.content_length <= limit):
-        return await response.read()
-    parts: list[bytes] = []
-    size = 0
-    while size < limit:
-        part = await response.content.read(min(limit - size, _PIECE * 16))
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-        size += len(part)
-    if cut:
-        if not response.content.at_eof():
-            response.close()  # the rest may be long
-    elif await response.content.read(1):
-        response.close()
-        raise Unfit(f"asked for {limit} bytes, got more")
-    return b"".join(parts)
-
-
-def _failure(response: aiohttp.ClientResponse) -> OSError:
-    if response.status in (404, 410):
-        return FileNotFoundError(f"HTTP {response.status} {response.reason}")
-    after = response.headers.get("Retry-After", "")
-    error = HttpStatus(response.status, response.reason or "", float(after) if after.isdigit() else None)
-    return error
+    async def _stranger(self) -> aiohttp.ClientSession:
+        """Return a session that carries nothing which was given for the first server."""
+        given = self.fs.client_kwargs
+        if not _SECRET.intersection(given):
+            return self._session or await self._open()
+        if self._bare is None:
+            self._bare = aiohttp.ClientSession(**{k: v for k, v in given.items() if k not in _SECRET | {"connector"}})
+            weakref.finalize(self, HTTPFileSystem.close_session, asyncio.get_running_loop(), self._bare)
+        return self._bare

@@ -1,4 +1,8 @@
-"""Local files, read with ``pread`` on a bounded pool of open files: no thread hop, no seek, no buffer."""
+"""Local files, read with ``pread`` on a bounded pool of open files: no thread hop, no seek, no buffer.
+
+Not memory-mapped: that is slower below about a megabyte, where the page faults cost more than
+the copy that ``pread`` makes, and a file that is cut short while it is mapped ends the process.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +12,54 @@ import threading
 from collections import OrderedDict
 
 from refshard_fs.model import Facts, Listed
-from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.answer import OWN, Answer
+from refshard_fs.targets.failures import Unreadable
 
 __all__ = ["LocalTarget"]
 
 OPEN_FILES = 64
 
+Identity = tuple[int, int, int]  # inode, time of the last change in ns, size
+
+
+def _identity(of: os.stat_result) -> Identity:
+    return of.st_ino, of.st_mtime_ns, of.st_size
+
+
+def _facts(identity: Identity) -> Facts:
+    inode, changed, size = identity
+    return Facts(size, f"{OWN}{inode:x}-{changed:x}-{size:x}", str(changed / 1e9))
+
 
 class _File:
     """An open descriptor; closed when the last reader lets go of it."""
 
-    __slots__ = ("descriptor", "etag", "size")
+    __slots__ = ("descriptor", "facts", "identity", "lock", "size")
 
     def __init__(self, path: str) -> None:
         self.descriptor = -1
         self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-        self.etag, self.size = _identity(os.fstat(self.descriptor))
+        self.identity = _identity(os.fstat(self.descriptor))
+        self.facts = _facts(self.identity)
+        self.size = self.identity[2]
+        self.lock = threading.Lock()
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
 
-def _identity(of: os.stat_result) -> tuple[str, int]:
-    return f"{of.st_ino:x}-{of.st_mtime_ns:x}-{of.st_size:x}", of.st_size
+def _seek_and_read(file: _File, length: int, start: int) -> bytes:
+    with file.lock:
+        os.lseek(file.descriptor, start, os.SEEK_SET)
+        return os.read(file.descriptor, length)
+
+
+def _pread(file: _File, length: int, start: int) -> bytes:
+    return os.pread(file.descriptor, length, start)
+
+
+_read_at = _pread if hasattr(os, "pread") else _seek_and_read  # Windows has none
 
 
 class LocalTarget:
@@ -43,20 +71,24 @@ class LocalTarget:
 
     def read_now(self, path: str, start: int, stop: int | None) -> Answer:
         file = self._file(path)
-        first = max(file.size + start, 0) if start < 0 else start
-        last = file.size if stop is None else min(stop, file.size)
-        data = self._pread(file, first, max(last - first, 0))
-        return Answer(data, file.size, file.etag)
+        size = file.size
+        if start < 0:
+            start = max(size + start, 0)
+        length = (size if stop is None or stop > size else stop) - start
+        data = b"" if length <= 0 else _read_at(file, length, start)
+        if 0 < len(data) < length:
+            data = _rest(file, data, start, length)
+        facts = file.facts
+        return Answer(data, size, facts.etag, facts.last_modified)
 
-    async def read(self, path: str, start: int, stop: int | None) -> Answer:
+    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
         return self.read_now(path, start, stop)
 
     async def facts(self, path: str) -> Facts:
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(path)
-        etag, size = _identity(found)
-        return Facts(size, etag)
+        return _facts(_identity(found))
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         with os.scandir(path) as entries:
@@ -70,30 +102,35 @@ class LocalTarget:
         with self._lock:
             self._files.clear()
 
+    def after_fork(self) -> None:
+        """Be usable in a child, whichever thread held the lock; the descriptors have no position to share."""
+        self._lock = threading.Lock()
+
     def _file(self, path: str) -> _File:
-        etag, _ = _identity(os.stat(path))
+        found = os.stat(path)
         with self._lock:
             file = self._files.get(path)
-            if file is not None and file.etag == etag:
+            if file is not None and file.identity == (found.st_ino, found.st_mtime_ns, found.st_size):
                 self._files.move_to_end(path)
                 return file
+        if not stat.S_ISREG(found.st_mode):
+            if stat.S_ISDIR(found.st_mode):
+                raise IsADirectoryError(path)
+            raise Unreadable(f"{path} is a pipe or a device, not a file")  # to open it may wait for ever
         file = _File(path)
         with self._lock:
             self._files[path] = file
             self._files.move_to_end(path)
-            if len(self._files) > OPEN_FILES:
+            while len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)
         return file
 
-    @staticmethod
-    def _pread(file: _File, start: int, length: int) -> bytes:
-        data = os.pread(file.descriptor, length, start)
-        if len(data) == length or not data:
-            return data
-        parts = [data]  # Linux returns at most 2 GiB a call
-        missing = length - len(data)
-        while missing and data:
-            data = os.pread(file.descriptor, missing, start + length - missing)
-            parts.append(data)
-            missing -= len(data)
-        return b"".join(parts)
+
+def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:
+    """Return ``data`` with what is missing of it: one call returns at most 2 GiB on Linux."""
+    parts = [data]
+    got = len(data)
+    while got < length and parts[-1]:
+        parts.append(_read_at(file, length - got, start + got))
+        got += len(parts[-1])
+    return b"".join(parts)

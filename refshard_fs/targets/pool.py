@@ -3,146 +3,185 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import fsspec
 import msgspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.data import DataFileSystem
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import policy
+from refshard_fs.stats import Stats
 from refshard_fs.targets.answer import Target
+from refshard_fs.targets.chain import ChainTarget
+from refshard_fs.targets.data_url import DataTarget
 from refshard_fs.targets.generic import FsspecTarget
 from refshard_fs.targets.http import HttpTarget
 from refshard_fs.targets.local import LocalTarget
+from refshard_fs.targets.memory import MemoryTarget
+from refshard_fs.targets.opened import Opened
+from refshard_fs.targets.retry import Retry
+from refshard_fs.targets.s3 import S3Target, is_s3fs
+from refshard_fs.targets.versions import Versions
 
 __all__ = ["Pool", "PoolOptions"]
 
-LOCAL = LocalTarget()  # descriptors belong to no event loop: the process shares them
+# These belong to no event loop: the process shares them.
+LOCAL = LocalTarget()
+AT_HAND: dict[type[AbstractFileSystem], Target] = {
+    LocalFileSystem: LOCAL,
+    MemoryFileSystem: MemoryTarget(),
+    DataFileSystem: DataTarget(),
+}
+_NEED_NO_LOOP = frozenset([*policy.LOCAL, "memory", "data"])
+
+PLACES = 4096
+
+Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
 
 
 class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     """How targets are opened.
 
     ``by_protocol`` maps a protocol to an instance or to options; ``by_prefix`` maps a URL
-    prefix to options, and the longest prefix wins over the protocol.
+    prefix to the same, and the longest prefix wins over the protocol.
     """
 
-    by_protocol: Mapping[str | None, AbstractFileSystem | Mapping[str, Any]] = {}
-    by_prefix: Mapping[str, Mapping[str, Any]] = {}
+    by_protocol: Mapping[str | None, Given] = {}
+    by_prefix: Mapping[str, Given] = {}
+    retry: Retry = Retry()
+    fast_s3: bool = True
 
 
 class Pool:
-    """The open targets of one event loop (``loop=None``: those that need none)."""
+    """The open targets of one event loop (``loop=None``: those that need none).
 
-    def __init__(self, options: PoolOptions, loop: asyncio.AbstractEventLoop | None) -> None:
+    ``versions`` are the session's: its pools hold every object to one version.
+    """
+
+    def __init__(
+        self,
+        options: PoolOptions,
+        loop: asyncio.AbstractEventLoop | None,
+        versions: Versions | None = None,
+        stats: Stats | None = None,
+    ) -> None:
         self._options = options
         self.loop = loop
-        self._targets: dict[object, Target | None] = {}
-        self._places: dict[str, tuple[Target, str]] = {}
+        self._versions = Versions() if versions is None else versions
+        self._stats = Stats() if stats is None else stats
+        self._targets: dict[object, Target] = {}
+        self._places: dict[str, tuple[Opened, str]] = {}
 
-    def place(self, url: str) -> tuple[Target, str] | None:
-        """Return the target that holds ``url`` and the path there; None where that takes an event loop."""
-        found = self._places.get(url)
-        if found is None:
+    def place(self, url: str) -> tuple[Opened, str] | None:
+        """Return the object at ``url`` and its path there; None where that takes an event loop."""
+        place = self._places.get(url)
+        if place is None:
             found = self._find(url)
-            if found is not None:
-                if len(self._places) > 4096:
-                    self._places.clear()
-                self._places[url] = found
-        return found
+            if found is None:
+                return None
+            target, path = found
+            if len(self._places) >= PLACES:
+                self._places.clear()
+            opened = Opened(target, self._versions.of(url), self._options.retry, self._stats)
+            place = self._places[url] = opened, path
+        return place
 
     async def close(self) -> None:
         """Let go of all connections."""
-        targets = [t for t in self._targets.values() if t is not None and t is not LOCAL]
+        targets = list(self._targets.values())
         self._targets.clear()
         self._places.clear()
         for target in targets:
             await target.close()
 
     def _find(self, url: str) -> tuple[Target, str] | None:
-        protocol = policy.protocol_of(url) or "file"
-        given = self._options.by_protocol.get(policy.protocol_of(url))
-        if given is None:
-            given = self._options.by_protocol.get(protocol)
+        named = policy.protocol_of(url)
+        protocol = named or "file"
         prefix = policy.longest_prefix(self._options.by_prefix, url)
-        chained = "::" in url
+        token: tuple[str, ...]
         if prefix is not None:
-            return self._opened(("prefix", prefix[0], protocol), url, protocol, prefix[1], chained)
+            token, given = ("prefix", prefix[0], protocol), prefix[1]
+        else:
+            by_protocol = self._options.by_protocol
+            token, given = (protocol,), by_protocol.get(named, by_protocol.get(protocol, {}))
         if isinstance(given, AbstractFileSystem):
-            return self._instance(protocol, given, url)
-        return self._opened(protocol, url, protocol, given or {}, chained)
+            return self._instance(token, given, url)
+        options = {k: v for k, v in given.items() if k not in ("asynchronous", "loop", "protocol")}
+        if "::" in url:
+            return self._kept((*token, "::"), lambda _: ChainTarget(options), url)
+        if protocol in _NEED_NO_LOOP and not options:
+            cls = fsspec.get_filesystem_class(protocol)
+            at_hand = AT_HAND.get(cls)
+            if at_hand is not None:
+                return at_hand, cls._strip_protocol(url)
+        return self._own(token, protocol, options, url)
 
-    def _instance(self, protocol: str, fs: AbstractFileSystem, url: str) -> tuple[Target, str] | None:
-        if _is_plain_local(fs):
-            return LOCAL, fs._strip_protocol(url)
-        if self.loop is None:
-            return None
-        target = self._targets.get(("instance", protocol))
-        if target is None:
-            target = _target(_for_loop(fs, self.loop))
-            self._targets["instance", protocol] = target
-        return target, fs._strip_protocol(url)
+    def _instance(self, token: tuple[str, ...], fs: AbstractFileSystem, url: str) -> tuple[Target, str] | None:
+        while type(fs) is AsyncFileSystemWrapper:
+            fs = fs.sync_fs
+        at_hand = AT_HAND.get(type(fs))
+        if at_hand is not None:
+            return at_hand, fs._strip_protocol(url)
+        return self._kept(
+            (*token, "instance"), lambda loop: self._target(self._for_loop(fs, loop)), fs._strip_protocol(url)
+        )
 
-    def _opened(
-        self, token: object, url: str, protocol: str, options: Mapping[str, Any], chained: bool
+    def _own(
+        self, token: tuple[str, ...], protocol: str, options: dict[str, Any], url: str
     ) -> tuple[Target, str] | None:
-        options = {k: v for k, v in options.items() if k not in ("asynchronous", "loop", "protocol")}
-        if chained:
-            # Each link of a chain is part of the filesystem's identity; fsspec caches the instances.
-            if self.loop is None:
-                return None
-            fs, path = fsspec.core.url_to_fs(url, **options)
-            token = (token, url.partition("::")[2])
-            target = self._targets.setdefault(token, FsspecTarget(fs))
-            assert target is not None
-            return target, path
-        if protocol in policy.LOCAL and not options:
-            return LOCAL, LocalFileSystem._strip_protocol(url)
+        cls = fsspec.get_filesystem_class(protocol)
+        named = cls._get_kwargs_from_urls(url)  # a host or a user
+        identity = (*token, repr(named)) if named else token
+        options = {**named, **options}
+
+        def opened(loop: asyncio.AbstractEventLoop) -> Target:
+            if issubclass(cls, AsyncFileSystem) and cls.async_impl:
+                return self._target(cls(**options, asynchronous=True, loop=loop, skip_instance_cache=True))
+            return FsspecTarget(fsspec.filesystem(protocol, **options))
+
+        return self._kept(identity, opened, cls._strip_protocol(url))
+
+    def _kept(
+        self, token: tuple[str, ...], make: Callable[[asyncio.AbstractEventLoop], Target], path: str
+    ) -> tuple[Target, str] | None:
         if self.loop is None:
             return None
         target = self._targets.get(token)
         if target is None:
-            cls = fsspec.get_filesystem_class(protocol)
-            target = self._targets[token] = _target(_open(cls, protocol, url, options, self.loop))
-        return target, fsspec.get_filesystem_class(protocol)._strip_protocol(url)
+            target = self._targets[token] = make(self.loop)
+        return target, path
+
+    def _target(self, fs: AbstractFileSystem) -> Target:
+        if type(fs) is HTTPFileSystem and fs.asynchronous:
+            return HttpTarget(fs)
+        if self._options.fast_s3 and is_s3fs(fs) and fs.asynchronous:
+            return S3Target(fs)
+        return FsspecTarget(fs)
+
+    def _for_loop(self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop) -> AbstractFileSystem:
+        """Return ``fs``, or its like on ``loop`` where that is needed, or lets us read without fsspec's help."""
+        if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
+            return fs
+        if type(fs) is not HTTPFileSystem and not (self._options.fast_s3 and is_s3fs(fs)):
+            if not fs.asynchronous:
+                return fs  # its own loop runs in a thread: calls are handed over
+            home = getattr(fs, "_refshard_home", None)
+            if home is None or home is loop:
+                fs._refshard_home = loop
+                return fs
+        options = {
+            k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop", "skip_instance_cache")
+        }
+        return type(fs)(*fs.storage_args, **options, asynchronous=True, loop=loop, skip_instance_cache=True)
 
 
-def _open(
-    cls: type[AbstractFileSystem],
-    protocol: str,
-    url: str,
-    options: dict[str, Any],
-    loop: asyncio.AbstractEventLoop,
-) -> AbstractFileSystem:
-    options = {**cls._get_kwargs_from_urls(url), **options}
-    if issubclass(cls, AsyncFileSystem) and cls.async_impl:
-        return cls(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
-    return fsspec.filesystem(protocol, **options)
-
-
-def _for_loop(fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop) -> AbstractFileSystem:
-    """Return ``fs``, or for an asynchronous instance of a known other loop its like on this one."""
-    if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
-        return fs
-    if not fs.asynchronous:
-        return fs  # its own loop runs in a thread: calls are handed over
-    home = getattr(fs, "_refshard_home", None)
-    if home is None or home is loop:
-        fs._refshard_home = loop
-        return fs
-    options = {k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop")}
-    return type(fs)(*fs.storage_args, **options, asynchronous=True, loop=loop, skip_instance_cache=True)
-
-
-def _target(fs: AbstractFileSystem) -> Target:
-    if type(fs) is HTTPFileSystem and fs.asynchronous:
-        return HttpTarget(fs)
-    return FsspecTarget(fs)
-
-
-def _is_plain_local(fs: AbstractFileSystem) -> bool:
-    return type(fs) is LocalFileSystem
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=LOCAL.after_fork)

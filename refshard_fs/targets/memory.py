@@ -1,0 +1,70 @@
+"""The files of ``memory://``, read as slices of what the process holds: no event loop, and no thread."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import Any
+
+from fsspec.implementations.memory import MemoryFileSystem
+
+from refshard_fs.model import Facts, Listed
+from refshard_fs.targets.answer import OWN, Answer
+
+__all__ = ["MemoryTarget"]
+
+
+class MemoryTarget:
+    """All files of `MemoryFileSystem`, which the process has one set of."""
+
+    def __init__(self) -> None:
+        self._fs = MemoryFileSystem()
+        self._lock = threading.Lock()
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._next = itertools.count(1)
+
+    def read_now(self, path: str, start: int, stop: int | None) -> Answer:
+        file = self._file(path)
+        view = file.getbuffer()
+        try:
+            data = bytes(view[start:stop])
+            size = len(view)
+        finally:
+            view.release()  # a writer could not go on while it lives
+        return Answer(data, size, self._etag(file, size))
+
+    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
+        return self.read_now(path, start, stop)
+
+    async def facts(self, path: str) -> Facts:
+        file = self._file(path)
+        size = file.getbuffer().nbytes
+        return Facts(size, self._etag(file, size))
+
+    async def names(self, path: str) -> tuple[Listed, ...] | None:
+        rows = self._fs.ls(path, detail=True)
+        if [row["name"] for row in rows if row["type"] == "file"] == [path]:
+            raise NotADirectoryError(path)
+        named = (
+            Listed(name, None, True) if row["type"] == "directory" else Listed(name, row["size"])
+            for row in rows
+            for name in (row["name"].rpartition("/")[2],)
+        )
+        return tuple(sorted(named, key=lambda listed: listed.name))
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _file(self, path: str) -> Any:
+        try:
+            return self._fs.store[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    def _etag(self, file: Any, size: int) -> str:
+        number = self._numbers.get(file)
+        if number is None:
+            with self._lock:
+                number = self._numbers.setdefault(file, next(self._next))
+        return f"{OWN}{number}-{file.modified.timestamp()}-{size}"

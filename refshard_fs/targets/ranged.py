@@ -1,0 +1,148 @@
+"""The answer to one ranged GET, held against what was asked: status, ``Content-Range``, length (RFC 9110, 14)."""
+
+from __future__ import annotations
+
+import re
+
+import aiohttp
+
+from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.failures import Denied, HttpStatus, Incomplete, Unfit
+
+__all__ = ["failure_of", "range_header", "read_answer"]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")
+_NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
+_S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
+_S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
+_PIECE = 1 << 20
+_ERROR_TEXT = 1 << 12
+_IDENTITY = ("", "identity")
+_INFLATED = ("gzip", "deflate")
+
+
+def range_header(start: int, stop: int | None) -> str:
+    """Return the Range of bytes ``[start, stop)``; a negative start counts from the end."""
+    if stop is None:
+        return f"bytes={start}-" if start >= 0 else f"bytes={start}"
+    return f"bytes={start}-{stop - 1}"
+
+
+async def read_answer(
+    response: aiohttp.ClientResponse, start: int, stop: int | None, *, inflates: bool = False
+) -> Answer:
+    """Return what ``response`` brings of bytes ``[start, stop)``; all that is not just that is an error.
+
+    A server that knows no ranges sends the whole object: then the range is taken out of it.
+    ``inflates`` says that the client has undone such a body's compression.
+    """
+    headers = response.headers
+    status = response.status
+    etag, modified = headers.get("ETag"), headers.get("Last-Modified")
+    if status == 206:
+        if headers.get("Content-Encoding", "") not in _IDENTITY:
+            raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
+        sent = response.content_length
+        length, total = _placed(headers.get("Content-Range", ""), sent, start, stop)
+        return Answer(await _exactly(response, length, sent), total, etag, modified)
+    if status == 200:
+        data, total = await _cut(response, stop, inflates)
+        return Answer(data if start == 0 else data[start:stop], total, etag, modified)
+    if status == 416:
+        text = await _error_text(response)
+        size = _size_told(headers.get("Content-Range", ""), text)
+        if size is not None and (start >= size or size == 0):
+            return Answer(b"", size, etag, modified)
+        raise _status(response, text)
+    raise await failure_of(response)
+
+
+async def failure_of(response: aiohttp.ClientResponse) -> OSError:
+    """Return what a status other than 2xx means; absence is FileNotFoundError."""
+    return _status(response, await _error_text(response))
+
+
+def _status(response: aiohttp.ClientResponse, text: bytes) -> OSError:
+    match = _S3_CODE.search(text)
+    code = match[1].decode() if match else ""
+    status = response.status
+    if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
+        return FileNotFoundError(f"HTTP {status}")
+    after = response.headers.get("Retry-After", "")
+    wait = float(after) if after.isascii() and after.isdigit() else None
+    return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)
+
+
+def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:
+    """Return the length of a partial answer and the object's size, if told; Unfit if it is not the range asked for."""
+    match = _CONTENT_RANGE.match(text)
+    if match is None:
+        raise Unfit(f"a partial answer without a valid Content-Range ({text!r})")
+    first, last = int(match[1]), int(match[2])
+    total = None if match[3] == "*" else int(match[3])
+    if start < 0:
+        right = total is not None and first == max(total + start, 0) and last == total - 1
+    elif stop is None:
+        right = first == start and total is not None and last == total - 1
+    else:
+        right = first == start and (last == stop - 1 or (total is not None and last == total - 1 and last < stop))
+    if not right:
+        asked = range_header(start, stop)
+        raise Unfit(f"asked for {asked}, got the bytes of Content-Range {text!r}")
+    length = last - first + 1
+    if sent is not None and sent != length:
+        raise (Incomplete if sent < length else Unfit)(f"Content-Range {text!r} with {sent} bytes")
+    return length, total
+
+
+async def _exactly(response: aiohttp.ClientResponse, length: int, sent: int | None) -> bytes:
+    """Return a body of ``length`` bytes, reading hardly more than that if it is longer."""
+    data = await (_at_most(response, length + 1) if sent is None else response.read())
+    if len(data) != length:
+        if len(data) > length:
+            raise Unfit(f"asked for {length} bytes, got more")
+        raise Incomplete(f"the answer ended after {len(data)} of {length} bytes")
+    return data
+
+
+async def _cut(response: aiohttp.ClientResponse, stop: int | None, inflates: bool) -> tuple[bytes, int | None]:
+    """Return the first ``stop`` bytes of a whole object, and its size where it is known."""
+    encoding = response.headers.get("Content-Encoding", "")
+    plain = encoding in _IDENTITY
+    if not plain and not (inflates and encoding in _INFLATED):
+        raise Unfit("the answer is compressed, though the plain object was asked for")
+    told = response.content_length if plain else None
+    if stop is None or (told is not None and told <= stop):
+        data = await response.read()
+        if told is not None and len(data) != told:
+            raise Incomplete(f"the server promised {told} bytes and sent {len(data)}")
+        return data, len(data)
+    data = await _at_most(response, stop)
+    return data, told if told is not None or len(data) == stop else len(data)
+
+
+async def _at_most(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """Return the first ``limit`` bytes of a body; the rest, which may be long, is not waited for."""
+    parts: list[bytes] = []
+    missing = limit
+    while missing:
+        part = await response.content.read(min(missing, _PIECE))
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        missing -= len(part)
+    if not response.content.at_eof():
+        response.close()
+    return b"".join(parts)
+
+
+async def _error_text(response: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await _at_most(response, _ERROR_TEXT)
+    except aiohttp.ClientError:
+        return b""  # the status says enough
+
+
+def _size_told(content_range: str, text: bytes) -> int | None:
+    match = _NO_SUCH_RANGE.match(content_range) or _S3_SIZE.search(text)
+    return int(match[1]) if match else None
