@@ -64,7 +64,7 @@ def test_loops_in_threads_read_side_by_side(source: Any) -> None:
 
         try:
             asyncio.run(read())
-        except BaseException as e:  # noqa: BLE001  # handed to the test
+        except BaseException as e:  # handed to the test
             failures.append(e)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
