@@ -44,6 +44,9 @@ class ChunkTable:
         # Indexing a memoryview gives a Python int, five times faster than indexing the array.
         self._targets, self._offsets, self._lengths = targets.data, offsets.data, lengths.data
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.grid, self.targets, self.offsets, self.lengths, self.numbers)
+
     @classmethod
     def from_rows(cls, grid: ChunkGrid, rows: Iterable[tuple[int, Row]]) -> ChunkTable:
         """Return the table of (chunk number, row) pairs in any order; the last one of a number wins."""

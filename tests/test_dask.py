@@ -1,0 +1,74 @@
+"""dask reads through us: threads, processes, and a cluster whose workers open the set themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import ReferenceNotReachable
+from tests.test_zarr import VALUES, reference_set
+
+xr = pytest.importorskip("xarray")
+dask = pytest.importorskip("dask")
+distributed = pytest.importorskip("distributed")
+ZARR_2 = pytest.importorskip("zarr").__version__.startswith("2.")
+
+pytestmark = pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesystem with zarr 3")
+
+
+@pytest.fixture
+def source(http_server: Any, tmp_path: Path) -> dict[str, Any]:
+    refs, data = reference_set(http_server.put("/x.bin", b""))
+    http_server.put("/x.bin", data)
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    return {"path": str(tmp_path / "refs.json"), "dict": refs}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with (
+        dask.config.set({"distributed.worker.daemon": True, "distributed.comm.timeouts.connect": "60s"}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address=None
+        ) as running,
+        distributed.Client(running) as client,
+    ):
+        yield client
+
+
+def opened(fo: Any, how: str) -> Any:
+    if how == "zarr":
+        return xr.open_zarr("refshard://", storage_options={"fo": fo}, consolidated=False, chunks={})
+    from refshard_fs.xarray_backend import RefShardBackend
+
+    return xr.open_dataset(fo, engine=RefShardBackend, chunks={})
+
+
+@pytest.mark.parametrize("held", ["path", "dict"])
+@pytest.mark.parametrize("how", ["zarr", "engine"])
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+def test_local_schedulers_read_the_values(source: Any, held: str, how: str, scheduler: str) -> None:
+    ds = opened(source[held], how)
+    assert ds.a.chunks == ((2, 2, 2, 2), (3, 3))
+    with dask.config.set({"multiprocessing.context": "spawn", "num_workers": 2}):
+        np.testing.assert_array_equal(ds.a.data.compute(scheduler=scheduler), VALUES)
+
+
+@pytest.mark.parametrize("held", ["path", "dict"])
+@pytest.mark.parametrize("how", ["zarr", "engine"])
+def test_a_cluster_reads_the_values(source: Any, held: str, how: str, cluster: Any) -> None:
+    ds = opened(source[held], how)
+    np.testing.assert_array_equal(ds.a.values, VALUES)
+    assert int((ds.a * 2).sum()) == 2 * VALUES.sum()
+
+
+def test_a_failed_read_on_a_worker_reaches_the_user_whole(source: Any, cluster: Any, http_server: Any) -> None:
+    ds = opened(source["dict"], "zarr")
+    http_server.fault(403, "/x.bin")
+    with pytest.raises(ReferenceNotReachable, match="a/"):
+        ds.a.values  # noqa: B018  # the access is what is tested

@@ -1,0 +1,60 @@
+"""A real S3 server behind manifest and references, with keys and anonymous."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from numcodecs.zstd import Zstd
+
+from refshard_fs import RefShardFileSystem
+from tests.test_zarr import VALUES, open_group, reference_set
+
+
+@pytest.fixture
+def bucket(s3_server: Any, request: pytest.FixtureRequest) -> str:
+    name = "t" + str(abs(hash(request.node.name)))[:12]
+    s3_server.create_bucket(name)
+    refs, data = reference_set(f"s3://{name}/deep/x.bin")
+    s3_server.put(f"{name}/deep/x.bin", data)
+    s3_server.put(f"{name}/refs.json.zst", bytes(Zstd().encode(json.dumps({"version": 1, "refs": refs}).encode())))
+    return name
+
+
+@pytest.mark.parametrize("who", ["keys", "anonymous"])
+def test_manifest_and_references_on_s3(who: str, s3_server: Any, bucket: str) -> None:
+    options = s3_server.storage_options if who == "keys" else s3_server.anonymous_options
+    fs = fsspec.filesystem(
+        "refshard",
+        fo=f"s3://{bucket}/refs.json.zst",
+        remote_protocol="s3",
+        remote_options=options,
+        target_options=options,
+    )
+    np.testing.assert_array_equal(open_group(fs)["a"][...], VALUES)
+    assert fs.cat_file("g/b/3.1") == VALUES[6:, 3:].tobytes()
+    assert fs.stats()["requests"] > 0
+
+
+def test_remote_options_open_the_manifest_too(s3_server: Any, bucket: str) -> None:
+    fs = RefShardFileSystem(
+        fo=f"s3://{bucket}/refs.json.zst", remote_protocol="s3", remote_options=s3_server.anonymous_options
+    )
+    assert fs.cat_file("a/0.0") == VALUES[:2, :3].tobytes()
+
+
+def test_options_go_by_url_prefix(s3_server: Any, bucket: str) -> None:
+    options = {f"s3://{bucket}/": s3_server.storage_options}
+    fs = RefShardFileSystem(fo=f"s3://{bucket}/refs.json.zst", options=options)
+    assert fs.cat_file("a/0.0") == VALUES[:2, :3].tobytes()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_instance_of_s3fs_serves_the_references(asynchronous: bool, s3_server: Any, bucket: str) -> None:
+    instance = fsspec.filesystem("s3", **s3_server.storage_options, asynchronous=asynchronous, skip_instance_cache=True)
+    refs, _ = reference_set(f"s3://{bucket}/deep/x.bin")
+    group = open_group(RefShardFileSystem(fo=refs, fs=instance))
+    np.testing.assert_array_equal(group["a"][...], VALUES)
