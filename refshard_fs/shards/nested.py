@@ -1,0 +1,76 @@
+"""Inner chunks in shards, in shards of shards, to any depth: which slot of which index, by arithmetic alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from refshard_fs.keys import ChunkGrid
+from refshard_fs.shards.layout import Cut, Level, Step
+
+__all__ = ["Nest", "NestedLayout"]
+
+_PLANS = 1024  # kept of a grid whose shards differ in size
+
+
+class Nest(NamedTuple):
+    """One level of shards: each of its slots holds ``part`` inner chunks along each dimension of the array.
+
+    ``axes`` are the array's dimensions in the order in which slots are counted, slowest first;
+    ``level`` gives the index of a shard with a given number of slots.
+    """
+
+    part: tuple[int, ...]
+    axes: tuple[int, ...]
+    level: Callable[[int], Level]
+
+
+class _Turn(NamedTuple):
+    part: tuple[int, ...]
+    strides: tuple[int, ...]
+    level: Level
+
+
+class NestedLayout:
+    """A `ShardLayout` of levels of shards, outermost first; the innermost ``part`` is one chunk."""
+
+    def __init__(self, grid: ChunkGrid, cuts: tuple[Cut, ...], nests: Sequence[Nest]) -> None:
+        self.grid = grid
+        self.cuts = cuts
+        self._nests = tuple(nests)
+        self._plans: dict[tuple[int, ...], tuple[_Turn, ...]] = {}
+
+    def steps(self, places: Sequence[int], lengths: Sequence[int]) -> list[Step]:
+        key = tuple(lengths)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._plan(key)
+        *outer, last = plan
+        out = []
+        for part, strides, level in outer:
+            slot = 0
+            rest = []
+            for place, length, stride in zip(places, part, strides, strict=True):
+                number, place = divmod(place, length)
+                slot += number * stride
+                rest.append(place)
+            out.append(Step(level, slot))
+            places = rest
+        out.append(Step(last.level, sum(map(int.__mul__, places, last.strides))))
+        return out
+
+    def _plan(self, lengths: tuple[int, ...]) -> tuple[_Turn, ...]:
+        turns = []
+        for part, axes, level in self._nests:
+            counts = [length // inner for length, inner in zip(lengths, part, strict=True)]
+            strides = [0] * len(counts)
+            stride = 1
+            for axis in reversed(axes):
+                strides[axis] = stride
+                stride *= counts[axis]
+            turns.append(_Turn(part, tuple(strides), level(math.prod(counts))))
+            lengths = part
+        return tuple(turns)
