@@ -10,11 +10,14 @@ from refshard_fs import manifests, shards
 from refshard_fs.errors import SourceNotReachable, UnknownSource
 from refshard_fs.formats import HEAD, Document, Format, OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.kerchunk_json import resolver
+from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
 from refshard_fs.policy import relative_to
+from refshard_fs.shards.view import ShardView
 
-__all__ = ["formats", "open_bytes", "open_source"]
+__all__ = ["formats", "open_bytes", "open_references", "open_source"]
 
 
 @cache
@@ -45,12 +48,22 @@ def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> 
     return (yield from _open(Probe("<bytes>", Facts(len(data)), data), options, format))
 
 
+def open_references(refs: ReferenceSet, options: OpenOptions) -> KeySpace:
+    """Open a reference set that is at hand; nothing needs to be read."""
+    steps = shown(FlatKeySpace(refs, resolver(options, None), "the given references"), options)
+    try:
+        need = next(steps)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]  # a generator's result is typed Any there
+    raise RuntimeError(f"references at hand need {need!r}")
+
+
 def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySpace]:
     known = formats()
     if format is not None:
         if format not in known:
             raise UnknownSource(f"format={format!r} is not known; there are: {', '.join(sorted(known))}")
-        return (yield from known[format].open(probe, options))
+        return (yield from shown((yield from known[format].open(probe, options)), options))
     fitting = [f for f in known.values() if f.recognises(probe)]
     if len(fitting) != 1:
         what = "a directory with " + (", ".join(sorted(probe.names)[:8]) or "nothing known in it")
@@ -59,7 +72,19 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
         names = ", ".join(f.name for f in fitting or known.values())
         verdict = "fits several formats" if fitting else "is no source that is known"
         raise UnknownSource(f"{probe.url} is {what}: it {verdict} ({names}). Name one with format=")
-    return (yield from fitting[0].open(probe, options))
+    return (yield from shown((yield from fitting[0].open(probe, options)), options))
+
+
+def shown(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
+    """Return ``keyspace`` as the user wants to see it: sharded arrays as their inner chunks, or as they are."""
+    if options.shards == "whole":
+        return keyspace
+    view = ShardView(keyspace, options.shard_options)
+    yield from view.learn()
+    match keyspace:
+        case FlatKeySpace(holds_all_metadata=True) if not view.shards_anything:
+            return keyspace
+    return view
 
 
 def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:

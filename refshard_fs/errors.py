@@ -13,6 +13,7 @@ __all__ = [
     "ConflictError",
     "DamagedIndex",
     "ManifestError",
+    "NotListable",
     "ReferenceNotReachable",
     "RefShardError",
     "SourceNotReachable",
@@ -40,6 +41,10 @@ class SourceNotReachable(RefShardError):
     No FileNotFoundError even where the manifest is missing: a worker that cannot find it
     must not take every chunk for a missing one.
     """
+
+
+class NotListable(RefShardError, NotImplementedError):
+    """A source that can be read and not be listed, as plain HTTP cannot."""
 
 
 class ReferenceNotReachable(RefShardError, _FsspecNotReachable):

@@ -24,7 +24,8 @@ class OpenOptions(msgspec.Struct, frozen=True):
     target: str | None = None
     protocol: str | None = None  # of bare URLs
     bare_as_is: bool = False  # bare URLs are paths of the filesystem that the user gave
-    shards: str = "inner"
+    shards: str = "inner"  # or "whole"
+    shard_options: tuple[tuple[str, Any], ...] = ()
     cache_size: int = 128
     extra: tuple[tuple[str, Any], ...] = ()
 

@@ -25,6 +25,8 @@ from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.plan import KIB, MIB, Limits
 from refshard_fs.policy import longest_prefix
 from refshard_fs.session import Session, SessionOptions
+from refshard_fs.shards.layout import check_options
+from refshard_fs.shards.view import ShardView
 from refshard_fs.targets import PoolOptions, Retry
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
@@ -82,6 +84,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         Whether S3 is read by requests of our own, where that can work, instead of s3fs's.
     cache_size:
         Partitions of a lazily read manifest that are kept at a time.
+    shards, shard_options:
+        ``"inner"`` shows sharded arrays as ordinary arrays of their inner chunks; ``"whole"``
+        leaves them as they are. The options say of zarr v2 prototype shards what no file
+        tells: ``{"endian": "big"}``, ``{"slots": "morton"}``.
 
     Raises
     ------
@@ -122,9 +128,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         options: Mapping[str, Mapping[str, Any]] | None = None,
         base_url: str | None = None,
         format: str | None = None,
+        shards: str = "inner",
+        shard_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if shards not in ("inner", "whole"):
+            raise ValueError(f"shards={shards!r}: it is 'inner' or 'whole'")
+        check_options(shard_options or {})
         self.fo = fo
         by_protocol, bare = _by_protocol(fs, remote_protocol, remote_options)
         by_prefix = dict(options or {})
@@ -144,6 +155,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                     target=target,
                     protocol=bare,
                     bare_as_is=_has_bare_paths(by_protocol.get(None)),
+                    shards=shards,
+                    shard_options=tuple(sorted((shard_options or {}).items())),
                     cache_size=cache_size,
                 ),
                 format=format,
@@ -169,6 +182,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     def references(self) -> Mapping[str, Any]:
         """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``."""
         keyspace = self._opened()
+        if isinstance(keyspace, ShardView):
+            keyspace = keyspace.base
         if not isinstance(keyspace, FlatKeySpace):
             raise NotImplementedError(f"a source of type {type(keyspace).__name__} has no references")
         return References(keyspace.refs)

@@ -20,8 +20,7 @@ from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.immediate import Immediate
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.manifests.kerchunk_json import resolver
-from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet
+from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.plan import Limits
 from refshard_fs.policy import protocol_of
 from refshard_fs.stats import Stats
@@ -75,7 +74,7 @@ class Session:
         if self._keyspace is None and isinstance(self.options.source, Held):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
-                self._adopt(FlatKeySpace(content, resolver(self.options.open, None), "the given references"))
+                self._adopt(catalog.open_references(content, self.options.open))
         return self._keyspace
 
     def engine(self) -> Engine:

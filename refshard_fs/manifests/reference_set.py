@@ -172,6 +172,11 @@ class FlatKeySpace:
                 except ValueError as e:
                     raise ManifestError(f"{key!r} of {self.where}: {e}") from e
 
+    @property
+    def holds_all_metadata(self) -> bool:
+        """Whether the metadata of every array is inline, and so no array can be learnt of by reading."""
+        return not any(type(v) is Row and parent(k)[1] in (".zarray", "zarr.json") for k, v in self.refs.side.items())
+
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
         return self.find(key)

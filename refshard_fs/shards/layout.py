@@ -69,17 +69,25 @@ class Level(Protocol, Hashable):
 
 
 class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
-    """How the index of a shard of ``size`` bytes is decoded; ``cut`` bytes were read after it."""
+    """How the index of ``shard``, a key of ``array``, is decoded.
+
+    ``size`` is the shard's, less the trailer, if it is known; ``cut`` bytes of trailer were read after the index.
+    """
 
     level: Level
+    shard: str
+    array: str
     size: int | None = None
     cut: int = 0
 
     def decode(self, data: bytes) -> Table:
-        need = self.level.length + self.cut
-        if len(data) != need:
-            raise ValueError(f"it has {len(data)} bytes, too few for its index, which takes {need}")
-        return self.level.table(data[: self.level.length], self.size)
+        length = self.level.length
+        try:
+            if len(data) != length + self.cut:
+                raise ValueError(f"there are {len(data)} bytes where its index takes {length + self.cut}")
+            return self.level.table(data[:length], self.size)
+        except ValueError as e:
+            raise ValueError(f"shard {self.shard!r} of array {self.array!r}: {e}") from e
 
 
 class Step(NamedTuple):

@@ -1,0 +1,152 @@
+"""A zarr hierarchy as a source: every object below a prefix is a key, whatever filesystem holds it. No I/O here.
+
+Where the target can list, so does the hierarchy. Where it cannot (plain HTTP), groups are
+listed from consolidated metadata; what that does not tell is an error, never an empty
+listing, and reads are not concerned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from refshard_fs import zarrmeta
+from refshard_fs.errors import NotListable
+from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.model import Entry, Listed, Load, Names, Span, Stat, Steps
+
+__all__ = ["FORMAT", "Hierarchy"]
+
+_MARKERS = ("zarr.json", ".zgroup", ".zarray")
+_ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")
+
+
+class Hierarchy:
+    """The keys below ``url``; an absent object is no key. ``listable`` tells whether the target can list."""
+
+    def __init__(self, url: str, *, listable: bool) -> None:
+        self.url = url
+        self.listable = listable
+        self.grids: Mapping[str, ChunkGrid] = {}
+        self._url_of = _locator(url)
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        yield from ()
+        return Span(self._url_of(key), optional=True) if _is_inside(key) else None
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        if prefix and not _is_inside(prefix):
+            return None
+        if self.listable:
+            names = yield Names(self._url_of(prefix))
+            return None if names is None else sorted(names, key=lambda listed: listed.name)
+        return _listing((yield from self._consolidated()), prefix, self.url)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if not prefix:
+            return True
+        if not _is_inside(prefix):
+            return False
+        if self.listable:
+            return (yield Names(self._url_of(prefix))) is not None
+        markers = yield tuple(Stat(self._url_of(f"{prefix}/{marker}")) for marker in _MARKERS)
+        return any(facts is not None for facts in markers)
+
+    def _consolidated(self) -> Steps[_Known]:
+        found = yield tuple(
+            Load(Span(self._url_of(name), optional=True), _Consolidated(name)) for name in (".zmetadata", "zarr.json")
+        )
+        return next((known for known in found if known is not None and known.keys), _Known())
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What consolidated metadata tells: the keys of all metadata, and the paths of arrays."""
+
+    keys: frozenset[str] = frozenset()
+    arrays: frozenset[str] = frozenset()
+
+
+class _Consolidated(msgspec.Struct, frozen=True):
+    """How the consolidated metadata document called ``name`` is read."""
+
+    name: str
+
+    def decode(self, data: bytes) -> _Known:
+        doc = zarrmeta.loads(data)
+        if not isinstance(doc, dict):
+            return _Known()
+        arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
+        if self.name == "zarr.json":
+            return _Known(frozenset(_members("", doc)), arrays)
+        return _Known(frozenset([*doc.get("metadata", {}), self.name]), arrays)
+
+
+def _members(path: str, doc: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the key of each ``zarr.json`` that stands in that of the group at ``path``, this one included."""
+    match doc:
+        case {"consolidated_metadata": {"metadata": dict(members)}}:
+            yield join(path, "zarr.json")
+            for name, member in members.items():
+                yield f"{join(path, name)}/zarr.json"
+                if isinstance(member, dict):
+                    yield from _members(join(path, name), member)
+
+
+def _listing(known: _Known, prefix: str, url: str) -> list[Listed] | None:
+    stem = prefix + "/" if prefix else ""
+    names: dict[str, bool] = {}
+    for key in known.keys:
+        if key.startswith(stem):
+            name, deeper, _ = key[len(stem) :].partition("/")
+            names[name] = names.get(name, False) or bool(deeper)
+    if prefix in known.arrays or not names:
+        raise NotListable(
+            f"{url} cannot be listed, and no consolidated metadata tells what lies in {prefix or 'its root'!r}; "
+            "keys can still be read by their names"
+        )
+    return [Listed(name, None, names[name]) for name in sorted(names)]
+
+
+def _is_inside(key: str) -> bool:
+    """Whether ``key`` names something below the prefix: no step of it climbs, stays in place or is empty."""
+    return not any(part in ("", ".", "..") for part in key.split("/"))
+
+
+def _locator(url: str) -> Callable[[str], str]:
+    """Return the function from keys to URLs: a key goes before a query (a signature), and into an archive."""
+    head, sep, tail = url.partition("::")
+    if sep and "://" not in head and head not in _ARCHIVES:  # e.g. simplecache::https://...
+        inner = _locator(tail)
+        return lambda key: f"{head}::{inner(key)}"
+    if sep and "://" not in head:
+        return lambda key: f"{head}://{key}::{tail}"
+    query = ""
+    is_http = head.startswith(("http://", "https://"))
+    if is_http:
+        head, mark, query = head.partition("?")
+        query = mark + query
+    stem = head.rstrip("/") if not head.endswith("://") else head
+    slash = "" if stem.endswith("://") else "/"
+
+    def locate(key: str) -> str:
+        path = quote(key) if is_http else key
+        return f"{stem}{slash if key else ''}{path}{query}{sep}{tail}"
+
+    return locate
+
+
+def _recognises(probe: Probe) -> bool:
+    return probe.is_directory and not probe.names.isdisjoint(_MARKERS)
+
+
+def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    names = yield Names(probe.url)
+    return Hierarchy(probe.url, listable=names is not None)
+
+
+FORMAT = Format("zarr-hierarchy", _recognises, _open, markers=_MARKERS)
