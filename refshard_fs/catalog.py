@@ -40,7 +40,13 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
     SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
     """
     known = formats()
-    return (yield from _open((yield from _probe(url, known)), options, format))
+    probe = yield from _probe(url, known)
+    if format is None and not probe.is_directory and not any(f.recognises(probe) for f in known.values()):
+        try:  # a web server may answer a directory's URL with a page about it
+            probe = yield from _probe_directory(url, known)
+        except SourceNotReachable:
+            pass
+    return (yield from _open(probe, options, format))
 
 
 def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
@@ -88,12 +94,22 @@ def shown(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
 
 
 def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
-    facts: Facts | None = yield Stat(url)
+    try:
+        facts: Facts | None = yield Stat(url)
+    except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
+        try:
+            return (yield from _probe_directory(url, known))
+        except SourceNotReachable:
+            raise e from None
     if facts is not None and not url.endswith("/"):
         head = b""
         if facts.size != 0:
             head = yield Load(Span(url, 0, HEAD, exact=False), Raw())
         return Probe(url, facts, head)
+    return (yield from _probe_directory(url, known))
+
+
+def _probe_directory(url: str, known: dict[str, Format]) -> Steps[Probe]:
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(relative_to(url, name)) for name in wanted)
     documents = yield from _documents(url, dict(zip(wanted, stats, strict=True)))

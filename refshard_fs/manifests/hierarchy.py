@@ -141,7 +141,10 @@ def _locator(url: str) -> Callable[[str], str]:
 
 
 def _recognises(probe: Probe) -> bool:
-    return probe.is_directory and not probe.names.isdisjoint(_MARKERS)
+    if probe.is_directory and not probe.names.isdisjoint(_MARKERS):
+        return True
+    consolidated = probe.documents.get(".zmetadata")
+    return consolidated is not None and b'"record_size"' not in consolidated.data
 
 
 def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:

@@ -8,7 +8,6 @@ parties register one through the entry point group ``refshard.shards``. No I/O h
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
@@ -182,10 +181,9 @@ class ShardFormat(msgspec.Struct, frozen=True):
 def shard_formats() -> tuple[ShardFormat, ...]:
     """Return this package's shard formats, and those of the entry point group ``refshard.shards``."""
     found: dict[str, ShardFormat] = {}
-    for module in pkgutil.iter_modules(shards.__path__, shards.__name__ + "."):
-        known = getattr(importlib.import_module(module.name), "SHARD_FORMAT", None)
-        if known is not None:
-            found[known.name] = known
+    for name in shards.SHARD_FORMATS:
+        known: ShardFormat = importlib.import_module(f"{shards.__name__}.{name}").SHARD_FORMAT
+        found[known.name] = known
     for entry in entry_points(group="refshard.shards"):
         known = entry.load()
         found[known.name] = known
