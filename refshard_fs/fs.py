@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -20,8 +20,11 @@ from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
+from refshard_fs.manifests.lazy_references import LazyReferences
 from refshard_fs.manifests.reference_set import FlatKeySpace, References
 from refshard_fs.mapper import RefShardFile, RefShardMap
+from refshard_fs.model import Steps
 from refshard_fs.plan import KIB, MIB, Limits
 from refshard_fs.policy import longest_prefix
 from refshard_fs.session import Session, SessionOptions
@@ -126,6 +129,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     ) -> None:
         super().__init__(**kwargs)
         self.fo = fo
+        self._lazy: LazyReferences | None = None
         by_protocol, bare = _by_protocol(fs, remote_protocol, remote_options)
         by_prefix = dict(options or {})
         if isinstance(fo, str):
@@ -168,10 +172,15 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     @property
     def references(self) -> Mapping[str, Any]:
         """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``."""
-        keyspace = self._opened()
-        if not isinstance(keyspace, FlatKeySpace):
-            raise NotImplementedError(f"a source of type {type(keyspace).__name__} has no references")
-        return References(keyspace.refs)
+        match self._opened():
+            case FlatKeySpace(refs=refs):
+                return References(refs)
+            case ParquetKeySpace() as keyspace:
+                if self._lazy is None or self._lazy.keyspace is not keyspace:
+                    self._lazy = LazyReferences(keyspace, self._look)
+                return self._lazy
+            case other:
+                raise NotImplementedError(f"a source of type {type(other).__name__} has no references")
 
     @property
     def fss(self) -> dict[str | None, Any]:
@@ -206,8 +215,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     def _opened(self) -> KeySpace:
         keyspace = self._session.opened()
         if keyspace is None:
-            keyspace = sync(self.loop, self._session.keyspace)
+            keyspace = sync(self.loop or get_loop(), self._session.keyspace)
         return keyspace
+
+    def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any:
+        """Return what ``steps()`` return, at once if possible; an error names ``key``."""
+        found = self._session.look_now(steps())
+        return sync(self.loop or get_loop(), self._session.look, key, steps()) if found is None else found.value
 
     # ------------------------------------------------------------------ paths
 
