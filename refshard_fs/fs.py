@@ -27,6 +27,7 @@ from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.model import Steps
 from refshard_fs.plan import KIB, MIB, Limits
 from refshard_fs.policy import longest_prefix
+from refshard_fs.save import RECORD_SIZE, SetFormat, respelling, save
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.targets import PoolOptions, Retry
 
@@ -196,21 +197,33 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         self._session.invalidate()
         super().invalidate_cache(path)
 
-    def save_json(self, url: str, **storage_options: Any) -> None:
-        """Write the references as a version 0 JSON set to ``url``."""
-        references = self.references
-        if not isinstance(references, References):
-            raise NotImplementedError("only a reference set can be saved as JSON")
-        with fsspec.open(url, "wb", **storage_options) as f:
-            f.write(references.to_json())
+    def save(
+        self,
+        url: str,
+        format: SetFormat | None = None,
+        record_size: int = RECORD_SIZE,
+        overwrite: bool = False,
+        **storage_options: Any,
+    ) -> None:
+        """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set; URLs keep their meaning.
 
-    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Return a JSON form of the arguments, as fsspec's; a source held in memory is named, and spelled if small."""
-        stand_in = object.__new__(type(self))
-        stand_in.storage_args = tuple(a.spelled() if isinstance(a, Held) else a for a in self.storage_args)
-        stand_in.storage_options = self.storage_options
-        out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
-        return out
+        Without ``format``, a name that ends in ``.json`` makes it JSON. Of a parquet set,
+        ``record_size`` is the number of references per file. It goes to a new or empty
+        directory, or with ``overwrite`` in the place of another parquet set; JSON replaces
+        what was there. Each file appears whole or not at all.
+
+        Raises ManifestError, which names the key, where the format cannot hold a reference:
+        then nothing is written. fsspec's own reader takes parquet sets of zarr version 2
+        with ``.`` between coordinates.
+        """
+        kind: SetFormat = format or ("json" if url.rstrip("/").endswith(".json") else "parquet")
+        options = self._session.options
+        respell = respelling(options.open, options.source if isinstance(options.source, str) else None, url)
+        save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options)
+
+    def save_json(self, url: str, **storage_options: Any) -> None:
+        """Write the references as a JSON set to ``url``."""
+        self.save(url, "json", **storage_options)
 
     def _opened(self) -> KeySpace:
         keyspace = self._session.opened()

@@ -267,7 +267,7 @@ def encode(partition: Partition) -> bytes:
         "size": pa.array(lengths),
     }
     if inline:
-        columns["raw"] = pa.array(map(inline.get, range(len(partition))), pa.binary(), len(partition))
+        columns["raw"] = pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition))
     out = io.BytesIO()
     parquet.write_table(
         pa.table(columns),
