@@ -63,19 +63,19 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
 
 
 def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
-    facts: Facts | None = yield Stat(url)
+    facts: Facts | None = yield Stat(url, fresh=True)
     if facts is not None and not url.endswith("/"):
         head = b""
         if facts.size != 0:
-            head = yield Load(Span(url, 0, HEAD, exact=False), Raw())
+            head = yield Load(Span(url, 0, HEAD, exact=False, pin=_pin(facts)), Raw())
         return Probe(url, facts, head)
     wanted = sorted({d for f in known.values() for d in f.documents})
-    names, *stats = yield NamesOf(url), *(Stat(relative_to(url, name)) for name in wanted)
+    names, *stats = yield NamesOf(url), *(Stat(relative_to(url, name), fresh=True) for name in wanted)
     documents = yield from _documents(url, dict(zip(wanted, stats, strict=True)))
     if names is not None and names:
         return Probe(url, None, b"", frozenset(n.name for n in names), documents)
     markers = sorted({m for f in known.values() for m in f.markers})
-    there = yield tuple(Stat(relative_to(url, marker)) for marker in markers)
+    there = yield tuple(Stat(relative_to(url, marker), fresh=True) for marker in markers)
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
         raise SourceNotReachable(f"{url}: there is nothing here that could be read as a source")
@@ -84,7 +84,10 @@ def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
 
 def _documents(url: str, facts: dict[str, Facts | None]) -> Steps[dict[str, Document]]:
     there = {name: f for name, f in facts.items() if f is not None}
-    pins = [Pin(f.etag, f.last_modified, f.size) for f in there.values()]
-    spans = [Span(relative_to(url, name), optional=True, pin=pin) for name, pin in zip(there, pins, strict=True)]
+    spans = [Span(relative_to(url, name), optional=True, pin=_pin(f)) for name, f in there.items()]
     read = yield tuple(Load(span, Raw()) for span in spans)
     return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}
+
+
+def _pin(facts: Facts) -> Pin:
+    return Pin(facts.etag, facts.last_modified, facts.size)
