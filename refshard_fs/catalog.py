@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Any
 
 from refshard_fs import manifests, shards
 from refshard_fs.errors import SourceNotReachable, UnknownSource
 from refshard_fs.formats import HEAD, Document, Format, OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.kerchunk_json import resolver
-from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet
+from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
+from refshard_fs.manifests.lazy_references import LazyReferences, Look
+from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
 from refshard_fs.policy import relative_to
 from refshard_fs.shards.view import ShardView
 
-__all__ = ["formats", "open_bytes", "open_references", "open_source"]
+__all__ = ["beneath", "formats", "open_bytes", "open_references", "open_source", "references_of", "some_urls"]
 
 
 @cache
@@ -95,7 +99,7 @@ def shown(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
 
 def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
     try:
-        facts: Facts | None = yield Stat(url)
+        facts: Facts | None = yield Stat(url, fresh=True)
     except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
         try:
             return (yield from _probe_directory(url, known))
@@ -104,19 +108,19 @@ def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
     if facts is not None and not url.endswith("/"):
         head = b""
         if facts.size != 0:
-            head = yield Load(Span(url, 0, HEAD, exact=False), Raw())
+            head = yield Load(Span(url, 0, HEAD, exact=False, pin=_pin(facts)), Raw())
         return Probe(url, facts, head)
     return (yield from _probe_directory(url, known))
 
 
 def _probe_directory(url: str, known: dict[str, Format]) -> Steps[Probe]:
     wanted = sorted({d for f in known.values() for d in f.documents})
-    names, *stats = yield NamesOf(url), *(Stat(relative_to(url, name)) for name in wanted)
+    names, *stats = yield NamesOf(url), *(Stat(relative_to(url, name), fresh=True) for name in wanted)
     documents = yield from _documents(url, dict(zip(wanted, stats, strict=True)))
     if names is not None and names:
         return Probe(url, None, b"", frozenset(n.name for n in names), documents)
     markers = sorted({m for f in known.values() for m in f.markers})
-    there = yield tuple(Stat(relative_to(url, marker)) for marker in markers)
+    there = yield tuple(Stat(relative_to(url, marker), fresh=True) for marker in markers)
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
         raise SourceNotReachable(f"{url}: there is nothing here that could be read as a source")
@@ -125,7 +129,37 @@ def _probe_directory(url: str, known: dict[str, Format]) -> Steps[Probe]:
 
 def _documents(url: str, facts: dict[str, Facts | None]) -> Steps[dict[str, Document]]:
     there = {name: f for name, f in facts.items() if f is not None}
-    pins = [Pin(f.etag, f.last_modified, f.size) for f in there.values()]
-    spans = [Span(relative_to(url, name), optional=True, pin=pin) for name, pin in zip(there, pins, strict=True)]
+    spans = [Span(relative_to(url, name), optional=True, pin=_pin(f)) for name, f in there.items()]
     read = yield tuple(Load(span, Raw()) for span in spans)
     return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}
+
+
+def _pin(facts: Facts) -> Pin:
+    return Pin(facts.etag, facts.last_modified, facts.size)
+
+
+def beneath(keyspace: KeySpace) -> KeySpace:
+    """Return what the user's source is, without the views that are put over it."""
+    return keyspace.base if isinstance(keyspace, ShardView) else keyspace
+
+
+def some_urls(keyspace: KeySpace) -> Steps[Sequence[str | None]]:
+    """Return some URLs that the references of an opened source name, as written."""
+    match beneath(keyspace):
+        case FlatKeySpace(urls=urls):
+            return urls
+        case ParquetKeySpace() as lazy:
+            return (yield from lazy.some_urls())
+        case _:
+            return ()
+
+
+def references_of(keyspace: KeySpace, look: Look) -> Mapping[str, Any]:
+    """Return the references of an opened source as a mapping; ``look`` runs the look-ups of one that is read lazily."""
+    match beneath(keyspace):
+        case FlatKeySpace(refs=refs):
+            return References(refs)
+        case ParquetKeySpace() as lazy:
+            return LazyReferences(lazy, look)
+        case other:
+            raise NotImplementedError(f"a source of type {type(other).__name__} has no references")

@@ -1,4 +1,4 @@
-"""The command ``refshard``: what a source holds, on a terminal or as JSON.
+"""The command ``refshard``: what a source holds, on a terminal or as JSON; references from one format to another.
 
 Exit status: 0, or 1 where the source or a key cannot be read (one line on stderr says
 why), or 2 where the command line is wrong.
@@ -18,6 +18,7 @@ import msgspec
 from refshard_fs import __version__
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.save import RECORD_SIZE
 from refshard_fs.summary import Summary, summarise
 
 __all__ = ["main"]
@@ -47,7 +48,6 @@ def _fail(reason: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     source = argparse.ArgumentParser(add_help=False)
     source.add_argument("source", metavar="SOURCE", help="path or fsspec URL of a reference set")
-    source.add_argument("--json", action="store_true", help="print JSON")
     opening = source.add_argument_group("how it is opened")
     opening.add_argument(
         "--fo-option", metavar="KEY=VALUE", type=_pair, action="append", help="option of the source's filesystem"
@@ -62,15 +62,33 @@ def _parser() -> argparse.ArgumentParser:
         help="any other argument of RefShardFileSystem; VALUE is JSON, or else text",
     )
 
-    parser = argparse.ArgumentParser(prog="refshard", description="See what a reference set or an archive holds.")
+    printing = argparse.ArgumentParser(add_help=False)
+    printing.add_argument("--json", action="store_true", help="print JSON")
+
+    parser = argparse.ArgumentParser(
+        prog="refshard", description="See what a reference set or an archive holds; convert it."
+    )
     parser.add_argument("--version", action="version", version=f"refshard_fs {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    info = commands.add_parser("info", parents=[source], help="groups, arrays, and chunks present of possible")
+    info = commands.add_parser(
+        "info", parents=[source, printing], help="groups, arrays, and chunks present of possible"
+    )
     info.set_defaults(command=_info)
-    ls = commands.add_parser("ls", parents=[source], help="keys directly below a path")
+    ls = commands.add_parser("ls", parents=[source, printing], help="keys directly below a path")
     ls.add_argument("path", metavar="PATH", nargs="?", default="", help="a directory or a key; default: the root")
     ls.add_argument("-l", "--long", action="store_true", help="sizes in bytes too")
     ls.set_defaults(command=_ls)
+    convert = commands.add_parser("convert", parents=[source], help="write a reference set as parquet or JSON")
+    convert.add_argument("destination", metavar="DESTINATION", help="path or fsspec URL; a name in .json makes it JSON")
+    convert.add_argument("--format", choices=["parquet", "json"], help="default: by the name of DESTINATION")
+    convert.add_argument(
+        "--record-size", metavar="N", type=int, default=RECORD_SIZE, help="references per parquet file (%(default)s)"
+    )
+    convert.add_argument("--overwrite", action="store_true", help="replace a parquet set that is there")
+    convert.add_argument(
+        "--to-option", metavar="KEY=VALUE", type=_pair, action="append", help="option of DESTINATION's filesystem"
+    )
+    convert.set_defaults(command=_convert)
     return parser
 
 
@@ -142,6 +160,16 @@ def _ls(arguments: argparse.Namespace) -> None:
         names = [f"{size:>{width}}  {name}" for size, name in zip(sizes, names, strict=True)]
     for name in names:
         print(name)
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    _open(arguments).save(
+        arguments.destination,
+        arguments.format,
+        record_size=arguments.record_size,
+        overwrite=arguments.overwrite,
+        **dict(arguments.to_option or ()),
+    )
 
 
 def _size(entry: dict[str, Any]) -> str:

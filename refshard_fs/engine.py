@@ -249,6 +249,8 @@ class Engine:
         return results
 
     def _known(self, need: Need) -> Any:
+        if isinstance(need, Stat) and need.fresh:
+            return None
         return self._cache.get((self._token, need))
 
     async def need(self, need: Need) -> Any:

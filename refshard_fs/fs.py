@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -14,19 +14,19 @@ from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs import listing
+from refshard_fs import catalog, listing
 from refshard_fs.engine import Request
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.manifests.reference_set import FlatKeySpace, References
 from refshard_fs.mapper import RefShardFile, RefShardMap
+from refshard_fs.model import Steps
 from refshard_fs.plan import KIB, MIB, Limits
 from refshard_fs.policy import longest_prefix
+from refshard_fs.save import RECORD_SIZE, SetFormat, respelling, save
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
-from refshard_fs.shards.view import ShardView
 from refshard_fs.targets import PoolOptions, Retry
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
@@ -181,12 +181,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     @property
     def references(self) -> Mapping[str, Any]:
         """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``."""
-        keyspace = self._opened()
-        if isinstance(keyspace, ShardView):
-            keyspace = keyspace.base
-        if not isinstance(keyspace, FlatKeySpace):
-            raise NotImplementedError(f"a source of type {type(keyspace).__name__} has no references")
-        return References(keyspace.refs)
+        return catalog.references_of(self._opened(), self._look)
 
     @property
     def fss(self) -> dict[str | None, Any]:
@@ -202,13 +197,33 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         self._session.invalidate()
         super().invalidate_cache(path)
 
+    def save(
+        self,
+        url: str,
+        format: SetFormat | None = None,
+        record_size: int = RECORD_SIZE,
+        overwrite: bool = False,
+        **storage_options: Any,
+    ) -> None:
+        """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set; URLs keep their meaning.
+
+        Without ``format``, a name that ends in ``.json`` makes it JSON. Of a parquet set,
+        ``record_size`` is the number of references per file. It goes to a new or empty
+        directory, or with ``overwrite`` in the place of another parquet set; JSON replaces
+        what was there. Each file appears whole or not at all.
+
+        Raises ManifestError, which names the key, where the format cannot hold a reference:
+        then nothing is written. fsspec's own reader takes parquet sets of zarr version 2
+        with ``.`` between coordinates.
+        """
+        kind: SetFormat = format or ("json" if url.rstrip("/").endswith(".json") else "parquet")
+        options = self._session.options
+        respell = respelling(options.open, options.source if isinstance(options.source, str) else None, url)
+        save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options)
+
     def save_json(self, url: str, **storage_options: Any) -> None:
-        """Write the references as a version 0 JSON set to ``url``."""
-        references = self.references
-        if not isinstance(references, References):
-            raise NotImplementedError("only a reference set can be saved as JSON")
-        with fsspec.open(url, "wb", **storage_options) as f:
-            f.write(references.to_json())
+        """Write the references as a JSON set to ``url``."""
+        self.save(url, "json", **storage_options)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return a JSON form of the arguments, as fsspec's; a source held in memory is named, and spelled if small."""
@@ -221,8 +236,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     def _opened(self) -> KeySpace:
         keyspace = self._session.opened()
         if keyspace is None:
-            keyspace = sync(self.loop, self._session.keyspace)
+            keyspace = sync(self.loop or get_loop(), self._session.keyspace)
         return keyspace
+
+    def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any:
+        """Return what ``steps()`` return, at once if possible; an error names ``key``."""
+        found = self._session.look_now(steps())
+        return sync(self.loop or get_loop(), self._session.look, key, steps()) if found is None else found.value
 
     # ------------------------------------------------------------------ paths
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from refshard_fs.cache import Cache
 from refshard_fs.engine import Request, blame, fail
@@ -11,13 +11,13 @@ from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, check
 
-__all__ = ["Immediate"]
+__all__ = ["Found", "Immediate"]
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """What a look-up that could be done at once returned."""
 
-    entry: Entry | None
+    value: Any
 
 
 class Immediate:
@@ -33,12 +33,12 @@ class Immediate:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
         key = request.key
         try:
-            found = self._look(keyspace.lookup(key))
+            found = self.look(keyspace.lookup(key))
         except Exception as e:  # noqa: BLE001  # raised again, with the key it is about
             raise blame(key, e) from (e.__cause__ or e)
         if found is None:
             return None
-        entry = found.entry
+        entry: Entry | None = found.value
         if entry is None:
             raise FileNotFoundError(key)
         try:
@@ -56,7 +56,8 @@ class Immediate:
             self._stats.add(keys=1)
         return data
 
-    def _look(self, steps: Steps[Entry | None]) -> _Found | None:
+    def look(self, steps: Steps[Any]) -> Found | None:
+        """Return what ``steps`` return if all they need is in the cache."""
         answer = None
         try:
             while True:
@@ -67,7 +68,7 @@ class Immediate:
                 if answer is None:
                     break
         except StopIteration as stop:
-            return _Found(stop.value)
+            return Found(stop.value)
         steps.close()
         return None
 

@@ -213,9 +213,10 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """Needed: `Facts` of the object at ``url``. Answer: None if there is none."""
+    """Needed: `Facts` of the object at ``url``; ``fresh``: not remembered ones. Answer: None if there is none."""
 
     url: str
+    fresh: bool = False
 
 
 class Listed(msgspec.Struct, frozen=True):

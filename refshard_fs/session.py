@@ -7,8 +7,8 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,15 +18,18 @@ from refshard_fs.engine import Engine, Request
 from refshard_fs.errors import RefShardError, SourceNotReachable
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
-from refshard_fs.immediate import Immediate
+from refshard_fs.immediate import Found, Immediate
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.model import Steps
 from refshard_fs.plan import Limits
 from refshard_fs.policy import protocol_of
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, PoolOptions, Versions
 
 __all__ = ["Session", "SessionOptions"]
+
+T = TypeVar("T")
 
 INDEXES = Cache(1 << 30)  # what the process remembers of manifests and shard indexes, in bytes
 
@@ -74,7 +77,8 @@ class Session:
         if self._keyspace is None and isinstance(self.options.source, Held):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
-                self._adopt(catalog.open_references(content, self.options.open))
+                keyspace = catalog.open_references(content, self.options.open)
+                self._adopt(keyspace, getattr(keyspace, "urls", ()))
         return self._keyspace
 
     def engine(self) -> Engine:
@@ -116,11 +120,22 @@ class Session:
         keyspace = self._keyspace or self.opened()
         return None if keyspace is None else self._at_once(keyspace, request)
 
+    def look_now(self, steps: Steps[Any]) -> Found | None:
+        """Return what ``steps`` return if all they need is in the cache; any thread may call this."""
+        return self._reader().look(steps)
+
+    async def look(self, key: str, steps: Steps[T]) -> T:
+        """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
+        return await self.engine().run_for(key, steps)
+
     def _at_once(self, keyspace: KeySpace, request: Request) -> bytes | None:
+        return self._reader().read(keyspace, request)
+
+    def _reader(self) -> Immediate:
         immediate = self._immediate
         if immediate is None:
             immediate = self._immediate = Immediate(self._pool(None), INDEXES, self.stats, self.options.token)
-        return immediate.read(keyspace, request)
+        return immediate
 
     async def _open(self) -> KeySpace:
         keyspace = self.opened()
@@ -135,18 +150,25 @@ class Session:
                     raise TypeError(f"{held!r} should have been open")
             try:
                 keyspace = await self.engine().run(steps)
+                urls = await self._some_urls(keyspace)
             except RefShardError:
                 raise
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
                 raise SourceNotReachable(f"{options.source} cannot be opened: {reason}") from e
-            self._adopt(keyspace)
+            self._adopt(keyspace, urls)
         return keyspace
 
-    def _adopt(self, keyspace: KeySpace) -> None:
+    async def _some_urls(self, keyspace: KeySpace) -> Iterable[str | None]:
+        """Return URLs that the references name, if they are of use; a set that is read lazily has to look for some."""
+        if not self.options.fallback:
+            return ()
+        return await self.engine().run(catalog.some_urls(keyspace))
+
+    def _adopt(self, keyspace: KeySpace, urls: Iterable[str | None]) -> None:
         """Take ``keyspace`` as opened. Options without a protocol go to the first that its references name."""
         if self.options.fallback:
-            protocol = next(filter(None, map(protocol_of, filter(None, getattr(keyspace, "urls", ())))), None)
+            protocol = next(filter(None, map(protocol_of, filter(None, urls))), None)
             if protocol is not None and protocol not in self._pool_options.by_protocol:
                 known = {**self._pool_options.by_protocol, protocol: self.options.fallback}
                 self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known)

@@ -29,7 +29,7 @@ METADATA = ".zmetadata"
 BATCH = 8  # partitions that a listing asks for at a time
 MEMO = 4096  # resolved URLs that are remembered
 
-Value = dict[str, Any] | bytes | tuple[str, Row]
+Value = dict[str, Any] | bytes | tuple[str | None, Row]
 
 
 def partition_name(array: str, number: int) -> str:
@@ -125,11 +125,11 @@ class ParquetKeySpace:
         self.layout = Layout(document, relative_to(root, METADATA))
         self.document = document
         self.grids: Mapping[str, ChunkGrid] = self.layout.grids
-        self._resolve = resolve
+        self.resolve = resolve
         self._version = version
         self._quota = Quota(root, cache_size)
         self._loads: dict[tuple[str, int], Load] = {}
-        self._resolved: dict[str, str] = {}
+        self._resolved: dict[str | None, str] = {}
         self._tree: dict[str, dict[str, bool]] | None = None
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -187,7 +187,7 @@ class ParquetKeySpace:
                 return sorted(n for n in found if n is not None and n in wanted)
         return list(wanted)
 
-    def some_urls(self) -> Steps[Sequence[str]]:
+    def some_urls(self) -> Steps[Sequence[str | None]]:
         """Return the URLs, as written, of the first partition that has any."""
         for array, grid in self.grids.items():
             for number in (yield from self.stored(array, 0, grid.size)):
@@ -256,12 +256,12 @@ class ParquetKeySpace:
                 return True
         return False
 
-    def _absolute(self, url: str) -> str:
+    def _absolute(self, url: str | None) -> str:
         resolved = self._resolved.get(url)
         if resolved is None:
             if len(self._resolved) > MEMO:
                 self._resolved.clear()
-            resolved = self._resolved[url] = self._resolve(url)
+            resolved = self._resolved[url] = self.resolve(url)
         return resolved
 
     def _metadata_size(self, key: str) -> int:

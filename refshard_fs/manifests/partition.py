@@ -30,15 +30,15 @@ COLUMNS = ("path", "offset", "size", "raw")
 class Partition:
     """References of consecutive chunks of one array; immutable.
 
-    A row's target is a place in ``urls`` (as written), ABSENT where the row has data in
-    ``inline`` or there is no such chunk; its length may be WHOLE.
+    A row's target is a place in ``urls`` (as written; None: the default target), ABSENT where
+    the row has data in ``inline`` or there is no such chunk; its length may be WHOLE.
     """
 
     __slots__ = ("_lengths", "_offsets", "_targets", "inline", "lengths", "offsets", "targets", "urls")
 
     def __init__(
         self,
-        urls: Sequence[str],
+        urls: Sequence[str | None],
         targets: UInt32s,
         offsets: UInt64s,
         lengths: UInt64s,
@@ -56,9 +56,8 @@ class Partition:
     def nbytes(self) -> int:
         """Bytes of memory that it takes, roughly."""
         columns = self.targets.nbytes + self.offsets.nbytes + self.lengths.nbytes
-        return (
-            columns + sum(map(len, self.urls)) + 60 * len(self.urls) + sum(len(v) + 130 for v in self.inline.values())
-        )
+        texts = sum(len(url or "") + 60 for url in self.urls)
+        return columns + texts + sum(len(data) + 130 for data in self.inline.values())
 
     def value(self, row: int) -> Row | bytes | None:
         """Return the reference or data in ``row``, or None if there is no such chunk."""
@@ -268,7 +267,7 @@ def encode(partition: Partition) -> bytes:
         "size": pa.array(lengths),
     }
     if inline:
-        columns["raw"] = pa.array(map(inline.get, range(len(partition))), pa.binary(), len(partition))
+        columns["raw"] = pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition))
     out = io.BytesIO()
     parquet.write_table(
         pa.table(columns),

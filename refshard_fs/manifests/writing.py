@@ -1,0 +1,129 @@
+"""References as the bytes of a JSON or a parquet set, piece by piece. No I/O here.
+
+What a format cannot hold is a ManifestError that names the key.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from refshard_fs import zarrmeta
+from refshard_fs.columns import ABSENT, WHOLE
+from refshard_fs.errors import ManifestError
+from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.manifests.kerchunk_parquet import METADATA
+from refshard_fs.manifests.partition import OFFSETS, Partition, encode
+from refshard_fs.manifests.reference_set import decode
+
+__all__ = ["JSON_END", "JSON_START", "chunk_members", "layout_document", "member", "parquet_partition"]
+
+JSON_START: Final = b"{"  # version 0: no URL can be taken for a template
+JSON_END: Final = b"}"
+
+
+def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> bytes:
+    """Return the ``.zmetadata`` of a parquet set with these documents, all of which must be metadata."""
+    metadata: dict[str, Any] = {}
+    for key, value in documents:
+        match value:
+            case list():
+                raise ManifestError(f"{key!r} is a reference, and no chunk of an array: a parquet set cannot hold it")
+            case _ if not zarrmeta.is_metadata(key):
+                raise ManifestError(
+                    f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it"
+                )
+            case dict():
+                document = value
+            case _:
+                document = _object(key, value)
+        if key != METADATA:  # the set has its own
+            metadata[key] = document
+    return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
+
+
+def _object(key: str, value: str | bytes) -> dict[str, Any]:
+    try:
+        document = zarrmeta.loads(decode(value))
+    except ValueError as e:
+        raise ManifestError(f"{key!r} is not JSON, and a parquet set holds metadata as such: {e}") from e
+    if not isinstance(document, dict):
+        raise ManifestError(f"{key!r} is no JSON object, and a parquet set holds metadata as such")
+    return document
+
+
+def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Partition, *, dry: bool = False) -> bytes:
+    """Return the parquet file of the chunks ``numbers`` of ``array``; ``dry``: only see whether there can be one."""
+    there = partition.targets != ABSENT
+    spans = there & (partition.lengths != WHOLE)
+    beyond = spans & ((partition.offsets >= OFFSETS) | (partition.lengths >= OFFSETS))
+    for row in np.flatnonzero(beyond).tolist():
+        offset, length = int(partition.offsets[row]), int(partition.lengths[row])
+        key = join(array, grid.tail(numbers.start + row))
+        raise ManifestError(f"{key!r} has the offset {offset} and the length {length}: parquet has 63 bits for each")
+    if None in partition.urls:
+        row = int(np.flatnonzero(there & (partition.targets == partition.urls.index(None)))[0])
+        key = join(array, grid.tail(numbers.start + row))
+        raise ManifestError(f"{key!r} has no URL, which to parquet is no reference: open the source with target=")
+    return b"" if dry else encode(partition)
+
+
+def member(key: str, value: Any) -> bytes:
+    """Return one member of a JSON set; ``value`` is an object, text, data or a list."""
+    match value:
+        case list():
+            return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(value)
+        case dict():
+            text = zarrmeta.dumps(value).decode()
+        case bytes():
+            text = _text(value)
+        case _:
+            text = value
+    return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(text)
+
+
+def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partition) -> bytes:
+    """Return the members of a JSON set for all chunks in ``partition``, which are among ``numbers``."""
+    rows = partition.present(0, len(partition))
+    stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
+    tails = _tails(grid, np.array(rows, np.int64) + numbers.start)
+    inline = partition.inline
+    urls = [zarrmeta.dumps(url).decode() for url in partition.urls]
+    out = []
+    for row, tail, target, offset, length in zip(
+        rows,
+        tails,
+        partition.targets[rows].tolist(),
+        partition.offsets[rows].tolist(),
+        partition.lengths[rows].tolist(),
+        strict=True,
+    ):
+        if target == ABSENT:
+            out.append(f'{stem}{tail}":{zarrmeta.dumps(_text(inline[row])).decode()}')
+        elif length == WHOLE:
+            out.append(f'{stem}{tail}":[{urls[target]}]')
+        else:
+            out.append(f'{stem}{tail}":[{urls[target]},{offset},{length}]')
+    return ",".join(out).encode()
+
+
+def _tails(grid: ChunkGrid, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Iterable[str]:
+    """Return the keys of chunks relative to their array: `ChunkGrid.tail`, of many at once."""
+    if not grid.counts:
+        return map(grid.tail, numbers.tolist())
+    columns: list[Iterable[str]] = [map(str, column.tolist()) for column in np.unravel_index(numbers, grid.counts)]
+    if grid.encoding.name == "default":
+        columns.insert(0, ["c"] * len(numbers))
+    return map(grid.encoding.separator.join, zip(*columns, strict=True))
+
+
+def _text(data: bytes) -> str:
+    """Return data as a JSON set spells it."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "base64:"
+    return text if not text.startswith("base64:") else "base64:" + base64.b64encode(data).decode()

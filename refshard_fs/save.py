@@ -1,0 +1,158 @@
+"""Write references as a parquet or a JSON set, a partition at a time: memory does not grow with their number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, Literal
+
+from refshard_fs import policy
+from refshard_fs.catalog import beneath
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats import OpenOptions
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests import writing
+from refshard_fs.manifests.kerchunk_json import resolver
+from refshard_fs.manifests.kerchunk_parquet import METADATA, Layout, ParquetKeySpace, partition_name
+from refshard_fs.manifests.partition import Partition, require_pyarrow
+from refshard_fs.manifests.reference_set import FlatKeySpace
+from refshard_fs.manifests.reference_stream import FlatStream, ParquetStream, ReferenceStream, Respell
+from refshard_fs.model import Steps
+from refshard_fs.targets.sink import Sink
+
+__all__ = ["RECORD_SIZE", "SetFormat", "respelling", "save"]
+
+RECORD_SIZE: Final = 10_000  # references per partition
+JSON_ROWS: Final = 10_000  # references that become JSON at a time
+TOGETHER: Final = 16  # partitions that are written at a time
+FEW: Final = 100  # partitions of an array, of which those without references are written too
+
+SetFormat = Literal["parquet", "json"]
+Run = Callable[[str, Callable[[], Steps[Any]]], Any]
+
+
+def save(
+    keyspace: KeySpace,
+    run: Run,
+    url: str,
+    format: SetFormat,
+    record_size: int,
+    overwrite: bool,
+    respell: Respell,
+    options: Mapping[str, Any],
+) -> None:
+    """Write the references of ``keyspace``, their URLs respelled, to ``url``; ``run`` meets what it takes to load them.
+
+    Raises ManifestError, which names the key, where the format cannot hold a reference: then
+    nothing is written. FileExistsError if a parquet set would go where something is already.
+    """
+    sink = Sink(url, options)
+    stream: ReferenceStream
+    match beneath(keyspace):
+        case FlatKeySpace(refs=refs):
+            stream = FlatStream(refs, respell)
+        case ParquetKeySpace(root=root) as lazy:
+            if sink.is_at(root):
+                raise FileExistsError(f"{url} is where these references are read from")
+            stream = ParquetStream(lazy, respell)
+        case _:
+            raise NotImplementedError(f"a source of type {type(keyspace).__name__} has no references to save")
+    match format:
+        case "parquet":
+            _save_parquet(stream, run, sink, record_size, overwrite)
+        case "json":
+            _save_json(stream, run, sink)
+        case _:
+            raise ValueError(f"format={format!r} is not known: references are saved as 'parquet' or 'json'")
+
+
+def respelling(options: OpenOptions, source: str | None, url: str) -> Respell:
+    """Return how URLs of the set at ``source`` (None: in memory) are to be spelled in one at ``url``.
+
+    As written, where that means the same there; else absolute.
+    """
+    resolve = resolver(options, None if source is None else policy.directory_of(source.rstrip("/")))
+    directory = policy.directory_of(_absolute(url).rstrip("/"))
+
+    def respell(written: str | None) -> str | None:
+        if written is None:
+            written = options.target
+        if written is None or policy.protocol_of(written) is not None:
+            return written
+        if options.bare_as_is and options.base_url is None:
+            return written
+        absolute = _absolute(resolve(written))
+        return written if policy.resolve(written, directory, None) == absolute else absolute
+
+    return respell
+
+
+def _absolute(url: str) -> str:
+    return url if policy.protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
+
+
+def _partitions(stream: ReferenceStream, run: Run, size: int, few: int) -> Iterator[tuple[str, range, Partition]]:
+    """Yield array, chunk numbers and references; of arrays of up to ``few`` partitions, also those that are empty."""
+    for array, grid in stream.grids.items():
+        if grid.size <= few * size:
+            ranges = [range(i, min(i + size, grid.size)) for i in range(0, grid.size, size)]
+        else:
+            ranges = run(array, partial(stream.ranges, array, size))
+        for numbers in ranges:
+            yield array, numbers, run(array, partial(stream.partition, array, numbers))
+
+
+def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: int, overwrite: bool) -> None:
+    if record_size < 1:
+        raise ValueError(f"record_size={record_size}: a partition has at least one row")
+    require_pyarrow()
+    document = writing.layout_document(stream.documents(), record_size)
+    if stream.is_at_hand:
+        for array, numbers, partition in _partitions(stream, run, record_size, 0):
+            writing.parquet_partition(array, stream.grids[array], numbers, partition, dry=True)
+    _make_room(sink, overwrite)
+    try:
+        files: dict[str, bytes] = {}
+        for array, numbers, partition in _partitions(stream, run, record_size, FEW):
+            data = writing.parquet_partition(array, stream.grids[array], numbers, partition)
+            files[partition_name(array, numbers.start // record_size)] = data
+            if len(files) == TOGETHER:
+                sink.put(files)
+                files = {}
+        sink.put(files)
+        sink.put({METADATA: document})  # last: without it, what lies there is no set
+    except BaseException:
+        sink.remove()
+        raise
+
+
+def _make_room(sink: Sink, overwrite: bool) -> None:
+    """See that nothing is in the way; only another parquet set is ever removed."""
+    names = sink.names()
+    if not names:
+        return
+    if not overwrite:
+        raise FileExistsError(f"{sink.path} is not empty; overwrite=True replaces a parquet set")
+    if METADATA not in names:
+        raise FileExistsError(f"{sink.path} is not empty, and no parquet set that could be replaced")
+    try:
+        Layout(sink.read(METADATA), f"{sink.path}/{METADATA}")
+    except ManifestError as e:
+        raise FileExistsError(f"{sink.path} is not empty, and no parquet set that could be replaced: {e}") from e
+    sink.remove()
+
+
+def _save_json(stream: ReferenceStream, run: Run, sink: Sink) -> None:
+    with sink.stream() as file:
+        file.write(writing.JSON_START)
+        comma = b""
+        for key, value in stream.documents():
+            file.write(comma + writing.member(key, value))
+            comma = b","
+        for array, numbers, partition in _partitions(stream, run, JSON_ROWS, 0):
+            members = writing.chunk_members(array, stream.grids[array], numbers, partition)
+            if members:
+                file.write(comma + members)
+                comma = b","
+        file.write(writing.JSON_END)
