@@ -67,7 +67,7 @@ def test_options_that_no_format_knows_are_refused_at_once(tmp_path: Path) -> Non
 
 
 def slots_with_mask(order: list[int], slot: int) -> Any:
-    """Pack chunks into slots of one size; ``order[s]`` is the place of slot ``s``, and its bit in the mask after them."""
+    """Pack chunks into slots of one size: slot ``s`` lies at place ``order[s]``, its bit of the mask too."""
 
     def pack(held: dict[int, bytes], count: int) -> bytes:
         mask, content = 0, bytearray(slot * count)

@@ -1,4 +1,4 @@
-"""Arrays sharded by zarr v3's codec: values equal to what their writers (zarr-python, tensorstore, zarrs, ...) put in."""
+"""Arrays sharded by zarr v3's codec: values equal to what zarr-python, tensorstore, zarrs and others put in."""
 
 from __future__ import annotations
 

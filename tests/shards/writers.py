@@ -1,4 +1,4 @@
-"""Sharded arrays written from the specifications, without any code that reads them; and the same arrays read by zarr."""
+"""Sharded arrays written after the specifications, without any code that reads them; and zarr's view of them."""
 
 from __future__ import annotations
 
