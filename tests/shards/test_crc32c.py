@@ -1,0 +1,39 @@
+"""CRC-32C: the vectors of RFC 3720, and every length and alignment against the bitwise definition."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from refshard_fs.shards.crc32c import crc32c
+
+
+def bitwise(data: bytes) -> int:
+    register = 0xFFFFFFFF
+    for byte in data:
+        register ^= byte
+        for _ in range(8):
+            register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+    return register ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(range(31, -1, -1)), 0x113FDB5C),
+        (b"123456789", 0xE3069283),
+        (b"", 0),
+    ],
+)
+def test_published_vectors(data: bytes, expected: int) -> None:
+    assert crc32c(data) == expected
+
+
+def test_every_length_is_that_of_the_bitwise_definition() -> None:
+    source = random.Random(0).randbytes(700)
+    for length in [*range(80), 255, 256, 257, 511, 699, 700]:
+        assert crc32c(source[:length]) == bitwise(source[:length]), length
