@@ -42,6 +42,7 @@ async def measure(read: Read, expected: bytes, size: int, count: int) -> float:
 
 
 async def run(server: SeaweedServer, expected: bytes, count: int, rounds: int) -> None:
+    """Measure all readers, signed and anonymous, with small and large ranges, and print the table."""
     loop = asyncio.get_running_loop()
     print(f"{'':10}" + "".join(f"{name:>16}" for name in ("s3fs", "refshard", "aiohttp", "s3fs/refshard")))
     for label, options in (("signed", server.storage_options), ("anonymous", server.anonymous_options)):
@@ -83,6 +84,7 @@ def _readers(
 
 
 def main() -> None:
+    """Start the store and measure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=1000, help="requests per figure")
     parser.add_argument("--rounds", type=int, default=3, help="times that each is measured; the best counts")
