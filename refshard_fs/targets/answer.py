@@ -24,8 +24,13 @@ class Answer(NamedTuple):
 class Target(Protocol):
     """Objects of one kind, read in ranges. Bound to one event loop.
 
-    A missing object is FileNotFoundError; every other failure is some other error.
+    A missing object is FileNotFoundError; every other failure is some other error. What
+    failed for a passing reason is worth ``most_retries`` further tries: few, where some
+    layer below has tried again already.
     """
+
+    @property
+    def most_retries(self) -> int: ...
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
         """Return bytes ``[start, stop)``; ``stop=None`` reads to the end, then a negative start counts from it.

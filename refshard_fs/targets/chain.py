@@ -24,6 +24,8 @@ _TRANSPARENT = frozenset(["blockcache", "filecache", "simplecache"])
 class ChainTarget:
     """The objects of all chains that are opened with the same options, by whole URL."""
 
+    most_retries = 2
+
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
         self._opened: dict[str, asyncio.Task[FsspecTarget]] = {}

@@ -16,6 +16,8 @@ __all__ = ["DataTarget"]
 class DataTarget:
     """Objects whose path is what stands behind ``data:``."""
 
+    most_retries = 0
+
     def read_now(self, path: str, start: int, stop: int | None) -> Answer:
         data = _decoded(path)
         return Answer(data[start:stop], len(data))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.model import Facts, Listed
@@ -76,32 +77,34 @@ async def in_thread(call: Callable[[], T]) -> T:
 
 
 class FsspecTarget:
-    """The objects of one filesystem instance."""
+    """The objects of one filesystem instance, ``owned`` if nobody else has it."""
 
-    def __init__(self, fs: AbstractFileSystem) -> None:
+    most_retries = 2
+
+    def __init__(self, fs: AbstractFileSystem, *, owned: bool = False) -> None:
         self.fs = fs
+        self._owned = owned
+        self._ranged = {"seekable": True} if isinstance(fs, ArrowFSWrapper) else {}  # else it gives no ranges
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
         facts = None
-        if start < 0:  # not every filesystem takes a suffix
-            facts = await self.facts(path)
-            if facts.size is None:
-                raise Unfit(f"the size of {path} is unknown, so its end cannot be read")
-            start, stop = max(facts.size + start, 0), facts.size
-        if stop is not None and stop <= start:
-            return _answer(b"", facts)
-        whole = start == 0 and stop is None
-        given = {} if whole else {"start": start, "end": stop}  # by name: s3fs puts a version between
+        given: dict[str, Any] = {}
+        if start or stop is not None:
+            if start < 0 or stop is None:  # not every filesystem takes a suffix, or a range without an end
+                facts = await self.facts(path)
+                if facts.size is None:
+                    raise Unfit(f"the size of {path} is unknown, so its end cannot be read")
+                start, stop = max(facts.size + start, 0) if start < 0 else start, facts.size
+            if stop <= start:
+                return _answer(b"", facts)
+            given = {"start": start, "end": stop, **self._ranged}  # by name: s3fs puts a version between
         try:
             data = bytes(await self._call("cat_file", path, **given))
         except Exception as e:
-            facts = facts or await self._facts_beyond(path, start, e)
-            if facts is None:
+            beyond = await self._facts_beyond(path, start, e)
+            if beyond is None:
                 raise
-            return _answer(b"", facts)
-        if stop is None and start > 0:  # some do not know their own size, and so give the whole
-            facts = facts or await self.facts(path)
-            stop = facts.size
+            return _answer(b"", beyond)
         if stop is not None and len(data) != stop - start:
             facts = facts or await self.facts(path)
             if len(data) == facts.size and len(data) > stop - start:  # the range was ignored
@@ -143,7 +146,16 @@ class FsspecTarget:
         return None
 
     async def close(self) -> None:
-        """The instance is not ours to close: fsspec shares it."""
+        if not self._owned:
+            return
+        # fsspec has no way to say this: http and gcs keep a session, s3fs what made its client.
+        session, creator = getattr(self.fs, "_session", None), getattr(self.fs, "_s3creator", None)
+        if session is not None:
+            self.fs._session = None
+            await session.close()
+        if creator is not None:
+            self.fs._s3 = self.fs._s3creator = None
+            await creator.__aexit__(None, None, None)
 
     async def _call(self, name: str, path: str, **given: Any) -> Any:
         fs = self.fs

@@ -7,6 +7,7 @@ credentials) goes to no other one, and where they lead is remembered for a while
 from __future__ import annotations
 
 import asyncio
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -32,6 +33,10 @@ _SECRET = frozenset(["headers", "auth", "cookies", "cookie_jar"])
 _STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=60)
 
 
+# A URL of these alone is sent as it is spelled: its signature, or the server, may tell %2F from a slash.
+_SPELLED = re.compile(r"(?:[\w\-.~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*", re.ASCII)
+
+
 class _Location(NamedTuple):
     """Where an object is to be asked for: ``away`` from the server that its URL names, until a time of the loop."""
 
@@ -42,6 +47,8 @@ class _Location(NamedTuple):
 
 class HttpTarget:
     """The objects of all HTTP servers, by URL. ``admit`` is called with each address that a redirect leads to."""
+
+    most_retries = 1000
 
     def __init__(self, fs: HTTPFileSystem, admit: Callable[[str], object] | None = None) -> None:
         self.fs = fs
@@ -98,7 +105,7 @@ class HttpTarget:
         if location is None:
             if len(self._locations) >= _LOCATIONS:
                 self._locations.clear()
-            location = self._locations[path] = _Location(self.fs.encode_url(path))
+            location = self._locations[path] = _Location(self._url(path))
         if location.until is None:
             response = await self._send(method, location, headers)
             if response.status not in _REDIRECTS or not self._follows:
@@ -111,6 +118,12 @@ class HttpTarget:
             response.release()
         del self._locations[path]  # ask the server itself again
         return await self._request(method, path, headers)
+
+    def _url(self, path: str) -> URL:
+        if _SPELLED.fullmatch(path) and "/." not in path:
+            return URL(path, encoded=True)
+        url: URL = self.fs.encode_url(path)
+        return url
 
     async def _followed(
         self, method: str, path: str, home: _Location, headers: Mapping[str, str], response: aiohttp.ClientResponse

@@ -65,6 +65,8 @@ _read_at = _pread if hasattr(os, "pread") else _seek_and_read  # Windows has non
 class LocalTarget:
     """The files of this machine; paths are as the operating system spells them."""
 
+    most_retries = 0
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()

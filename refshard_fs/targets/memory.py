@@ -18,6 +18,8 @@ __all__ = ["MemoryTarget"]
 class MemoryTarget:
     """All files of `MemoryFileSystem`, which the process has one set of."""
 
+    most_retries = 0
+
     def __init__(self) -> None:
         self._fs = MemoryFileSystem()
         self._lock = threading.Lock()

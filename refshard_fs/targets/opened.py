@@ -10,6 +10,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.model import Facts, Listed, Pin
 from refshard_fs.stats import Stats
 from refshard_fs.targets.answer import Answer, Target, check
+from refshard_fs.targets.deadline import Deadline
 from refshard_fs.targets.failures import HttpStatus, as_failure
 from refshard_fs.targets.retry import Retry
 from refshard_fs.targets.versions import Version
@@ -76,11 +77,12 @@ class Opened:
 
     async def _persist(self, call: Callable[..., Awaitable[T]], *args: object) -> T:
         retry = self._retry
+        loop = asyncio.get_running_loop()
         tried = 0
         failure: OSError | None = None
-        deadline = asyncio.get_running_loop().time() + retry.timeout
+        limit = Deadline(loop.time() + retry.timeout)
         try:
-            async with asyncio.timeout_at(deadline) as limit:
+            with limit:
                 while True:
                     try:
                         return await call(*args)
@@ -90,12 +92,12 @@ class Opened:
                         failure = as_failure(e)
                     tried += 1
                     wait = retry.pause(failure, tried)
-                    if wait is None or asyncio.get_running_loop().time() + wait > deadline:
+                    if wait is None or loop.time() + wait > limit.when:
                         raise failure
                     self._stats.add(retries=1)
                     await asyncio.sleep(wait)
         except TimeoutError as e:
-            if not limit.expired():
+            if not limit.passed:
                 raise
             tries = f" and {tried} {'try' if tried == 1 else 'tries'} that failed" if tried else ""
             raise TimeoutError(f"no answer after {retry.timeout:g} s{tries}") from (failure or e)

@@ -90,7 +90,8 @@ class Pool:
             target, path = found
             if len(self._places) >= PLACES:
                 self._places.clear()
-            opened = Opened(target, self._versions.of(url), self._options.retry, self._stats)
+            retry = self._options.retry.at_most(target.most_retries)
+            opened = Opened(target, self._versions.of(url), retry, self._stats)
             place = self._places[url] = opened, path
         return place
 
@@ -130,9 +131,7 @@ class Pool:
         at_hand = AT_HAND.get(type(fs))
         if at_hand is not None:
             return at_hand, fs._strip_protocol(url)
-        return self._kept(
-            (*token, "instance"), lambda loop: self._target(self._for_loop(fs, loop)), fs._strip_protocol(url)
-        )
+        return self._kept((*token, "instance"), lambda loop: self._for_loop(fs, loop), fs._strip_protocol(url))
 
     def _own(
         self, token: tuple[str, ...], protocol: str, options: dict[str, Any], url: str
@@ -144,7 +143,8 @@ class Pool:
 
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
             if issubclass(cls, AsyncFileSystem) and cls.async_impl:
-                return self._target(cls(**options, asynchronous=True, loop=loop, skip_instance_cache=True))
+                fs = cls(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
+                return self._target(fs, owned=True)
             return FsspecTarget(fsspec.filesystem(protocol, **options))
 
         return self._kept(identity, opened, cls._strip_protocol(url))
@@ -159,28 +159,30 @@ class Pool:
             target = self._targets[token] = make(self.loop)
         return target, path
 
-    def _target(self, fs: AbstractFileSystem) -> Target:
-        if type(fs) is HTTPFileSystem and fs.asynchronous:
-            return HttpTarget(fs)
-        if self._options.fast_s3 and is_s3fs(fs) and fs.asynchronous:
-            return S3Target(fs)
-        return FsspecTarget(fs)
-
-    def _for_loop(self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop) -> AbstractFileSystem:
-        """Return ``fs``, or its like on ``loop`` where that is needed, or lets us read without fsspec's help."""
+    def _for_loop(self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop) -> Target:
+        """Return a target of ``fs``, or of its like on ``loop``: where it is needed, or lets us read for ourselves."""
         if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
-            return fs
+            return FsspecTarget(fs)
         if type(fs) is not HTTPFileSystem and not (self._options.fast_s3 and is_s3fs(fs)):
             if not fs.asynchronous:
-                return fs  # its own loop runs in a thread: calls are handed over
+                return FsspecTarget(fs)  # its own loop runs in a thread: calls are handed over
             home = getattr(fs, "_refshard_home", None)
             if home is None or home is loop:
                 fs._refshard_home = loop
-                return fs
+                return FsspecTarget(fs)
         options = {
             k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop", "skip_instance_cache")
         }
-        return type(fs)(*fs.storage_args, **options, asynchronous=True, loop=loop, skip_instance_cache=True)
+        like = type(fs)(*fs.storage_args, **options, asynchronous=True, loop=loop, skip_instance_cache=True)
+        return self._target(like, owned=True)
+
+    def _target(self, fs: AbstractFileSystem, *, owned: bool) -> Target:
+        """Return the target of an asynchronous instance on this loop."""
+        if type(fs) is HTTPFileSystem:
+            return HttpTarget(fs)
+        if self._options.fast_s3 and is_s3fs(fs):
+            return S3Target(fs)
+        return FsspecTarget(fs, owned=owned)
 
 
 if hasattr(os, "register_at_fork"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import aiohttp
+from aiohttp import hdrs
 
 from refshard_fs.targets.answer import Answer
 from refshard_fs.targets.failures import Denied, HttpStatus, Incomplete, Unfit
@@ -38,19 +39,19 @@ async def read_answer(
     """
     headers = response.headers
     status = response.status
-    etag, modified = headers.get("ETag"), headers.get("Last-Modified")
+    etag, modified = headers.get(hdrs.ETAG), headers.get(hdrs.LAST_MODIFIED)
     if status == 206:
-        if headers.get("Content-Encoding", "") not in _IDENTITY:
+        if headers.get(hdrs.CONTENT_ENCODING, "") not in _IDENTITY:
             raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
         sent = response.content_length
-        length, total = _placed(headers.get("Content-Range", ""), sent, start, stop)
+        length, total = _placed(headers.get(hdrs.CONTENT_RANGE, ""), sent, start, stop)
         return Answer(await _exactly(response, length, sent), total, etag, modified)
     if status == 200:
         data, total = await _cut(response, stop, inflates)
         return Answer(data if start == 0 else data[start:stop], total, etag, modified)
     if status == 416:
         text = await _error_text(response)
-        size = _size_told(headers.get("Content-Range", ""), text)
+        size = _size_told(headers.get(hdrs.CONTENT_RANGE, ""), text)
         if size is not None and (start >= size or size == 0):
             return Answer(b"", size, etag, modified)
         raise _status(response, text)
@@ -68,7 +69,7 @@ def _status(response: aiohttp.ClientResponse, text: bytes) -> OSError:
     status = response.status
     if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
         return FileNotFoundError(f"HTTP {status}")
-    after = response.headers.get("Retry-After", "")
+    after = response.headers.get(hdrs.RETRY_AFTER, "")
     wait = float(after) if after.isascii() and after.isdigit() else None
     return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)
 
@@ -107,7 +108,7 @@ async def _exactly(response: aiohttp.ClientResponse, length: int, sent: int | No
 
 async def _cut(response: aiohttp.ClientResponse, stop: int | None, inflates: bool) -> tuple[bytes, int | None]:
     """Return the first ``stop`` bytes of a whole object, and its size where it is known."""
-    encoding = response.headers.get("Content-Encoding", "")
+    encoding = response.headers.get(hdrs.CONTENT_ENCODING, "")
     plain = encoding in _IDENTITY
     if not plain and not (inflates and encoding in _INFLATED):
         raise Unfit("the answer is compressed, though the plain object was asked for")

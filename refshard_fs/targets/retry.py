@@ -27,6 +27,10 @@ class Retry(msgspec.Struct, frozen=True):
     timeout: float = 300.0
     longest: float = 60.0
 
+    def at_most(self, retries: int) -> Retry:
+        """Return the same with no more than ``retries``."""
+        return self if self.retries <= retries else Retry(retries, self.timeout, self.longest)
+
     def pause(self, failure: OSError, tried: int) -> float | None:
         """Return the seconds to wait after ``tried`` tries, the last of which ended in ``failure``; None to give up."""
         if tried > self.retries or not transient(failure):

@@ -77,9 +77,11 @@ class _Ready(NamedTuple):
 class S3Target:
     """The objects of one `S3FileSystem`, by ``bucket/key``."""
 
+    most_retries = 1000
+
     def __init__(self, fs: AbstractFileSystem) -> None:
         self.fs = fs
-        self._theirs = FsspecTarget(fs)
+        self._theirs = FsspecTarget(fs, owned=True)
         self._session: aiohttp.ClientSession | None = None
         self._certificates: ssl.SSLContext | bool | None = None  # whom to trust is known with the first bucket
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
@@ -133,10 +135,7 @@ class S3Target:
         if self._session is not None:
             await self._session.close()
             self._session = None
-        creator = getattr(self.fs, "_s3creator", None)
-        if creator is not None:
-            await creator.__aexit__(None, None, None)
-            self.fs._s3 = self.fs._s3creator = None
+        await self._theirs.close()
 
     # ------------------------------------------------------------------ our own requests
 

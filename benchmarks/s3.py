@@ -1,0 +1,100 @@
+"""CPU seconds that a client spends on one ranged GET of S3: this package, s3fs, and a bare aiohttp request.
+
+The store is SeaweedFS on loopback, in a process of its own, so that the process time here is
+the client's. Run ``python -m benchmarks.s3``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import s3fs
+from yarl import URL
+
+from refshard_fs.targets import Pool, PoolOptions
+from tests.servers.s3 import SeaweedServer
+
+Read = Callable[[int], Awaitable[bytes]]
+
+IN_FLIGHT = 16
+OBJECT = 16 << 20
+
+
+async def measure(read: Read, expected: bytes, size: int, count: int) -> float:
+    """Return the CPU microseconds per request of ``count`` reads, ``IN_FLIGHT`` at a time, every byte compared."""
+    offsets = iter([i * 7919 * 64 % (OBJECT - size) for i in range(count)])
+
+    async def work() -> None:
+        for offset in offsets:
+            data = await read(offset)
+            assert data == expected[offset : offset + size]
+
+    await asyncio.gather(*(read(0) for _ in range(IN_FLIGHT)))
+    before = time.process_time()
+    await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+    return (time.process_time() - before) / count * 1e6
+
+
+async def run(server: SeaweedServer, expected: bytes, count: int, rounds: int) -> None:
+    """Measure all readers, signed and anonymous, with small and large ranges, and print the table."""
+    loop = asyncio.get_running_loop()
+    print(f"{'':10}" + "".join(f"{name:>16}" for name in ("s3fs", "refshard", "aiohttp", "s3fs/refshard")))
+    for label, options in (("signed", server.storage_options), ("anonymous", server.anonymous_options)):
+        theirs = s3fs.S3FileSystem(**options, asynchronous=True, skip_instance_cache=True)
+        await theirs.set_session()
+        pool = Pool(PoolOptions({"s3": options}), loop)
+        place = pool.place("s3://bench/object")
+        assert place is not None
+        target, path = place
+        url = URL(server.presign("bench/object"), encoded=True)
+        async with aiohttp.ClientSession() as session:
+            for size in (4 << 10, 100_000):
+                best: dict[str, float] = {}
+                for _ in range(rounds):
+                    for name, read in _readers(theirs, target, path, session, url, size).items():
+                        spent = await measure(read, expected, size, count)
+                        best[name] = min(best.get(name, spent), spent)
+                ratio = best["s3fs"] / best["refshard"]
+                figures = "".join(f"{best[name]:13.0f} µs" for name in ("s3fs", "refshard", "aiohttp"))
+                print(f"{label + ' ' + str(size):18}{figures[8:]}{ratio:15.1f}×")
+        await pool.close()
+        await theirs._s3creator.__aexit__(None, None, None)
+
+
+def _readers(
+    theirs: Any, target: Any, path: str, session: aiohttp.ClientSession, url: URL, size: int
+) -> dict[str, Read]:
+    async def by_s3fs(offset: int) -> bytes:
+        return bytes(await theirs._cat_file("bench/object", start=offset, end=offset + size))
+
+    async def by_refshard(offset: int) -> bytes:
+        return bytes((await target.read(path, offset, offset + size)).data)
+
+    async def by_aiohttp(offset: int) -> bytes:
+        async with session.get(url, headers={"Range": f"bytes={offset}-{offset + size - 1}"}) as response:
+            return await response.read()
+
+    return {"s3fs": by_s3fs, "refshard": by_refshard, "aiohttp": by_aiohttp}
+
+
+def main() -> None:
+    """Start the store and measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--count", type=int, default=1000, help="requests per figure")
+    parser.add_argument("--rounds", type=int, default=3, help="times that each is measured; the best counts")
+    arguments = parser.parse_args()
+    data = os.urandom(OBJECT)
+    with SeaweedServer() as server:
+        server.create_bucket("bench")
+        server.put("bench/object", data)
+        asyncio.run(run(server, data, arguments.count, arguments.rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""One object read the way the engine reads it, in an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from refshard_fs.model import Facts, Listed, Pin
+from refshard_fs.stats import Stats
+from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, Versions, check
+from refshard_fs.targets.opened import Opened
+
+__all__ = ["AT_ONCE", "Reader", "with_pool"]
+
+T = TypeVar("T")
+
+AT_ONCE = Retry(retries=0, timeout=20)
+"""No further tries: a test of what one answer means."""
+
+
+class Reader:
+    """Reads through a pool of its own per call, with one session's memory of versions."""
+
+    def __init__(self, options: PoolOptions | None = None, **given: Any) -> None:
+        self.options = options or PoolOptions(**{"retry": AT_ONCE, **given})
+        self.versions = Versions()
+        self.stats = Stats()
+
+    def read(self, url: str, start: int = 0, stop: int | None = None, pin: Pin | None = None) -> bytes:
+        """Return the checked bytes."""
+        return self.answer(url, start, stop, pin).data
+
+    def answer(self, url: str, start: int = 0, stop: int | None = None, pin: Pin | None = None) -> Answer:
+        async def read(opened: Opened, path: str) -> Answer:
+            answer = await opened.read(path, start, stop, pin)
+            check(answer, start, stop, exact=True)
+            return answer
+
+        return self.run(url, read)
+
+    def facts(self, url: str) -> Facts:
+        return self.run(url, lambda opened, path: opened.facts(path))
+
+    def names(self, url: str) -> tuple[Listed, ...] | None:
+        return self.run(url, lambda opened, path: opened.names(path))
+
+    def run(self, url: str, use: Callable[[Opened, str], Awaitable[T]]) -> T:
+        async def go(pool: Pool) -> T:
+            place = pool.place(url)
+            assert place is not None
+            return await use(*place)
+
+        return with_pool(self.options, go, self.versions, self.stats)
+
+
+def with_pool(
+    options: PoolOptions,
+    use: Callable[[Pool], Awaitable[T]],
+    versions: Versions | None = None,
+    stats: Stats | None = None,
+) -> T:
+    """Return what ``use`` returns of a pool that lives as long as its loop."""
+
+    async def go() -> T:
+        pool = Pool(options, asyncio.get_running_loop(), versions, stats)
+        try:
+            return await use(pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(go())

@@ -1,0 +1,331 @@
+"""Any other filesystem of fsspec: through its public API, on whatever loop, and checked all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.http import HTTPFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
+
+from refshard_fs.errors import TargetChanged
+from refshard_fs.model import Listed, Pin
+from refshard_fs.targets import Pool, PoolOptions, Retry
+from refshard_fs.targets.failures import HttpStatus, Incomplete, Unfit, Unreadable
+from tests.servers.http import RangeServer
+from tests.targets.reading import AT_ONCE, Reader, with_pool
+
+DATA = bytes(i * 31 % 251 for i in range(3000))
+RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-9999, None), (9, 9)]
+
+
+class Odd(AbstractFileSystem):
+    """One file under every name, read in the way that ``how`` says."""
+
+    protocol = "odd"
+    cachable = False
+
+    def __init__(self, how: str = "right", etag: str = "1", **options: Any) -> None:
+        super().__init__(**options)
+        self.how = how
+        self.etag = etag
+        self.tries = 0
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        self.tries += 1
+        match self.how:
+            case "right":
+                return DATA[start:end]
+            case "ignores ranges":
+                return DATA
+            case "short":
+                return DATA[start:end][:-1]
+            case "long":
+                return DATA[start:end] + b"more"
+            case "short once":
+                return DATA[start:end][:-1] if self.tries == 1 else DATA[start:end]
+            case "lost once" if self.tries > 1:
+                return DATA[start:end]
+            case "lost once" | "lost":
+                raise ConnectionResetError("lost")
+            case "empty to zarr":
+                raise OSError(22, "The requested range is not satisfiable")
+            case "odd":
+                raise KeyError("what nobody expects")
+            case "missing":
+                raise FileNotFoundError(path)
+        raise AssertionError(self.how)
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(DATA), "type": "file", "ETag": self.etag}
+
+
+class OddAsync(AsyncFileSystem):
+    """The same, of a loop."""
+
+    protocol = "odda"
+    cachable = False
+
+    def __init__(self, how: str = "right", **options: Any) -> None:
+        super().__init__(**options)
+        self.like = Odd(how)
+        self.loops: set[int] = set()
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        self.loops.add(id(asyncio.get_running_loop()))
+        await asyncio.sleep(0)
+        return self.like.cat_file(path, start, end)
+
+    async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        return self.like.info(path)
+
+
+def odd(how: str) -> list[AbstractFileSystem]:
+    return [Odd(how), OddAsync(how), OddAsync(how, asynchronous=True)]
+
+
+def reader(fs: AbstractFileSystem, retries: int = 0) -> Reader:
+    return Reader(by_protocol={"odd": fs}, retry=Retry(retries=retries, timeout=20))
+
+
+@pytest.mark.parametrize(("start", "stop"), RANGES)
+@pytest.mark.parametrize("how", ["right", "ignores ranges"])
+@pytest.mark.parametrize("kind", range(3))
+def test_a_range_is_what_slicing_gives(how: str, kind: int, start: int, stop: int | None) -> None:
+    assert reader(odd(how)[kind]).read("odd://x", start, stop) == DATA[start:stop]
+
+
+@pytest.mark.parametrize("kind", range(3))
+@pytest.mark.parametrize("how", ["short", "long"])
+@pytest.mark.parametrize(("start", "stop"), [r for r in RANGES if r not in ((0, None), (9, 9))])
+def test_another_length_is_no_data(how: str, kind: int, start: int, stop: int | None) -> None:
+    with pytest.raises(Unfit):
+        reader(odd(how)[kind]).read("odd://x", start, stop)
+
+
+@pytest.mark.parametrize("kind", range(3))
+@pytest.mark.parametrize("how", ["lost", "odd", "empty to zarr"])
+def test_no_failure_looks_like_absence(how: str, kind: int) -> None:
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # of any kind but those below
+        reader(odd(how)[kind]).read("odd://x", 0, 5)
+    assert not isinstance(caught.value, (FileNotFoundError, IsADirectoryError, NotADirectoryError))
+    assert "not satisfiable" not in str(caught.value)
+    if how == "odd":
+        assert isinstance(caught.value, Unreadable)
+        assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_absence_is_file_not_found(kind: int) -> None:
+    with pytest.raises(FileNotFoundError):
+        reader(odd("missing")[kind]).read("odd://x", 0, 5)
+
+
+@pytest.mark.parametrize("kind", range(3))
+@pytest.mark.parametrize("how", ["short once", "lost once"])
+def test_what_passes_is_tried_again(how: str, kind: int) -> None:
+    assert reader(odd(how)[kind], retries=1).read("odd://x", 0, 5) == DATA[:5]
+
+
+def test_a_filesystem_that_has_tried_is_not_made_to_try_for_long() -> None:
+    fs = Odd("lost")
+    with pytest.raises(ConnectionError):
+        reader(fs, retries=5).read("odd://x", 0, 5)
+    assert fs.tries <= 3
+
+
+def test_a_synchronous_instance_keeps_its_loop_and_an_asynchronous_one_runs_on_ours() -> None:
+    there, here = OddAsync(), OddAsync(asynchronous=True)
+    reader(there).read("odd://x", 0, 5)
+    reader(here).read("odd://x", 0, 5)
+    assert there.loops == {id(there.loop)}
+    assert len(here.loops) == 1
+    assert not here.loops & there.loops
+
+
+def test_a_manifest_may_say_which_version_it_means() -> None:
+    fs = Odd(etag='"abc"')
+    assert reader(fs).read("odd://x", 0, 5, Pin(etag="abc")) == DATA[:5]
+    with pytest.raises(TargetChanged):
+        reader(fs).read("odd://x", 0, 5, Pin(etag="abd"))
+
+
+# ---------------------------------------------------------------------------------------- real ones
+
+
+def test_a_wrapped_http_filesystem_is_checked(http_server: RangeServer) -> None:
+    class Mine(HTTPFileSystem):
+        pass
+
+    url = http_server.put("/x", DATA)
+    mine = Reader(by_protocol={"http": Mine()}, retry=AT_ONCE)
+    for start, stop in RANGES:
+        assert mine.read(url, start, stop) == DATA[start:stop]
+    with pytest.raises(FileNotFoundError):
+        mine.read(url + "/none", 0, 5)
+    http_server.fault("short_body")
+    with pytest.raises(Incomplete):
+        mine.read(url, 0, 50)
+    http_server.heal()
+    http_server.fault(403)
+    with pytest.raises(HttpStatus):
+        mine.read(url, 0, 50)
+    http_server.heal()
+    http_server.fault("ignored_range")
+    assert mine.read(url, 10, 50) == DATA[10:50]
+
+
+def test_an_asynchronous_instance_that_has_met_another_loop_gets_a_like_on_this_one(http_server: RangeServer) -> None:
+    class Mine(HTTPFileSystem):
+        pass
+
+    url = http_server.put("/x", DATA)
+    fs = Mine(asynchronous=True, skip_instance_cache=True)
+    mine = Reader(by_protocol={"http": fs})
+
+    async def read_and_close(opened: Any, path: str) -> bytes:
+        data = (await opened.read(path, 0, 5)).data
+        await fs._session.close()
+        return data  # type: ignore[no-any-return]  # of an Any
+
+    assert mine.run(url, read_and_close) == DATA[:5]
+    assert mine.read(url, 5, 10) == DATA[5:10]
+
+
+def test_local_and_memory_are_read_directly_however_they_are_wrapped(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    MemoryFileSystem().pipe_file("/generic/x", DATA)
+    for fs, path in ((LocalFileSystem(), str(tmp_path / "x")), (MemoryFileSystem(), "/generic/x")):
+        for given in (fs, AsyncFileSystemWrapper(fs, asynchronous=True)):
+            place = Pool(PoolOptions({None: given, "file": given}), None).place(path)
+            assert place is not None
+            answer = place[0].read_now(place[1], 5, 9)
+            assert answer is not None
+            assert answer.data == DATA[5:9]
+
+
+def test_arrow_filesystems(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow.fs")
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    (tmp_path / "x").write_bytes(DATA)
+    arrow_fs = Reader(by_protocol={"file": ArrowFSWrapper(arrow.LocalFileSystem())})
+    for start, stop in RANGES:
+        assert arrow_fs.read(f"file://{tmp_path}/x", start, stop) == DATA[start:stop]
+    with pytest.raises(FileNotFoundError):
+        arrow_fs.read(f"file://{tmp_path}/none", 0, 5)
+
+
+def test_obstore_filesystems(http_server: RangeServer) -> None:
+    obstore = pytest.importorskip("obstore.fsspec")
+    http_server.put("/x", DATA)
+    fs = obstore.FsspecStore("http", client_options={"allow_http": True}, retry_config={"max_retries": 0})
+    remote = Reader(by_protocol={"http": fs})
+    for start, stop in RANGES:
+        assert remote.read(http_server.url + "/x", start, stop) == DATA[start:stop]
+    with pytest.raises(FileNotFoundError):
+        remote.read(http_server.url + "/none", 0, 5)
+    http_server.fault(403)
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # of any kind but those below
+        remote.read(http_server.url + "/x", 0, 5)
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+# ---------------------------------------------------------------------------------------- chains
+
+
+@pytest.fixture
+def archive(http_server: RangeServer) -> str:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as members:
+        for i in range(20):
+            members.writestr(f"d/{i}", DATA[i:])
+    return http_server.put("/a.zip", file.getvalue())
+
+
+def test_members_of_an_archive_share_one_opening(http_server: RangeServer, archive: str) -> None:
+    async def read(pool: Pool) -> list[bytes]:
+        async def one(i: int) -> bytes:
+            place = pool.place(f"zip://d/{i}::{archive}")
+            assert place is not None
+            return (await place[0].read(place[1], 5, 50)).data
+
+        return await asyncio.gather(*map(one, range(20)))
+
+    assert with_pool(PoolOptions(), read) == [DATA[i:][5:50] for i in range(20)]
+    assert len(http_server.requests(method="HEAD")) == 1
+
+
+def test_a_chain_is_opened_on_the_loop_that_fsspec_itself_uses(archive: str) -> None:
+    """Opening one there, instead of in a thread, would wait for itself."""
+    loop = fsspec.asyn.get_loop()
+
+    async def read() -> bytes:
+        pool = Pool(PoolOptions(), asyncio.get_running_loop())
+        place = pool.place(f"zip://d/3::{archive}")
+        assert place is not None
+        return (await place[0].read(place[1], 5, 50)).data
+
+    assert asyncio.run_coroutine_threadsafe(read(), loop).result(30) == DATA[3:][5:50]
+
+
+def test_a_missing_member_is_absent_and_a_missing_archive_is_too(http_server: RangeServer, archive: str) -> None:
+    for url in (f"zip://none::{archive}", f"zip://d/1::{http_server.url}/none.zip"):
+        with pytest.raises(FileNotFoundError):
+            Reader().read(url, 0, 5)
+    assert Reader().names(f"zip://d::{archive}")[0] == Listed("0", 3000)  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves files of theirs open
+@pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
+def test_caches_give_the_bytes_whoever_else_reads(http_server: RangeServer, tmp_path: Path, cache: str) -> None:
+    urls = [http_server.put(f"/{i}", DATA[i:]) for i in range(3)]
+    options = {cache: {"cache_storage": str(tmp_path / "cache")}}
+    http_server.latency = 0.01
+
+    async def read(pool: Pool) -> None:
+        async def one(i: int) -> bytes:
+            place = pool.place(f"{cache}::{urls[i % 3]}")
+            assert place is not None
+            return (await place[0].read(place[1], i, i + 50)).data
+
+        assert await asyncio.gather(*map(one, range(24))) == [DATA[i % 3 :][i : i + 50] for i in range(24)]
+
+    with_pool(PoolOptions(by_prefix={f"{cache}::": options}), read)
+
+
+def test_two_threads_at_once_do_not_share_what_bears_one() -> None:
+    class OnePlace(Odd):
+        protocol = "ftp"
+        inside = 0
+        most = 0
+
+        def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+            with lock:
+                OnePlace.inside += 1
+                OnePlace.most = max(OnePlace.most, OnePlace.inside)
+            data = super().cat_file(path, start, end)
+            with lock:
+                OnePlace.inside -= 1
+            return data
+
+    lock = threading.Lock()
+    fs = OnePlace()
+
+    def work(i: int) -> bytes:
+        return Reader(by_protocol={"ftp": fs}).read("ftp://h/x", i, i + 5)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(work, range(40))) == [DATA[i : i + 5] for i in range(40)]
+    assert OnePlace.most == 1

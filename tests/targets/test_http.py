@@ -1,0 +1,472 @@
+"""HTTP targets: only the very bytes that were asked for are data, whatever a server makes of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fsspec.implementations.http import HTTPFileSystem
+
+from refshard_fs.errors import TargetChanged
+from refshard_fs.model import Facts, Pin
+from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
+from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable
+from tests.servers.http import RangeServer
+from tests.servers.nginx import NginxServer
+from tests.targets.reading import AT_ONCE, Reader, with_pool
+
+DATA = bytes(i * 31 % 251 for i in range(3000))
+RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-3000, None), (-9999, None)]
+
+
+def want(start: int, stop: int | None) -> bytes:
+    return DATA[start:stop]
+
+
+@pytest.mark.parametrize(("start", "stop"), RANGES)
+def test_a_range_is_what_slicing_gives(http_server: RangeServer, start: int, stop: int | None) -> None:
+    url = http_server.put("/x", DATA)
+    answer = Reader().answer(url, start, stop)
+    assert answer.data == want(start, stop)
+    assert answer.size == 3000
+    assert [r.method for r in http_server.requests()] == ["GET"]
+
+
+def test_a_url_is_asked_for_as_it_is_spelled(http_server: RangeServer) -> None:
+    http_server.put("/a b/é%.nc", DATA)
+    assert Reader().read(f"{http_server.url}/a b/é%25.nc", 1, 3) == DATA[1:3]
+    assert Reader().read(f"{http_server.url}/a%20b/%C3%A9%25.nc?x=1&y=%2F", 1, 3) == DATA[1:3]
+    assert http_server.requests()[-1].query == "x=1&y=%2F"
+
+
+def test_an_answer_that_ends_with_the_object_is_short(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+
+    async def read(opened: Any, path: str) -> Answer:
+        answer: Answer = await opened.read(path, 2990, 4000)
+        return answer
+
+    answer = Reader().run(url, read)
+    assert (answer.data, answer.size) == (DATA[2990:], 3000)
+    with pytest.raises(Unfit, match="the object has 3000 bytes"):
+        Reader().read(url, 2990, 4000)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(3000, 3010), (5000, None), (3000, None)])
+def test_a_range_behind_the_end_is_empty_and_tells_the_size(
+    http_server: RangeServer, start: int, stop: int | None
+) -> None:
+    url = http_server.put("/x", DATA)
+
+    async def read(opened: Any, path: str) -> Answer:
+        return await opened.read(path, start, stop)
+
+    answer = Reader().run(url, read)
+    assert (answer.data, answer.size) == (b"", 3000)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, None), (-5, None), (0, 0)])
+def test_an_empty_object_is_empty(http_server: RangeServer, start: int, stop: int | None) -> None:
+    url = http_server.put("/x", b"")
+    assert Reader().read(url, start, stop) == b""
+
+
+# ---------------------------------------------------------------------------------------- answers that are wrong
+
+
+@pytest.mark.parametrize(("start", "stop"), RANGES)
+@pytest.mark.parametrize("kind", ["short_body", "unframed_body", "long_body", "hang_up", "reset", "dropped"])
+def test_a_body_of_another_length_is_no_data(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(kind)
+    if (start, stop) == (0, None) and kind in ("short_body", "long_body", "unframed_body"):
+        # A whole object whose length is not known otherwise: what the server ends is the end. A pin tells.
+        with pytest.raises((OSError, TargetChanged)):
+            Reader().read(url, pin=Pin(size=3000))
+        return
+    with pytest.raises((Unfit, ConnectionLost)):
+        Reader().read(url, start, stop)
+
+
+@pytest.mark.parametrize(("start", "stop"), [r for r in RANGES if r != (0, None)])
+@pytest.mark.parametrize("kind", ["wrong_content_range", "missing_content_range"])
+def test_another_range_is_no_data(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(kind)
+    with pytest.raises(Unfit):
+        Reader().read(url, start, stop)
+
+
+@pytest.mark.parametrize(("start", "stop"), RANGES)
+def test_what_is_asked_for_is_taken_out_of_a_whole_object(
+    http_server: RangeServer, start: int, stop: int | None
+) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault("ignored_range")
+    assert Reader().read(url, start, stop) == want(start, stop)
+
+
+def test_a_huge_object_is_not_read_to_its_end_for_a_few_bytes(http_server: RangeServer) -> None:
+    data = bytes(64 << 20)
+    url = http_server.put("/x", data)
+    http_server.fault("ignored_range")
+    assert Reader().read(url, 10, 20) == bytes(10)
+    assert http_server.bytes_sent < len(data) // 2
+
+
+@pytest.mark.parametrize(("start", "stop"), RANGES)
+@pytest.mark.parametrize("kind", ["chunked", "drip"])
+def test_an_awkward_framing_is_still_right(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(kind, pause=0.0001, piece=500)
+    assert Reader().read(url, start, stop) == want(start, stop)
+
+
+def test_a_range_of_unknown_total_is_right(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault("unknown_total")
+    assert Reader().read(url, 5, 50) == DATA[5:50]
+    for start, stop in ((-5, None), (5, None)):  # here only the total says whether this is all
+        with pytest.raises(Unfit):
+            Reader().read(url, start, stop)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "gzip_stored"])
+def test_a_compressed_answer_is_no_range(http_server: RangeServer, kind: Any) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(kind)
+    with pytest.raises(Unfit, match="compressed"):
+        Reader().read(url, 5, 50)
+
+
+def test_a_whole_object_sent_compressed_is_inflated(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault("gzip")
+    assert Reader().read(url) == DATA
+
+
+# ---------------------------------------------------------------------------------------- statuses
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_only_absence_is_file_not_found(http_server: RangeServer, status: int) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(status)
+    for read in (lambda: Reader().read(url, 0, 5), lambda: Reader().read(url), lambda: Reader().facts(url)):
+        with pytest.raises(FileNotFoundError):
+            read()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 405, 407, 408, 412, 416, 418, 425, 429, 451, 500, 501, 503, 504])
+def test_other_refusals_are_other_errors_and_none_that_zarr_takes_for_empty(
+    http_server: RangeServer, status: int
+) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(status, method="GET")
+    http_server.fault(status, method="HEAD")
+    for read in (lambda: Reader().read(url, 0, 5), lambda: Reader().read(url), lambda: Reader().facts(url)):
+        with pytest.raises((HttpStatus, TargetChanged)) as caught:
+            read()
+        assert not isinstance(caught.value, FileNotFoundError)
+        assert "not satisfiable" not in str(caught.value)
+        assert isinstance(caught.value, PermissionError) == (status in (401, 403, 407))
+
+
+def test_a_server_without_head_is_asked_for_one_byte(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    for refusal in (405, 403, 501):
+        http_server.heal()
+        http_server.fault(refusal, method="HEAD")
+        assert Reader().facts(url).size == 3000
+
+
+def test_facts_tell_size_and_version(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    facts = Reader().facts(url)
+    answer = Reader().answer(url, 0, 1)
+    assert facts == Facts(3000, answer.etag, answer.last_modified)
+    assert facts.etag is not None
+
+
+# ---------------------------------------------------------------------------------------- tries
+
+
+@pytest.mark.parametrize("fault", [500, 503, 429, "hang_up", "reset", "dropped", "short_body"])
+def test_what_passes_is_tried_again(http_server: RangeServer, fault: Any) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(fault, times=2, retry_after=0.0)
+    reader = Reader(retry=Retry(retries=3, timeout=60))
+    assert reader.read(url, 10, 20) == DATA[10:20]
+    assert reader.stats.snapshot()["retries"] >= 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 410, 416])
+def test_what_does_not_pass_is_asked_once(http_server: RangeServer, status: int) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(status)
+    with pytest.raises((HttpStatus, FileNotFoundError)):
+        Reader(retry=Retry(retries=3, timeout=60)).read(url, 10, 20)
+    assert len(http_server.requests()) == 1
+
+
+def test_retry_after_is_honoured(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(429, times=1, retry_after=1)
+    assert Reader(retry=Retry(retries=1, timeout=60)).read(url, 10, 20) == DATA[10:20]
+    first, second = http_server.requests()
+    assert second.time - first.time >= 1
+
+
+def test_a_wait_that_is_too_long_is_not_begun(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(503, retry_after=3600)
+    with pytest.raises(HttpStatus, match="503"):
+        Reader(retry=Retry(retries=3, timeout=60)).read(url, 10, 20)
+    assert len(http_server.requests()) == 1
+
+
+@pytest.mark.parametrize("kind", ["silent", "drip"])
+def test_the_timeout_ends_what_does_not_end(http_server: RangeServer, kind: Any) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(kind, pause=0.2) if kind == "drip" else http_server.fault(kind)
+    with pytest.raises(TimeoutError, match=r"no answer after 0\.3 s"):
+        Reader(retry=Retry(retries=3, timeout=0.3)).read(url, 0, 2000)
+
+
+def test_a_cancelled_read_is_cancelled_and_not_tried_again(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault("silent")
+
+    async def read(opened: Any, path: str) -> bool:
+        task = asyncio.create_task(opened.read(path, 0, 10))
+        while not http_server.requests():  # noqa: ASYNC110  # the server is in another thread
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return task.cancelled()
+
+    assert Reader(retry=Retry(retries=3, timeout=60)).run(url, read)
+    assert len(http_server.requests()) == 1
+
+
+def test_a_refused_connection_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ConnectionError):
+        Reader().read(f"http://127.0.0.1:{port}/x", 0, 5)
+
+
+@pytest.mark.parametrize(("code", "tries"), [(socket.EAI_NONAME, 1), (socket.EAI_AGAIN, 3)])
+def test_a_name_that_is_not_resolved_is_an_error(monkeypatch: pytest.MonkeyPatch, code: int, tries: int) -> None:
+    asked = []
+
+    async def resolve(self: Any, host: str, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        raise socket.gaierror(code, "no such name")
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolve)
+    get_client = _client_with_threaded_resolver
+    reader = Reader(by_protocol={"http": {"get_client": get_client}}, retry=Retry(retries=2, timeout=60))
+    with pytest.raises((Unreadable, ConnectionLost)):
+        reader.read("http://nowhere.invalid/x", 0, 5)
+    assert len(asked) == tries
+
+
+async def _client_with_threaded_resolver(**options: Any) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(resolver=aiohttp.ThreadedResolver())
+    return aiohttp.ClientSession(connector=connector, **options)
+
+
+# ---------------------------------------------------------------------------------------- versions
+
+
+def test_a_replaced_object_is_an_error_that_says_so(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    reader = Reader()
+    assert reader.read(url, 0, 5) == DATA[:5]
+    http_server.put("/x", DATA[::-1])
+    with pytest.raises(TargetChanged, match="replaced since it was first read"):
+        reader.read(url, 0, 5)
+    reader.versions.clear()
+    assert reader.read(url, 0, 5) == DATA[::-1][:5]
+
+
+def test_a_server_is_asked_for_the_version_that_was_seen(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    reader = Reader()
+    etag = reader.answer(url, 0, 5).etag
+    reader.read(url, 5, 10)
+    assert [r.headers.get("if-match") for r in http_server.requests()] == [None, etag]
+
+
+def test_a_manifest_may_say_which_version_it_means(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    etag = Reader().answer(url, 0, 1).etag
+    assert etag is not None
+    for pin in (Pin(etag=etag), Pin(etag=etag.strip('"')), Pin(size=3000), Pin(last_modified="2999-01-01T00:00:00Z")):
+        assert Reader().read(url, 0, 5, pin) == DATA[:5]
+    for pin in (Pin(etag='"other"'), Pin(size=2999), Pin(last_modified="1999-01-01T00:00:00Z")):
+        with pytest.raises(TargetChanged, match="not the object that the manifest was made for"):
+            Reader().read(url, 0, 5, pin)
+
+
+def test_another_size_is_another_version(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    reader = Reader()
+    reader.read(url, 0, 5)
+    http_server.fault("wrong_total")
+    with pytest.raises(TargetChanged, match="3000 bytes and is 3001"):
+        reader.read(url, 0, 5)
+
+
+# ---------------------------------------------------------------------------------------- redirects
+
+
+def test_a_redirect_is_followed_and_remembered(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault("redirect", "/home", to=url)
+
+    async def read(opened: Any, path: str) -> list[bytes]:
+        return [(await opened.read(path, i, i + 5)).data for i in range(3)]
+
+    assert Reader().run(http_server.url + "/home", read) == [DATA[i : i + 5] for i in range(3)]
+    assert [r.path for r in http_server.requests()] == ["/home", "/x", "/x", "/x"]
+
+
+def test_a_remembered_redirect_that_has_expired_is_asked_for_again(http_server: RangeServer) -> None:
+    http_server.put("/a", DATA)
+    http_server.put("/b", DATA)
+    http_server.fault("redirect", "/home", to=http_server.url + "/a", times=1)
+    http_server.fault("redirect", "/home", to=http_server.url + "/b")
+    http_server.fault(403, "/a", after=1)
+
+    async def read(opened: Any, path: str) -> list[bytes]:
+        return [(await opened.read(path, i, i + 5)).data for i in range(2)]
+
+    assert Reader().run(http_server.url + "/home", read) == [DATA[:5], DATA[1:6]]
+    assert [r.path for r in http_server.requests()] == ["/home", "/a", "/a", "/home", "/b"]
+
+
+def test_a_circle_of_redirects_ends(http_server: RangeServer) -> None:
+    http_server.fault("redirect", "/home", to="/away")
+    http_server.fault("redirect", "/away", to="/home")
+    with pytest.raises(Unreadable, match="redirects more than"):
+        Reader().read(http_server.url + "/home", 0, 5)
+    assert len(http_server.requests()) < 20
+
+
+@pytest.mark.parametrize("to", ["", "file:///etc/hostname", "ftp://127.0.0.1/x", "http://", "http://[::1"])
+def test_a_redirect_to_no_server_is_an_error(http_server: RangeServer, to: str) -> None:
+    http_server.fault("redirect", "/home", to=to)
+    with pytest.raises(Unreadable):
+        Reader().read(http_server.url + "/home", 0, 5)
+
+
+def test_what_is_meant_for_one_server_goes_to_no_other(http_server: RangeServer) -> None:
+    with RangeServer({"/x": DATA}) as other:
+        http_server.fault("redirect", "/home", to=other.url + "/x")
+        options = {
+            "headers": {"Authorization": "Bearer secret", "X-Api-Key": "secret"},
+            "cookies": {"session": "secret"},
+            "client_kwargs": {"headers": {"X-Also": "secret"}, "cookies": {"more": "secret"}},
+        }
+        assert Reader(by_prefix={http_server.url: options}).read(http_server.url + "/home", 2, 5) == DATA[2:5]
+        (asked,) = http_server.requests()
+        assert asked.headers["authorization"] == "Bearer secret"
+        assert asked.headers["x-also"] == "secret"
+        (followed,) = other.requests()
+        assert "secret" not in str(followed.headers)
+        assert followed.headers["range"] == "bytes=2-4"
+
+
+def test_a_redirect_can_be_refused(http_server: RangeServer) -> None:
+    from refshard_fs.targets.http import HttpTarget
+
+    http_server.put("/x", DATA)
+    http_server.fault("redirect", "/home", to="/x")
+
+    def admit(url: str) -> None:
+        raise PermissionError(url)
+
+    async def go() -> None:
+        target = HttpTarget(HTTPFileSystem(asynchronous=True, skip_instance_cache=True), admit)
+        try:
+            with pytest.raises(PermissionError, match="/x"):
+                await target.read(http_server.url + "/home", 0, 5)
+        finally:
+            await target.close()
+
+    asyncio.run(go())
+    assert [r.path for r in http_server.requests()] == ["/home"]
+
+
+# ---------------------------------------------------------------------------------------- options and instances
+
+
+def test_options_of_the_filesystem_reach_the_server(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    Reader(by_protocol={"http": {"headers": {"X-A": "1"}, "params": {"q": "2"}}}).read(url, 0, 5)
+    (request,) = http_server.requests()
+    assert (request.headers["x-a"], request.query) == ("1", "q=2")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_instance_of_any_loop_is_checked_like_our_own(http_server: RangeServer, asynchronous: bool) -> None:
+    url = http_server.put("/x", DATA)
+    fs = HTTPFileSystem(headers={"X-A": "1"}, asynchronous=asynchronous, skip_instance_cache=True)
+    reader = Reader(by_protocol={"http": fs})
+    assert reader.read(url, 0, 5) == DATA[:5]
+    assert http_server.requests()[0].headers["x-a"] == "1"
+    http_server.fault("wrong_content_range")
+    with pytest.raises(Unfit):
+        reader.read(url, 0, 5)
+
+
+def test_many_reads_share_connections(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+
+    async def read(pool: Pool) -> None:
+        place = pool.place(url)
+        assert place is not None
+        opened, path = place
+        for _ in range(5):
+            answers = await asyncio.gather(*(opened.read(path, i, i + 9) for i in range(8)))
+            assert [a.data for a in answers] == [DATA[i : i + 9] for i in range(8)]
+
+    with_pool(PoolOptions(retry=AT_ONCE), read)
+    assert len({r.connection for r in http_server.requests()}) <= 8
+
+
+def test_a_server_that_nobody_here_wrote(nginx_server: Callable[[Path], NginxServer], tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(DATA)
+    (tmp_path / "empty").write_bytes(b"")
+    server = nginx_server(tmp_path)
+    reader = Reader()
+    for start, stop in RANGES:
+        assert reader.read(f"{server.url}/x.bin", start, stop) == want(start, stop)
+    assert reader.facts(f"{server.url}/x.bin").size == 3000
+    assert reader.read(f"{server.url}/empty", -5, None) == b""
+    with pytest.raises(FileNotFoundError):
+        reader.read(f"{server.url}/none", 0, 5)
+    time.sleep(0.01)
+    (tmp_path / "x.bin").write_bytes(DATA + b"more")
+    with pytest.raises(TargetChanged):
+        reader.read(f"{server.url}/x.bin", 0, 5)
+
+
+def test_incomplete_is_said_of_what_ends_early(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault("hang_up")
+    with pytest.raises(Incomplete):
+        Reader().read(url, 0, 2000)
+    http_server.heal()
+    http_server.fault(403)
+    with pytest.raises(Denied, match=r"HTTP 403 Forbidden \(AccessDenied\)"):
+        Reader().read(url, 0, 2000)

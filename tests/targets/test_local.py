@@ -1,0 +1,170 @@
+"""Local files: the same bytes from any thread and process, few descriptors, and changes noticed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from refshard_fs.errors import TargetChanged
+from refshard_fs.model import Listed, Pin
+from refshard_fs.targets import Pool, PoolOptions, Versions, local
+from refshard_fs.targets.failures import Unreadable
+from refshard_fs.targets.local import LocalTarget
+from tests.targets.reading import Reader
+
+DATA = random.Random(0).randbytes(5000)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "x.bin"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture(params=["pread", "seek"])
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LocalTarget:
+    """As on POSIX, and as where there is no ``pread``."""
+    if request.param == "seek":
+        monkeypatch.setattr(local, "_read_at", local._seek_and_read)
+    return LocalTarget()
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"),
+    [(0, 10), (7, 5000), (4990, 6000), (6000, 7000), (5000, None), (-10, None), (-6000, None), (0, 0)],
+)
+def test_a_range_is_what_slicing_gives(target: LocalTarget, file: Path, start: int, stop: int | None) -> None:
+    answer = target.read_now(str(file), start, stop)
+    assert (answer.data, answer.size) == (DATA[start:stop], 5000)
+
+
+@pytest.mark.parametrize("spelled", ["file://{}", "local://{}", "{}"])
+def test_no_event_loop_is_needed(file: Path, spelled: str) -> None:
+    place = Pool(PoolOptions(), None).place(spelled.format(file))
+    assert place is not None
+    answer = place[0].read_now(place[1], 3, 9)
+    assert answer is not None
+    assert answer.data == DATA[3:9]
+
+
+def test_threads_get_the_bytes_of_their_own_ranges(target: LocalTarget, file: Path) -> None:
+    starts = random.Random(1).choices(range(4900), k=3000)
+
+    def read(start: int) -> bool:
+        return target.read_now(str(file), start, start + 100).data == DATA[start : start + 100]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(read, starts))
+
+
+def test_a_kernel_that_returns_less_is_asked_again(
+    target: LocalTarget, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = local._read_at
+    monkeypatch.setattr(local, "_read_at", lambda of, length, start: whole(of, min(length, 99), start))
+    assert target.read_now(str(file), 1, 4000).data == DATA[1:4000]
+
+
+def test_open_files_are_bounded(target: LocalTarget, tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+    for i in range(3 * local.OPEN_FILES):
+        (tmp_path / str(i)).write_bytes(DATA[i:])
+        assert target.read_now(str(tmp_path / str(i)), 0, 5).data == DATA[i : i + 5]
+    if before is None:
+        pytest.skip("open files cannot be counted here")
+    assert len(os.listdir("/proc/self/fd")) <= before + local.OPEN_FILES
+
+
+def test_a_file_that_is_replaced_or_written_to_is_noticed(file: Path) -> None:
+    pool = Pool(PoolOptions(), None, versions := Versions())
+    place = pool.place(str(file))
+    assert place is not None
+    opened, path = place
+    opened.read_now(path, 0, 5)
+    other = file.with_name("other")
+    other.write_bytes(DATA[::-1])
+    os.replace(other, file)
+    with pytest.raises(TargetChanged, match="replaced since it was first read"):
+        opened.read_now(path, 0, 5)
+    versions.clear()
+    assert Reader().read(str(file), 0, 5) == DATA[::-1][:5]
+
+
+def test_a_manifest_may_say_which_version_it_means(file: Path) -> None:
+    assert Reader().read(str(file), 0, 5, Pin(size=5000, etag='"of another store"')) == DATA[:5]
+    with pytest.raises(TargetChanged, match="5000 bytes, not 4999"):
+        Reader().read(str(file), 0, 5, Pin(size=4999))
+    with pytest.raises(TargetChanged, match="last modified"):
+        Reader().read(str(file), 0, 5, Pin(last_modified="Fri, 01 Jan 1999 00:00:00 GMT"))
+
+
+def test_a_missing_file_and_a_directory_are_absent(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises((FileNotFoundError, IsADirectoryError)):
+            Reader().read(str(path), 0, 5)
+        with pytest.raises((FileNotFoundError, IsADirectoryError)):
+            Reader().facts(str(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in the file system here")
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), os.devnull, "/dev/zero"):
+        with pytest.raises(Unreadable, match="a pipe or a device"):
+            Reader().read(path, 0, 5)
+
+
+def test_a_file_that_may_not_be_read_is_no_missing_one(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> int:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        LocalTarget().read_now(str(file), 0, 5)
+
+
+def test_a_directory_lists_files_and_directories(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a").write_bytes(b"123")
+    assert Reader().names(str(tmp_path)) == (Listed("a", 3), Listed("b", None, True))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
+    place = Pool(PoolOptions(), None).place(str(file))
+    assert place is not None
+    opened, path = place
+    opened.read_now(path, 0, 5)
+    results = multiprocessing.get_context("fork").SimpleQueue()
+
+    def child() -> None:
+        answer = opened.read_now(path, 5, 10)
+        results.put(None if answer is None else answer.data)
+
+    held = threading.Event()
+    release = threading.Event()
+
+    def hold() -> None:
+        with opened.target._lock:  # type: ignore[attr-defined]  # that of another thread, at the fork
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(20)
+    release.set()
+    thread.join()
+    assert process.exitcode == 0
+    assert results.get() == DATA[5:10]
+    assert Reader().read(str(file), 0, 5) == DATA[:5]

@@ -1,0 +1,92 @@
+"""Which failures are tried again, and when."""
+
+from __future__ import annotations
+
+import pickle
+
+import aiohttp
+import pytest
+
+from refshard_fs.targets import Retry
+from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable, as_failure
+from refshard_fs.targets.retry import transient
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *(HttpStatus(status) for status in (408, 425, 429, 500, 502, 503, 504)),
+        HttpStatus(400, "RequestTimeout"),
+        HttpStatus(400, "SlowDown"),
+        Incomplete("short"),
+        ConnectionLost("reset"),
+        ConnectionResetError(),
+        TimeoutError(),
+    ],
+)
+def test_what_may_pass_is_tried_again(failure: OSError) -> None:
+    assert transient(failure)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *(HttpStatus(status) for status in (300, 400, 404, 405, 412, 416, 501, 505)),
+        Denied(403, "AccessDenied"),
+        Unfit("other bytes"),
+        Unreadable("odd"),
+        FileNotFoundError(),
+        IsADirectoryError(),
+        PermissionError(),
+        OSError("anything"),
+    ],
+)
+def test_what_will_not_pass_is_not(failure: OSError) -> None:
+    assert not transient(failure)
+
+
+def test_waits_grow_and_differ_and_end() -> None:
+    retry = Retry(retries=4)
+    lost = ConnectionLost("reset")
+    waits = [[retry.pause(lost, tried) for _ in range(50)] for tried in range(1, 5)]
+    for tried, some in enumerate(waits, start=1):
+        assert all(wait is not None and 0.05 * 2 ** (tried - 1) <= wait <= 0.1 * 2 ** (tried - 1) for wait in some)
+        assert len(set(some)) > 10
+    assert retry.pause(lost, 5) is None
+    assert Retry(retries=0).pause(lost, 1) is None
+    assert all((Retry(retries=99).pause(lost, 60) or 0) <= 20 for _ in range(20))
+
+
+def test_a_server_is_given_the_time_that_it_asks_for_within_bounds() -> None:
+    retry = Retry(longest=60)
+    assert 5 <= (retry.pause(HttpStatus(429, "", 5), 1) or 0) <= 6
+    assert retry.pause(HttpStatus(429, "", 61), 1) is None
+
+
+def test_fewer_retries_where_another_layer_tries_again() -> None:
+    assert Retry(5, 10).at_most(2) == Retry(2, 10)
+    assert Retry(1).at_most(2) == Retry(1)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (aiohttp.ServerDisconnectedError(), ConnectionLost),
+        (aiohttp.ServerTimeoutError(), ConnectionLost),
+        (aiohttp.ClientPayloadError("short"), Incomplete),
+        (aiohttp.InvalidURL("x"), Unreadable),
+        (ValueError("odd"), Unreadable),
+        (OSError(22, "The requested range is not satisfiable"), Unreadable),
+    ],
+)
+def test_every_error_becomes_one_that_is_no_absence(error: Exception, kind: type[OSError]) -> None:
+    failure = as_failure(error)
+    assert type(failure) is kind
+    assert failure.__cause__ is error
+    assert "not satisfiable" not in str(failure)
+
+
+def test_statuses_survive_pickling() -> None:
+    for status in (HttpStatus(503, "SlowDown", 2.0), Denied(403, "AccessDenied")):
+        again = pickle.loads(pickle.dumps(status))
+        assert (type(again), str(again), again.retry_after) == (type(status), str(status), status.retry_after)

@@ -1,0 +1,313 @@
+"""S3 targets: our own requests get what s3fs would, with its credentials, and leave to it what they cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import s3fs
+
+from refshard_fs.errors import TargetChanged
+from refshard_fs.model import Listed, Pin
+from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
+from refshard_fs.targets.failures import Denied, HttpStatus, Unfit
+from refshard_fs.targets.s3 import S3Target
+from tests.servers.engine import HttpServer
+from tests.servers.log import Request
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer
+from tests.servers.wire import Answer as Wire
+from tests.servers.wire import Head, Resource, answer_read, failure
+from tests.targets.reading import AT_ONCE, Reader, with_pool
+
+DATA = bytes(i * 31 % 251 for i in range(3000))
+RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-9999, None)]
+KEYS = ["x", "a/b c+d%é&=?.bin", "~-_.!*'()"]
+
+
+@pytest.fixture(scope="module")
+def bucket(s3_server: SeaweedServer) -> str:
+    s3_server.create_bucket("targets")
+    for key in KEYS:
+        s3_server.put(f"targets/{key}", DATA)
+    s3_server.put("targets/empty", b"")
+    return "s3://targets"
+
+
+def signed(server: SeaweedServer, **more: Any) -> dict[str, Any]:
+    return {**server.storage_options, **more}
+
+
+def through(proxy: CountingProxy, **more: Any) -> dict[str, Any]:
+    """Options of a signing client that comes by way of ``proxy``."""
+    return {"key": "ak", "secret": "sk", "endpoint_url": proxy.url, **more}
+
+
+def reader(options: Any, **given: Any) -> Reader:
+    return Reader(by_protocol={"s3": options}, **given)
+
+
+@pytest.mark.parametrize(("start", "stop"), RANGES)
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("how", ["signed", "anonymous", "left to s3fs"])
+def test_a_range_is_what_slicing_gives(
+    s3_server: SeaweedServer, bucket: str, how: str, key: str, start: int, stop: int | None
+) -> None:
+    options = s3_server.anonymous_options if how == "anonymous" else s3_server.storage_options
+    answer = reader(options, fast_s3=how != "left to s3fs").answer(f"{bucket}/{key}", start, stop)
+    assert answer.data == DATA[start:stop]
+
+
+def test_our_own_requests_are_one_each_and_bear_no_secret_in_their_url(s3_proxy: CountingProxy, bucket: str) -> None:
+    async def read(opened: Any, path: str) -> None:
+        for i in range(5):
+            assert (await opened.read(path, i, i + 9)).data == DATA[i : i + 9]
+
+    reader(through(s3_proxy)).run(f"{bucket}/x", read)
+    requests = s3_proxy.requests()
+    assert [r.method for r in requests] == ["GET"] * 5
+    assert {r.query for r in requests} == {""}
+    assert [r.headers["range"] for r in requests] == [f"bytes={i}-{i + 8}" for i in range(5)]
+    assert len({r.headers["authorization"] for r in requests}) == 1, "one signature serves all ranges of an object"
+    assert all("botocore" not in r.headers.get("user-agent", "").lower() for r in requests)
+
+
+def test_anonymous_requests_are_not_signed(s3_proxy: CountingProxy, bucket: str) -> None:
+    options = {"anon": True, "endpoint_url": s3_proxy.url}
+    assert reader(options).read(f"{bucket}/x", 0, 5) == DATA[:5]
+    (request,) = s3_proxy.requests()
+    assert not {"authorization", "x-amz-date", "x-amz-security-token"} & set(request.headers)
+
+
+def test_fast_s3_can_be_switched_off(s3_proxy: CountingProxy, bucket: str) -> None:
+    assert reader(through(s3_proxy), fast_s3=False).read(f"{bucket}/x", 0, 5) == DATA[:5]
+    assert "botocore" in s3_proxy.requests()[0].headers["user-agent"].lower()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_instance_lends_its_options(s3_proxy: CountingProxy, bucket: str, asynchronous: bool) -> None:
+    fs = s3fs.S3FileSystem(**through(s3_proxy), asynchronous=asynchronous, skip_instance_cache=True)
+    assert reader(fs).read(f"{bucket}/x", 0, 5) == DATA[:5]
+    assert len(s3_proxy.requests()) == 1
+
+
+def test_requester_pays_is_said_and_signed(s3_proxy: CountingProxy, bucket: str) -> None:
+    assert reader(through(s3_proxy, requester_pays=True)).read(f"{bucket}/x", 0, 5) == DATA[:5]
+    (request,) = s3_proxy.requests()
+    assert request.headers["x-amz-request-payer"] == "requester"
+    assert "x-amz-request-payer" in request.headers["authorization"]
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        {"version_aware": True},
+        {"s3_additional_kwargs": {"ExpectedBucketOwner": "123456789012"}},
+        {"config_kwargs": {"signature_version": "s3"}},
+    ],
+)
+def test_what_our_requests_cannot_express_is_left_to_s3fs(
+    s3_proxy: CountingProxy, bucket: str, unusual: dict[str, Any]
+) -> None:
+    try:
+        assert reader(through(s3_proxy, **unusual)).read(f"{bucket}/x", 0, 5) == DATA[:5]
+    except OSError:
+        pass  # whether the store can do it is another matter
+    assert all("botocore" in r.headers["user-agent"].lower() for r in s3_proxy.requests())
+
+
+# ---------------------------------------------------------------------------------------- failures
+
+
+def test_absence_is_of_the_object_alone(s3_server: SeaweedServer, bucket: str) -> None:
+    mine = reader(s3_server.storage_options)
+    for call in (lambda url: mine.read(url, 0, 5), mine.facts):
+        with pytest.raises(FileNotFoundError):
+            call(f"{bucket}/none")
+        with pytest.raises(HttpStatus, match="NoSuchBucket"):
+            call("s3://no-such-bucket/x")
+    with pytest.raises(HttpStatus, match="NoSuchBucket"):
+        reader(s3_server.storage_options, fast_s3=True).names("s3://no-such-bucket/x")
+
+
+@pytest.mark.parametrize("wrong", [{"key": "nobody"}, {"secret": "wrong"}])
+def test_wrong_credentials_are_denied(s3_server: SeaweedServer, bucket: str, wrong: dict[str, str]) -> None:
+    with pytest.raises(PermissionError):
+        reader(signed(s3_server, **wrong)).read(f"{bucket}/x", 0, 5)
+
+
+def test_no_credentials_are_an_error(
+    s3_server: SeaweedServer, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(OSError, match="[Cc]redentials") as caught:
+        reader({"endpoint_url": s3_server.endpoint_url}).read(f"{bucket}/x", 0, 5)
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_credentials_of_the_environment_are_found(
+    s3_proxy: CountingProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ak")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sk")
+    assert reader({"endpoint_url": s3_proxy.url}).read(f"{bucket}/x", 0, 5) == DATA[:5]
+    assert "Credential=ak/" in s3_proxy.requests()[0].headers["authorization"]
+
+
+@pytest.mark.parametrize("kind", ["short_body", "hang_up", "reset", "wrong_content_range", "long_body"])
+def test_other_bytes_are_no_data(s3_proxy: CountingProxy, bucket: str, kind: Any) -> None:
+    s3_proxy.fault(kind)
+    with pytest.raises((Unfit, ConnectionError)):
+        reader(through(s3_proxy)).read(f"{bucket}/x", 10, 2000)
+
+
+def test_slow_down_is_tried_again(s3_proxy: CountingProxy, bucket: str) -> None:
+    s3_proxy.fault(503, times=2)
+    mine = reader(through(s3_proxy), retry=Retry(retries=3, timeout=60))
+    assert mine.read(f"{bucket}/x", 0, 5) == DATA[:5]
+    assert mine.stats.snapshot()["retries"] == 2
+    assert len(s3_proxy.requests()) == 3
+
+
+def test_a_refusal_is_asked_once(s3_proxy: CountingProxy, bucket: str) -> None:
+    s3_proxy.fault(403)
+    with pytest.raises(Denied, match="AccessDenied"):
+        reader(through(s3_proxy), retry=Retry(retries=3, timeout=60)).read(f"{bucket}/x", 0, 5)
+    assert len(s3_proxy.requests()) == 1
+
+
+def test_a_replaced_object_is_an_error_that_says_so(s3_server: SeaweedServer, bucket: str) -> None:
+    url = s3_server.put("targets/changing", DATA)
+    mine = reader(s3_server.storage_options)
+    etag = mine.answer(url, 0, 5).etag
+    assert mine.read(url, 5, 9, Pin(etag=etag)) == DATA[5:9]
+    s3_server.put("targets/changing", DATA[::-1])
+    with pytest.raises(TargetChanged, match="replaced since it was first read"):
+        mine.read(url, 0, 5)
+    with pytest.raises(TargetChanged, match="not the object that the manifest was made for"):
+        reader(s3_server.storage_options).read(url, 0, 5, Pin(etag=etag))
+
+
+def test_an_empty_object_and_a_range_behind_the_end(s3_server: SeaweedServer, bucket: str) -> None:
+    mine = reader(s3_server.storage_options)
+    assert mine.facts(f"{bucket}/empty").size == 0
+    assert mine.read(f"{bucket}/empty") == b""
+
+    async def behind(opened: Any, path: str) -> Answer:
+        answer: Answer = await opened.read(path, 3000, 3010)
+        return answer
+
+    answer = mine.run(f"{bucket}/x", behind)
+    assert (answer.data, answer.size) == (b"", 3000)
+
+
+def test_names_below_a_prefix(s3_server: SeaweedServer, bucket: str) -> None:
+    names = reader(s3_server.storage_options).names(f"{bucket}/a")
+    assert names == (Listed("b c+d%é&=?.bin", 3000),)
+
+
+# ---------------------------------------------------------------------------------------- what a script answers
+
+
+class Scripted(HttpServer):
+    """Answers the refusals given, one request each, and then the object; ``theirs`` only to botocore's requests."""
+
+    def __init__(self, *refusals: tuple[int, str]) -> None:
+        super().__init__()
+        self.refusals = list(refusals)
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Wire:
+        ours = "botocore" not in head.headers.get("user-agent", "").lower()
+        if ours and self.refusals:
+            status, code = self.refusals.pop(0)
+            return failure(status, code)
+        return answer_read(head, Resource.of(DATA, 1.0))
+
+
+@pytest.fixture
+def scripted() -> Iterator[Any]:
+    servers: list[Scripted] = []
+
+    def start(*refusals: tuple[int, str]) -> Scripted:
+        server = Scripted(*refusals)
+        server.__enter__()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (301, "PermanentRedirect"),
+        (307, "TemporaryRedirect"),
+        (400, "AuthorizationHeaderMalformed"),
+        (403, "RequestTimeTooSkewed"),
+        (403, "SignatureDoesNotMatch"),
+    ],
+)
+def test_an_answer_that_means_ask_otherwise_is_left_to_s3fs_from_then_on(scripted: Any, status: int, code: str) -> None:
+    server = scripted((status, code), (status, code))
+    options = {"key": "a", "secret": "b", "endpoint_url": server.url}
+
+    async def read(opened: Any, path: str) -> None:
+        for i in range(3):
+            assert (await opened.read(path, i, i + 5)).data == DATA[i : i + 5]
+
+    reader(options).run("s3://bkt/x", read)
+    agents = ["botocore" in r.headers["user-agent"].lower() for r in server.requests()]
+    assert agents == [False, True, True, True]
+
+
+def test_an_expired_token_is_renewed_once(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = scripted((400, "ExpiredToken"))
+    options = {"key": "a", "secret": "b", "token": "old", "endpoint_url": server.url}
+
+    async def read(pool: Pool) -> bytes:
+        place = pool.place("s3://bkt/x")
+        assert place is not None
+        opened, path = place
+        target = opened.target
+        assert isinstance(target, S3Target)
+        await target.fs.set_session()
+        credentials = target.fs._s3._request_signer._credentials
+
+        async def frozen() -> Any:
+            return type(credentials)("a", "b", "new" if server.requests() else "old")
+
+        monkeypatch.setattr(credentials, "get_frozen_credentials", frozen)
+        return (await opened.read(path, 0, 5)).data
+
+    assert with_pool(PoolOptions({"s3": options}, retry=AT_ONCE), read) == DATA[:5]
+    assert [r.headers["x-amz-security-token"] for r in server.requests()] == ["old", "new"]
+
+
+def test_a_token_that_stays_expired_is_an_error_that_says_so(scripted: Any) -> None:
+    server = scripted(*[(400, "ExpiredToken")] * 9)
+    options = {"key": "a", "secret": "b", "token": "old", "endpoint_url": server.url}
+    with pytest.raises(HttpStatus, match="ExpiredToken"):
+        reader(options, retry=Retry(retries=3, timeout=60)).read("s3://bkt/x", 0, 5)
+    assert len(server.requests()) == 1
+
+
+def test_a_signature_is_renewed_before_it_is_old(s3_proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    from refshard_fs.targets import s3
+
+    s3_proxy.fault(403, "/nowhere")
+    monkeypatch.setattr(s3, "_YOUNG", -1.0)
+
+    async def read(opened: Any, path: str) -> None:
+        await opened.read(path, 0, 5)
+        await asyncio.sleep(1.1)  # the stamp counts seconds
+        await opened.read(path, 0, 5)
+
+    reader(through(s3_proxy)).run("s3://targets/x", read)
+    assert len({r.headers["authorization"] for r in s3_proxy.requests()}) == 2

@@ -1,0 +1,321 @@
+"""Faults of real sockets, seen from above: every byte right, or an error that no reader takes for a missing chunk.
+
+Each fault × operation is one test; ``-s`` shows what came of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.errors import ReferenceNotReachable, TargetChanged
+from tests.servers.http import RangeServer
+
+zarr = pytest.importorskip("zarr")
+
+CHUNKS, EACH = 6, 250
+VALUES = np.arange(CHUNKS * EACH, dtype="<f8")
+DATA = VALUES.tobytes()
+SIZE = EACH * 8
+KEYS = [f"a/{i}" for i in range(CHUNKS)]
+
+# Merged into one request, and each chunk by itself.
+LIMITS: dict[str, dict[str, Any]] = {"merged": {}, "single": {"max_gap": -1, "max_block": 1}}
+
+
+def references(url: str) -> dict[str, Any]:
+    array = {
+        "zarr_format": 2,
+        "shape": [CHUNKS * EACH],
+        "chunks": [EACH],
+        "dtype": "<f8",
+        "compressor": None,
+        "filters": None,
+        "order": "C",
+        "fill_value": "NaN",
+    }
+    refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2}), "a/.zarray": json.dumps(array)}
+    return refs | {key: [url, i * SIZE, SIZE] for i, key in enumerate(KEYS)}
+
+
+def open_(url: str, limits: str = "merged", **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(references(url), **{"retries": 0, "timeout": 20, **LIMITS[limits], **options})
+
+
+def _cat_file(fs: RefShardFileSystem) -> None:
+    for i, key in enumerate(KEYS):
+        assert fs.cat_file(key) == DATA[i * SIZE : (i + 1) * SIZE]
+        assert fs.cat_file(key, 8, 80) == DATA[i * SIZE :][8:80]
+
+
+def _cat_ranges(fs: RefShardFileSystem) -> None:
+    out = fs.cat_ranges(KEYS, [0] * CHUNKS, [800] * CHUNKS, on_error="return")
+    for i, found in enumerate(out):
+        if isinstance(found, BaseException):
+            raise found
+        assert found == DATA[i * SIZE :][:800]
+
+
+def _cat(fs: RefShardFileSystem) -> None:
+    assert fs.cat(KEYS) == {key: DATA[i * SIZE : (i + 1) * SIZE] for i, key in enumerate(KEYS)}
+
+
+def _cat_omitting(fs: RefShardFileSystem) -> None:
+    """Only missing keys may be left out, and none is missing."""
+    assert fs.cat(KEYS, on_error="omit") == {key: DATA[i * SIZE : (i + 1) * SIZE] for i, key in enumerate(KEYS)}
+
+
+def _open(fs: RefShardFileSystem) -> None:
+    for i, key in enumerate(KEYS):
+        with fs.open(key) as file:
+            file.seek(100)
+            assert file.read(300) == DATA[i * SIZE :][100:400]
+
+
+def _mapper(fs: RefShardFileSystem) -> None:
+    found = fs.get_mapper("").getitems(KEYS, on_error="omit")
+    assert found == {key: DATA[i * SIZE : (i + 1) * SIZE] for i, key in enumerate(KEYS)}
+
+
+def _zarr(fs: RefShardFileSystem) -> None:
+    """Zarr fills what it takes for missing with NaN."""
+    if zarr.__version__.startswith("2."):
+        array = zarr.open(fs.get_mapper(""), mode="r")["a"]
+    else:
+        array = zarr.open_group(zarr.storage.FsspecStore(_asynchronous(fs), read_only=True), mode="r", zarr_format=2)[
+            "a"
+        ]
+    np.testing.assert_array_equal(array[:], VALUES)
+
+
+def _asynchronous(fs: RefShardFileSystem) -> RefShardFileSystem:
+    return RefShardFileSystem(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
+
+
+OPERATIONS = [_cat_file, _cat_ranges, _cat, _cat_omitting, _open, _mapper, _zarr]
+
+Outcomes = dict[tuple[str, str], str]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[Outcomes]:
+    found: Outcomes = {}
+    yield found
+    names = [operation.__name__.strip("_") for operation in OPERATIONS]
+    print("\n" + f"{'fault':28}" + "".join(f"{name:>15}" for name in names))
+    for fault in dict.fromkeys(fault for fault, _ in found):
+        print(f"{fault:28}" + "".join(f"{found.get((fault, name), ''):>15}" for name in names))
+
+
+@pytest.fixture
+def url(http_server: RangeServer) -> str:
+    return http_server.put("/x.bin", DATA)
+
+
+def judge(operation: Callable[[Any], None], fs: RefShardFileSystem) -> str:
+    """Run ``operation``: its own assertions hold if it returns; else its error is one that says what it is."""
+    try:
+        operation(fs)
+    except ReferenceNotReachable as e:
+        error = e
+    else:
+        return "right"
+    assert not isinstance(error, (OSError, KeyError))
+    assert error.key in KEYS
+    assert error.__cause__ is not None or isinstance(error, TargetChanged)
+    assert "not satisfiable" not in str(error)
+    return type(error).__name__.replace("ReferenceNotReachable", "error")
+
+
+# What a server does to every request, and what comes of it without further tries.
+ALWAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "body cut short": ("short_body", {}, "error"),
+    "body cut short, no length": ("unframed_body", {}, "error"),
+    "hung up in mid-body": ("hang_up", {}, "error"),
+    "reset in mid-body": ("reset", {}, "error"),
+    "no answer at all": ("dropped", {}, "error"),
+    "longer than asked": ("long_body", {}, "error"),
+    "another range": ("wrong_content_range", {}, "error"),
+    "a range of unknown place": ("missing_content_range", {}, "error"),
+    "200 for a range": ("ignored_range", {}, "right"),
+    "chunked": ("chunked", {}, "right"),
+    "unknown total": ("unknown_total", {}, "right"),
+    "compressed": ("gzip", {}, "error"),
+    "compressed store": ("gzip_stored", {}, "error"),
+    "slow drip": ("drip", {"pause": 0.0005, "piece": 512}, "right"),
+    "a circle of redirects": ("redirect", {"to": "/x.bin"}, "error"),
+    "401": (401, {}, "error"),
+    "403 expired credentials": (403, {}, "error"),
+    "404": (404, {}, "error"),
+    "410": (410, {}, "error"),
+    "416": (416, {}, "error"),
+    "429": (429, {}, "error"),
+    "500": (500, {}, "error"),
+    "503": (503, {}, "error"),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("fault", ALWAYS)
+def test_a_fault_is_an_error_or_does_no_harm(
+    http_server: RangeServer, url: str, outcomes: Outcomes, fault: str, operation: Callable[[Any], None], limits: str
+) -> None:
+    kind, options, expected = ALWAYS[fault]
+    http_server.fault(kind, **options)
+    outcome = judge(operation, open_(url, limits))
+    outcomes[fault, operation.__name__.strip("_")] = outcome
+    assert outcome == expected
+
+
+ONCE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "500 then right": (500, {}),
+    "503 then right": (503, {}),
+    "429 with Retry-After": (429, {"retry_after": 0}),
+    "reset, then right": ("reset", {}),
+    "hung up, then right": ("hang_up", {}),
+    "dropped, then right": ("dropped", {}),
+    "short, then right": ("short_body", {}),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("fault", ONCE)
+def test_what_passes_is_not_seen(
+    http_server: RangeServer, url: str, outcomes: Outcomes, fault: str, operation: Callable[[Any], None]
+) -> None:
+    kind, options = ONCE[fault]
+    http_server.fault(kind, times=2, **options)
+    outcome = judge(operation, open_(url, retries=4))
+    outcomes[fault, operation.__name__.strip("_")] = outcome
+    assert outcome == "right"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_replaced_file_never_mixes_with_the_old_one(
+    http_server: RangeServer, url: str, outcomes: Outcomes, operation: Callable[[Any], None]
+) -> None:
+    http_server.fault("replaced", after=1, times=1)
+    outcome = judge(operation, open_(url, "single"))
+    outcomes["replaced between reads", operation.__name__.strip("_")] = outcome
+    assert outcome == "TargetChanged"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("kind", ["silent", "drip"])
+def test_what_never_ends_is_ended(
+    http_server: RangeServer, url: str, outcomes: Outcomes, kind: Any, operation: Callable[[Any], None]
+) -> None:
+    http_server.fault(kind, pause=0.5)
+    outcome = judge(operation, open_(url, timeout=0.3, retries=3))
+    outcomes[f"{kind} for ever", operation.__name__.strip("_")] = outcome
+    assert outcome == "error"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_server_that_is_gone(outcomes: Outcomes, operation: Callable[[Any], None]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    outcome = judge(operation, open_(f"http://127.0.0.1:{port}/x.bin"))
+    outcomes["connection refused", operation.__name__.strip("_")] = outcome
+    assert outcome == "error"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_name_that_is_not_resolved(
+    outcomes: Outcomes, operation: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(self: Any, host: str, *args: Any, **options: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolve)
+    outcome = judge(operation, open_("http://nowhere.invalid/x.bin"))
+    outcomes["name not resolved", operation.__name__.strip("_")] = outcome
+    assert outcome == "error"
+
+
+def test_after_a_replacement_a_new_start_reads_the_new_file(http_server: RangeServer, url: str) -> None:
+    fs = open_(url)
+    _cat(fs)
+    http_server.put("/x.bin", DATA[::-1])
+    with pytest.raises(TargetChanged, match="invalidate_cache"):
+        fs.cat_file(KEYS[0])
+    fs.invalidate_cache()
+    assert fs.cat_file(KEYS[0]) == DATA[::-1][:SIZE]
+
+
+def test_retries_are_counted(http_server: RangeServer, url: str) -> None:
+    http_server.fault(503, times=2)
+    fs = open_(url, retries=3)
+    fs.cat_file(KEYS[0])
+    assert fs.stats()["retries"] == 2
+
+
+def test_a_fault_of_one_key_is_none_of_another(http_server: RangeServer, url: str) -> None:
+    refs = references(url) | {"b": [http_server.put("/other", DATA), 0, 8]}
+    fs = RefShardFileSystem(refs, retries=0)
+    http_server.fault(500, "/other")
+    found = fs.cat_ranges(["a/0", "b", "a/1"], [0] * 3, [8] * 3)
+    assert (found[0], found[2]) == (DATA[:8], DATA[SIZE:][:8])
+    assert isinstance(found[1], ReferenceNotReachable)
+
+
+def test_a_failure_of_the_source_itself_is_not_taken_for_an_empty_one(http_server: RangeServer, url: str) -> None:
+    source = http_server.put("/refs.json", json.dumps({"version": 1, "refs": references(url)}).encode())
+    for fault in (403, 416, 500, "short_body", "hang_up"):
+        http_server.heal()
+        http_server.fault(fault, "/refs.json")  # type: ignore[arg-type]  # a list of both kinds
+        http_server.fault(405, "/refs.json", method="HEAD")
+        fs = RefShardFileSystem(source, retries=0, skip_instance_cache=True)
+        with pytest.raises(Exception) as caught:  # noqa: PT011  # of any kind but those below
+            fs.cat_file(KEYS[0])
+        assert not isinstance(caught.value, (FileNotFoundError, KeyError))
+        assert "not satisfiable" not in str(caught.value)
+
+
+def test_ten_thousand_reads_under_random_faults(http_server: RangeServer) -> None:
+    """Every byte right, or an error; nothing hangs, and the loop is left without tasks."""
+    data = random.Random(0).randbytes(1 << 20)
+    url = http_server.put("/x.bin", data)
+    for i, kind in enumerate(
+        ["short_body", "long_body", "wrong_content_range", "missing_content_range", "hang_up", "reset", "dropped"]
+    ):
+        http_server.fault(kind, probability=0.01, seed=i)  # type: ignore[arg-type]  # all of them are kinds
+    http_server.fault(503, probability=0.02, seed=8, retry_after=0)
+    http_server.fault(403, probability=0.01, seed=9)
+    http_server.fault("ignored_range", probability=0.005, seed=10)
+    pick = random.Random(1)
+    spans = [(pick.randrange(len(data) - 4096), pick.randrange(1, 4096)) for _ in range(10_000)]
+    refs = {f"k/{i}": [url, start, size] for i, (start, size) in enumerate(spans)}
+    results = {"right": 0, "error": 0}
+
+    async def read() -> None:
+        fs = RefShardFileSystem(refs, asynchronous=True, retries=3, max_gap=-1, max_block=1)
+        order = iter(pick.sample(range(len(spans)), len(spans)))
+
+        async def work() -> None:
+            for i in order:
+                start, size = spans[i]
+                try:
+                    found = await fs._cat_file(f"k/{i}")
+                except ReferenceNotReachable:
+                    results["error"] += 1
+                else:
+                    assert found == data[start : start + size]
+                    results["right"] += 1
+
+        await asyncio.gather(*(work() for _ in range(64)))
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(read())
+    assert sum(results.values()) == 10_000
+    assert 0 < results["error"] < 2000
