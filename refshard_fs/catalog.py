@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 from refshard_fs import manifests, shards
 from refshard_fs.errors import SourceNotReachable, UnknownSource
-from refshard_fs.formats import HEAD, Document, Format, OpenOptions, Probe, Raw
+from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
@@ -42,7 +42,7 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
 
 def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
     """Open a document that is at hand."""
-    return (yield from _open(Probe("<bytes>", Facts(len(data)), data), options, format))
+    return (yield from _open(Probe(HELD, Facts(len(data)), data), options, format))
 
 
 def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySpace]:

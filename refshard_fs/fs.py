@@ -82,6 +82,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         Whether S3 is read by requests of our own, where that can work, instead of s3fs's.
     cache_size:
         Partitions of a lazily read manifest that are kept at a time.
+    zarr_format:
+        Version, 2 or 3, of the metadata that is shown for a source without zarr metadata of
+        its own (bcolz, bloscpack).
+    verify:
+        Whether each chunk's checksum is verified, where the source (bloscpack) has them; a
+        chunk is then read with the bytes of its checksum.
 
     Raises
     ------
@@ -122,9 +128,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         options: Mapping[str, Mapping[str, Any]] | None = None,
         base_url: str | None = None,
         format: str | None = None,
+        zarr_format: int = 2,
+        verify: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if zarr_format not in (2, 3):
+            raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
         self.fo = fo
         by_protocol, bare = _by_protocol(fs, remote_protocol, remote_options)
         by_prefix = dict(options or {})
@@ -145,6 +155,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                     protocol=bare,
                     bare_as_is=_has_bare_paths(by_protocol.get(None)),
                     cache_size=cache_size,
+                    zarr_format=zarr_format,
+                    verify=verify,
                 ),
                 format=format,
                 pool=PoolOptions(by_protocol, by_prefix, Retry(retries, timeout), fast_s3),

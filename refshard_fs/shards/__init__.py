@@ -1,3 +1,3 @@
 """Formats that pack many chunks into one object, with an index inside. Each module is one format."""
 
-FORMATS: tuple[str, ...] = ()  # the modules here that have a FORMAT
+FORMATS = ("bcolz", "bloscpack")  # the modules here that have a FORMAT
