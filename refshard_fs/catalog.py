@@ -10,7 +10,7 @@ from typing import Any
 
 from refshard_fs import manifests, shards
 from refshard_fs.errors import SourceNotReachable, UnknownSource
-from refshard_fs.formats import HEAD, Document, Format, OpenOptions, Probe, Raw
+from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.kerchunk_json import resolver
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
@@ -55,7 +55,7 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
 
 def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
     """Open a document that is at hand."""
-    return (yield from _open(Probe("<bytes>", Facts(len(data)), data), options, format))
+    return (yield from _open(Probe(HELD, Facts(len(data)), data), options, format))
 
 
 def open_references(refs: ReferenceSet, options: OpenOptions) -> KeySpace:

@@ -10,8 +10,9 @@ import msgspec
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts, Steps
 
-__all__ = ["HEAD", "Document", "Format", "OpenOptions", "Probe", "Raw"]
+__all__ = ["HEAD", "HELD", "Document", "Format", "OpenOptions", "Probe", "Raw"]
 
+HELD = "<bytes>"  # stands for the URL of a document that the caller gave as bytes
 HEAD = 4096  # bytes of a document that a format may look at to recognise it
 
 
@@ -27,6 +28,8 @@ class OpenOptions(msgspec.Struct, frozen=True):
     shards: str = "inner"  # or "whole"
     shard_options: tuple[tuple[str, Any], ...] = ()
     cache_size: int = 128
+    zarr_format: int = 2  # of the metadata shown for sources that have none of zarr's own
+    verify: bool = False  # checksums of chunks, where the source has them
     extra: tuple[tuple[str, Any], ...] = ()
 
 
@@ -54,6 +57,11 @@ class Probe(msgspec.Struct, frozen=True):
     @property
     def is_directory(self) -> bool:
         return self.facts is None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the document is at hand as a whole and lies nowhere: ``head`` is all of it."""
+        return self.url == HELD
 
 
 class Format(msgspec.Struct, frozen=True):

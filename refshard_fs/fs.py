@@ -88,6 +88,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         ``"inner"`` shows sharded arrays as ordinary arrays of their inner chunks; ``"whole"``
         leaves them as they are. The options say of zarr v2 prototype shards what no file
         tells: ``{"endian": "big"}``, ``{"slots": "morton"}``.
+    zarr_format:
+        Version, 2 or 3, of the metadata that is shown for a source without zarr metadata of
+        its own (bcolz, bloscpack).
+    verify:
+        Whether each chunk's checksum is verified, where the source (bloscpack) has them; a
+        chunk is then read with the bytes of its checksum.
 
     Raises
     ------
@@ -130,12 +136,16 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         format: str | None = None,
         shards: str = "inner",
         shard_options: Mapping[str, Any] | None = None,
+        zarr_format: int = 2,
+        verify: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if shards not in ("inner", "whole"):
             raise ValueError(f"shards={shards!r}: it is 'inner' or 'whole'")
         check_options(shard_options or {})
+        if zarr_format not in (2, 3):
+            raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
         self.fo = fo
         by_protocol, bare = _by_protocol(fs, remote_protocol, remote_options)
         by_prefix = dict(options or {})
@@ -158,6 +168,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                     shards=shards,
                     shard_options=tuple(sorted((shard_options or {}).items())),
                     cache_size=cache_size,
+                    zarr_format=zarr_format,
+                    verify=verify,
                 ),
                 format=format,
                 pool=PoolOptions(by_protocol, by_prefix, Retry(retries, timeout), fast_s3),

@@ -1,0 +1,103 @@
+"""NumPy dtypes as other software spells them, and as zarr's metadata does. Names are data: none of them is evaluated.
+
+A dtype with objects is refused: its bytes would be pickles.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.shards.json_fields import shown
+
+__all__ = ["parse_dtype", "version_2", "version_3"]
+
+LONGEST: Final = 1 << 16  # characters of a dtype's name
+_NATIVE = re.compile(r"[A-Za-z]")  # such names state no byte order
+
+_PLAIN: Final = frozenset("biufc")
+_UNKNOWN: Final = frozenset(["float96", "float128", "complex192", "complex256"])  # to zarr v3
+
+
+def parse_dtype(text: object, where: str) -> np.dtype[Any]:
+    """Return the dtype whose ``str`` or ``descr`` is ``text``; a name that states no byte order is little-endian."""
+    match text:
+        case str() if 0 < len(text) <= LONGEST:
+            pass
+        case _:
+            raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, no name of a dtype")
+    try:
+        dtype = np.dtype(ast.literal_eval(text) if text[0] in "[{('\"" else text)
+        if _NATIVE.match(text):
+            dtype = dtype.newbyteorder("<")
+        if dtype.names is not None and not dtype.hasobject:
+            dtype = _without_gaps(dtype)
+    except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, KeyError) as e:
+        raise ManifestError(f"{where}: its 'dtype' is {shown(text)}: {e}") from None
+    if dtype.hasobject:
+        raise ManifestError(
+            f"{where}: its 'dtype' is {shown(text)}: objects are stored as pickles, which are never read"
+        )
+    if not dtype.itemsize or dtype.subdtype is not None:
+        raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, which is no dtype of a single element")
+    return dtype
+
+
+def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return ``dtype`` with its padding as fields of their own, as zarr's metadata can say it."""
+    packed = np.dtype(dtype.descr)
+    if packed.itemsize != dtype.itemsize:
+        raise ValueError("its fields do not lie one after the other")
+    return packed
+
+
+def version_2(dtype: np.dtype[Any]) -> Any:
+    """Return ``dtype`` as zarr v2 metadata has it."""
+    return dtype.str if dtype.names is None else dtype.descr
+
+
+def version_3(dtype: np.dtype[Any], where: str) -> tuple[Any, Any, str | None]:
+    """Return data type, a neutral fill value and byte order (None: of single bytes), as zarr v3 metadata has them."""
+    order = {"<": "little", ">": "big"}.get(dtype.str[0])
+    match dtype.kind:
+        case kind if kind in _PLAIN and dtype.name not in _UNKNOWN:
+            zero = {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(kind, 0)
+            return dtype.name, zero, order
+        case "S":
+            return {"name": "null_terminated_bytes", "configuration": {"length_bytes": dtype.itemsize}}, "", None
+        case "U":
+            return {"name": "fixed_length_utf32", "configuration": {"length_bytes": dtype.itemsize}}, "", order
+        case "V" if dtype.names is None:
+            fill = _zeros(dtype.itemsize)
+            return {"name": "raw_bytes", "configuration": {"length_bytes": dtype.itemsize}}, fill, None
+        case "V":
+            return (
+                {"name": "structured", "configuration": {"fields": _fields(dtype, where)}},
+                _zeros(dtype.itemsize),
+                None,
+            )
+        case "M" | "m":
+            unit, factor = np.datetime_data(dtype)
+            name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
+            return {"name": name, "configuration": {"unit": unit, "scale_factor": factor}}, 0, order
+    raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}; zarr_format=2 shows it")
+
+
+def _fields(dtype: np.dtype[Any], where: str) -> list[Any]:
+    fields = []
+    for name in dtype.names or ():
+        data_type, _, order = version_3(dtype[name], where)
+        if order == "big":
+            raise ManifestError(f"{where}: zarr v3 has no big-endian field {name!r}; zarr_format=2 shows it")
+        fields.append([name, data_type])
+    return fields
+
+
+def _zeros(size: int) -> str:
+    """Return ``size`` zero bytes in base64."""
+    whole, rest = divmod(size, 3)
+    return "AAAA" * whole + ("", "AA==", "AAA=")[rest]
