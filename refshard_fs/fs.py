@@ -17,6 +17,7 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs import listing
 from refshard_fs.engine import Request
 from refshard_fs.formats import OpenOptions
+from refshard_fs.fetch import Budget
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
@@ -82,6 +83,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         request and its tries may take together.
     fast_s3:
         Whether S3 is read by requests of our own, where that can work, instead of s3fs's.
+    readahead:
+        Bytes that may be fetched ahead of reads that follow a pattern; 0 turns that off.
+    max_memory:
+        Bytes that may be under way from targets, or held until they are read, at a time.
+    concurrency:
+        Requests that may be under way to one host at a time.
     cache_size:
         Partitions of a lazily read manifest that are kept at a time.
     shards, shard_options:
@@ -130,6 +137,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         format: str | None = None,
         shards: str = "inner",
         shard_options: Mapping[str, Any] | None = None,
+        readahead: int = 64 * MIB,
+        max_memory: int = 256 * MIB,
+        concurrency: int = 32,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -163,6 +173,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                 pool=PoolOptions(by_protocol, by_prefix, Retry(retries, timeout), fast_s3),
                 fallback=dict(remote_options or {}) if fs is None and remote_protocol is None else {},
                 limits=Limits(max_gap, max_block),
+                budget=Budget(concurrency, max_memory),
+                readahead=readahead,
                 token=repr((by_protocol, by_prefix)),
             )
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from refshard_fs.cache import Cache
-from refshard_fs.engine import Request, blame, fail
+from refshard_fs.engine import Request
+from refshard_fs.failures import blame, fail
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
 from refshard_fs.stats import Stats

@@ -16,6 +16,7 @@ from refshard_fs import catalog
 from refshard_fs.cache import Cache
 from refshard_fs.engine import Engine, Request
 from refshard_fs.errors import RefShardError, SourceNotReachable
+from refshard_fs.fetch import Budget
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.immediate import Immediate
@@ -40,6 +41,8 @@ class SessionOptions(msgspec.Struct, frozen=True, eq=False):
     pool: PoolOptions
     fallback: dict[str, Any]  # remote_options given without a protocol
     limits: Limits
+    budget: Budget
+    readahead: int
     token: str
 
 
@@ -86,7 +89,10 @@ class Session:
                 engine = self._engines.get(loop)
                 if engine is None:
                     pool = self._pool(loop)
-                    engine = Engine(pool, INDEXES, self.options.limits, self.stats, self.options.token)
+                    options = self.options
+                    engine = Engine(
+                        pool, INDEXES, options.limits, options.budget, self.stats, options.token, options.readahead
+                    )
                     engine.keeper = _close_with_loop(engine)
                     with contextlib.suppress(StopIteration):
                         engine.keeper.__anext__().send(None)
