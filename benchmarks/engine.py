@@ -174,28 +174,33 @@ def _read(store: Any, pattern: Pattern, prepare: Callable[[Any], object] = lambd
 
 
 def reference(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Zarr over fsspec's reference filesystem."""
     options = {"remote_protocol": "http", "remote_options": {"asynchronous": True}, "asynchronous": True}
     fs = fsspec.filesystem("reference", fo=on.refs, skip_instance_cache=True, **options)
     return _read(FsspecStore(fs, read_only=True, path=""), pattern)
 
 
 def ours(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Zarr over this filesystem."""
     fs = RefShardFileSystem(on.refs, asynchronous=True, skip_instance_cache=True)
     return _read(FsspecStore(fs, read_only=True, path=""), pattern)
 
 
 def told(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """The same, each selection announced by `prefetch`."""
     fs = RefShardFileSystem(on.refs, asynchronous=True, skip_instance_cache=True)
     store = FsspecStore(fs, read_only=True, path="")
     return _read(store, pattern, lambda selection: fs.prefetch(pattern.array, selection, wait=False))
 
 
 def memory(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Zarr over the same bytes in a dict."""
     buffer = zarr.core.buffer.default_buffer_prototype().buffer
     return _read(MemoryStore({k: buffer.from_bytes(v) for k, v in on.data.items()}, read_only=True), pattern)
 
 
 def ideal(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """A client that knows all ranges."""
     blocks = coalesce([(n * CHUNK, n * CHUNK + CHUNK) for n in pattern.numbers], Limits(0, MB))
 
     async def run() -> tuple[float, int]:
@@ -216,10 +221,12 @@ def ideal(pattern: Pattern, on: Scene) -> tuple[float, int]:
 
 
 def cat_reference(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Fsspec's `cat` of all keys."""
     return _cat(fsspec.filesystem("reference", fo=on.refs, remote_protocol="http", skip_instance_cache=True), pattern)
 
 
 def cat_ours(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Our `cat` of all keys."""
     return _cat(RefShardFileSystem(on.refs, skip_instance_cache=True), pattern)
 
 

@@ -12,16 +12,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from refshard_fs import plan
 from refshard_fs.cache import Cache
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.failures import ABSENT, blame, describe, fail
-from refshard_fs.fetch import Budget, Fetcher, Reader
+from refshard_fs.fetch import Fetcher, Reader
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
-from refshard_fs.prefetch import Ahead
+from refshard_fs.prefetch import Ahead, Chunk
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Pool, Target
+from refshard_fs.targets import Pool
+from refshard_fs.targets.opened import Opened
 
 __all__ = ["Engine", "Request"]
 
@@ -44,19 +44,17 @@ class _Read(NamedTuple):
     keyspace: KeySpace
     request: Request
     future: asyncio.Future[bytes]
+    guess: bool
 
 
 class Engine:
     """Reads keys of key spaces on one event loop; to be used from that loop only."""
 
-    def __init__(
-        self, pool: Pool, cache: Cache, limits: plan.Limits, budget: Budget, stats: Stats, token: object, readahead: int
-    ) -> None:
-        self.limits = limits
+    def __init__(self, fetcher: Fetcher, cache: Cache, stats: Stats, token: object, readahead: int) -> None:
         self.stats = stats
-        self.fetcher = Fetcher(pool, limits, budget, stats)
-        self.ahead = Ahead(self.fetcher, self.run_all, self._start, min(readahead, budget.ahead // 2))
-        self.fetcher.on_cancel = self.ahead.give_up
+        self.fetcher = fetcher
+        self.ahead = Ahead(fetcher, self.run_all, self._start, min(readahead, fetcher.budget.ahead // 2))
+        fetcher.on_cancel = self.ahead.give_up
         self._cache = cache
         self._token = token  # tells this filesystem's targets from others' in the shared cache
         self._asking = asyncio.Semaphore(ASKED)
@@ -77,8 +75,10 @@ class Engine:
 
     # ------------------------------------------------------------------ reading keys
 
-    def read(self, keyspace: KeySpace, request: Request) -> asyncio.Future[bytes]:
+    def read(self, keyspace: KeySpace, request: Request, *, guess: bool = True) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``request``, read with whatever else is asked in this tick.
+
+        ``guess`` whether it may tell what will be asked next.
 
         Its exception is FileNotFoundError for a key that does not exist, and that alone.
         """
@@ -86,14 +86,14 @@ class Engine:
         future: asyncio.Future[bytes] = loop.create_future()
         if not self._batch:
             loop.call_soon(self._depart)
-        self._batch.append(_Read(keyspace, request, future))
+        self._batch.append(_Read(keyspace, request, future, guess))
         return future
 
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
         results: list[Any] = [None] * len(batch)
         waiting: list[tuple[int, Any]] = []
-        many = [keyspace.lookup(request.key) for keyspace, request, _ in batch]
+        many = [keyspace.lookup(request.key) for keyspace, request, _, _ in batch]
         for i, steps in enumerate(many):
             _advance(results, waiting, i, steps, None)
         if not waiting:
@@ -117,7 +117,7 @@ class Engine:
                 read.future.cancel()
             raise
         except Exception as e:  # a bug must not leave readers waiting
-            for _, request, future in batch:
+            for _, request, future, _ in batch:
                 if not future.done():
                     future.set_exception(blame(request.key, e))
             raise
@@ -125,8 +125,8 @@ class Engine:
     def _serve(self, batch: Sequence[_Read], found: Sequence[Entry | Exception | None]) -> None:
         """Fetch the entries that were found, and tell the readers of the others."""
         readers: list[Reader] = []
-        chunks: list[tuple[KeySpace, str, Span | None]] = []
-        for (keyspace, request, future), entry in zip(batch, found, strict=True):
+        chunks: list[Chunk] = []
+        for (keyspace, request, future, guess), entry in zip(batch, found, strict=True):
             key, start, end = request
             if future.done():
                 continue
@@ -134,7 +134,7 @@ class Engine:
                 case Span() if entry.size is not None or (start is None and end is None):
                     window = entry if start is None and end is None else entry.window(start, end)
                     if window is entry:
-                        chunks.append((keyspace, key, entry))
+                        chunks.append(Chunk(keyspace, key, entry, guess))
                     if isinstance(window, Span):
                         readers.append(Reader(key, window, future))
                     else:
@@ -142,7 +142,7 @@ class Engine:
                 case Inline():
                     future.set_result(entry.window(start, end).data)
                 case None:
-                    chunks.append((keyspace, key, None))
+                    chunks.append(Chunk(keyspace, key, None, guess))
                     future.set_exception(FileNotFoundError(key))
                 case Exception():
                     future.set_exception(blame(key, entry))
@@ -320,7 +320,7 @@ class Engine:
         except ABSENT:
             return None
 
-    def _place(self, url: str) -> tuple[Target, str]:
+    def _place(self, url: str) -> tuple[Opened, str]:
         place = self.pool.place(url)
         if place is None:
             raise RuntimeError(f"{url} cannot be opened on this event loop")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from refshard_fs import plan
+from refshard_fs.cache import Cache
 from refshard_fs.failures import fail
 from refshard_fs.model import Span
 from refshard_fs.stats import Stats
@@ -99,11 +100,14 @@ class _Host:
 class Fetcher:
     """Reads ranges of targets on one event loop; to be used from that loop only."""
 
-    def __init__(self, pool: Pool, limits: plan.Limits, budget: Budget, stats: Stats) -> None:
+    def __init__(
+        self, pool: Pool, limits: plan.Limits, budget: Budget, stats: Stats, kept: Cache | None = None
+    ) -> None:
         self.pool = pool
         self.limits = limits
         self.budget = budget
         self._stats = stats
+        self._kept = kept  # what was read, by span
         self._hosts: dict[str, _Host] = {}
         self._starts: dict[str, list[int]] = {}
         self._blocks: dict[str, list[_Block]] = {}
@@ -157,6 +161,10 @@ class Fetcher:
             if reader.future.done():
                 continue
             self._stats.add(keys=reader.key is not None)
+            if self._kept is not None and (data := self._kept.get(span)) is not None:
+                self._stats.add(cache_hits=1)
+                reader.future.set_result(data)
+                continue
             if span.size is None:
                 self._open(span, [(span, reader)], shared=False)
                 continue
@@ -311,6 +319,8 @@ class Fetcher:
         else:
             data = block.data[span.start - first : span.start - first + span.size]
         self._stats.add(bytes_wanted=len(data))
+        if self._kept is not None:
+            self._kept.put(span, data, len(data))
         if not reader.future.done():
             reader.future.set_result(data)
         if block.held and span.stop is not None:
@@ -387,7 +397,7 @@ class Fetcher:
         try:
             place = self.pool.place(span.url)
             if place is None:
-                raise RuntimeError(f"{span.url} cannot be opened on this event loop")  # noqa: TRY301
+                raise RuntimeError(f"{span.url} cannot be opened on this event loop")
             target, path = place
             answer = await target.read(path, job.start, job.stop, span.pin)
             self._stats.add(requests=1, bytes_fetched=len(answer.data))

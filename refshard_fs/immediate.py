@@ -57,6 +57,16 @@ class Immediate:
             self._stats.add(keys=1)
         return data
 
+    def find(self, keyspace: KeySpace, key: str) -> Entry | None:
+        """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
+        try:
+            found = self._look(keyspace.lookup(key))
+        except Exception as e:
+            raise blame(key, e) from (e.__cause__ or e)
+        if found is not None and found.entry is None:
+            raise FileNotFoundError(key)
+        return None if found is None else found.entry
+
     def _look(self, steps: Steps[Entry | None]) -> _Found | None:
         answer = None
         try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-__all__ = ["KIB", "MIB", "Block", "Limits", "coalesce", "parts"]
+__all__ = ["KIB", "MIB", "Block", "Limits", "Planned", "coalesce", "parts", "requests_for"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -37,6 +37,15 @@ class Block(NamedTuple):
     members: tuple[int, ...]
 
 
+class Planned(NamedTuple):
+    """A request as it would be made, and the keys that it serves; ``stop=None`` is the end of the target."""
+
+    url: str
+    start: int
+    stop: int | None
+    keys: tuple[str, ...]
+
+
 def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
     """Return the blocks that serve ``ranges`` of one target, ascending.
 
@@ -61,6 +70,20 @@ def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
         else:
             blocks += _merge(ranges, order[a:b], limits)
     return blocks
+
+
+def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits: Limits) -> list[Planned]:
+    """Return the requests of one target that serve ``wanted``: keys and their ranges."""
+    known = [(key, start, stop) for key, start, stop in wanted if stop is not None]
+    out = [Planned(url, start, None, (key,)) for key, start, stop in wanted if stop is None]
+    for block in coalesce([(start, stop) for _, start, stop in known], limits):
+        for first, last in parts(block.start, block.stop, limits):
+            served = (known[i] for i in block.members)
+            keys = tuple(
+                key for key, start, stop in served if start < last and (stop > first or start == stop == first)
+            )
+            out.append(Planned(url, first, last, keys))
+    return out
 
 
 def _merge(ranges: Sequence[tuple[int, int]], order: Sequence[int], limits: Limits) -> list[Block]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from refshard_fs.fetch import Fetcher
 from refshard_fs.keys import ChunkGrid, join
@@ -15,14 +15,22 @@ from refshard_fs.keyspace import KeySpace, place
 from refshard_fs.model import Entry, Span, Steps
 from refshard_fs.readahead import ReadAhead
 
-__all__ = ["Ahead"]
+__all__ = ["Ahead", "Chunk"]
 
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 FEW = 64  # guesses looked up at a time where that takes reads
 
-Chunk = tuple[KeySpace, str, Span | None]  # a key that was asked for, and where its bytes lie; None: it does not exist
 RunAll = Callable[[Sequence[Steps[Entry | None]]], Awaitable[list[Entry | Exception | None]]]
+
+
+class Chunk(NamedTuple):
+    """A whole key that was asked for, where its bytes lie (None: it does not exist), and whether to guess from it."""
+
+    keyspace: KeySpace
+    key: str
+    span: Span | None
+    guess: bool
 
 
 class _Array:
@@ -58,11 +66,11 @@ class Ahead:
         """Take note of what is read, in order; return the ranges to fetch along with it."""
         by_array: dict[tuple[int, str], tuple[_Array, list[int]]] = {}
         told = self._told
-        for keyspace, key, span in chunks:
+        for keyspace, key, span, guess in chunks:
             if told and key in told:
                 self._read(key)
                 continue
-            if not self._most:
+            if not guess or not self._most:
                 continue
             at = place(keyspace.grids, key)
             if at is None:
