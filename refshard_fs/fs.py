@@ -212,7 +212,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         return {**self._session.options.pool.by_protocol}
 
     def stats(self) -> dict[str, Any]:
-        """Return counters: keys, requests, bytes_wanted, bytes_fetched, cache_hits, retries, ahead_hits, ahead_wasted."""
+        """Return counters since the filesystem was made: `refshard_fs.stats` names them."""
         return self._session.stats.snapshot()
 
     def prefetch(
@@ -249,7 +249,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         await self._session.prefetch(keys, wait=wait)
 
     def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
-        """Return where the bytes of a key are: (url, start, stop), or the bytes themselves if no target has them as such.
+        """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.
 
         ``stop=None`` is the end of the target. Reads only what it takes to know.
         """

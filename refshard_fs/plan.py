@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -113,4 +113,4 @@ def parts(start: int, stop: int, limits: Limits) -> list[tuple[int, int]]:
         return [(start, stop)]
     count = -(-size // max(limits.block, 1))
     cuts = [start + size * i // count for i in range(count)] + [stop]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))

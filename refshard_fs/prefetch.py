@@ -1,4 +1,4 @@
-"""Fetching ahead: what the read-ahead policy guesses from the chunks that are read, and what the reader says beforehand.
+"""Fetching ahead: what the read-ahead policy guesses from what is read, and what the reader says beforehand.
 
 Either way the bytes are held by the `Fetcher`, within its budget, until they are read.
 """
@@ -31,6 +31,14 @@ class Chunk(NamedTuple):
     key: str
     span: Span | None
     guess: bool
+
+
+class Announced(NamedTuple):
+    """Keys that will be read, their ranges as far as they are known, and the task that fetches them."""
+
+    keys: Sequence[str]
+    spans: list[Span]
+    feeding: asyncio.Task[None]
 
 
 class _Array:
@@ -123,7 +131,7 @@ class Ahead:
             except StopIteration as stop:
                 entry = stop.value
             except Exception:  # noqa: BLE001  # a guess: whoever reads the key will hear of it
-                continue
+                entry = None
             else:
                 steps.close()
                 slow.append(number)
@@ -161,40 +169,40 @@ class Ahead:
         """Whether ``key`` was said to be read, and has not been."""
         return key in self._told
 
-    def tell(self, keyspace: KeySpace, keys: Sequence[str]) -> asyncio.Task[None]:
-        """Fetch ``keys``, which will be read, in waves within the budget; the task ends when all has begun."""
+    def tell(self, keyspace: KeySpace, keys: Sequence[str]) -> Announced:
+        """Fetch ``keys``, which will be read, in waves within the budget."""
         for key in keys:
             self._told[key] = self._told.get(key, 0) + 1
-        return self._start(self._feed(keyspace, keys))
+        spans: list[Span] = []
+        return Announced(keys, spans, self._start(self._feed(keyspace, keys, spans)))
 
-    async def arrived(self, feeding: asyncio.Task[None]) -> None:
-        """Wait until nothing more of what was told can arrive before some of it is read."""
+    async def arrived(self, announced: Announced) -> None:
+        """Wait until nothing more of what was told can arrive before some of it is read; cancelled, take it back."""
+        keys, spans, feeding = announced
         try:
             while not (self._fetcher.active == 0 and (feeding.done() or self._fetcher.queued)):
                 await self._fetcher.change()
         except asyncio.CancelledError:
             feeding.cancel()
-            raise
-
-    async def _feed(self, keyspace: KeySpace, keys: Sequence[str]) -> None:
-        spans: list[Span] = []
-        try:
-            for first in range(0, len(keys), WAVE):
-                some = [key for key in keys[first : first + WAVE] if key in self._told]
-                entries = await self._run_all([keyspace.lookup(key) for key in some])
-                spans = [
-                    entry
-                    for key, entry in zip(some, entries, strict=True)
-                    if isinstance(entry, Span) and entry.size and key in self._told
-                ]
-                self._fetcher.read((), spans)
-                while self._fetcher.queued and first + WAVE < len(keys):
-                    await self._fetcher.change()
-        except asyncio.CancelledError:
             self._fetcher.drop(spans, stop=True)
             for key in keys:
                 self._read(key)
             raise
+
+    async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
+        try:
+            for first in range(0, len(keys), WAVE):
+                some = [key for key in keys[first : first + WAVE] if key in self._told]
+                entries = await self._run_all([keyspace.lookup(key) for key in some])
+                wave = [
+                    entry
+                    for key, entry in zip(some, entries, strict=True)
+                    if isinstance(entry, Span) and entry.size and key in self._told
+                ]
+                spans += wave
+                self._fetcher.read((), wave)
+                while self._fetcher.queued and first + WAVE < len(keys):
+                    await self._fetcher.change()
         finally:
             self._fetcher.changed()
 

@@ -179,10 +179,11 @@ class ReadAhead:
             return []
         if sum(self._foreseen) < FORESEEN * len(self._foreseen):
             return []
-        room = min(int(growth * self._trust * run.length), most // chunk) - len(run.issued)
-        if room <= 0:
-            return []
+        allowed = min(int(growth * self._trust * run.length), most // chunk)
+        room = allowed - len(run.issued)
         limit = self._natural_end(run)
+        if room <= 0 or (run.beyond and limit == run.limit and run.frontier is not None):
+            return []
         slack = int(SLACK * (run.length + len(run.issued)))
         state = run.state() if run.frontier is None else list(run.frontier)
         beyond = 0 if run.frontier is None else run.beyond
@@ -198,9 +199,9 @@ class ReadAhead:
             if number not in run.issued and number not in run.early:
                 fetch.append(number)
             before = list(state)
-        if not ended and len(fetch) * chunk < MIB:
+        if not ended and not beyond and len(fetch) < allowed / 2 and len(fetch) * chunk < MIB:
             return []  # too little to be worth a request: wait until there is more room
-        run.frontier, run.beyond = state, beyond
+        run.frontier, run.beyond, run.limit = state, beyond, limit
         run.issued.update(dict.fromkeys(fetch))
         return fetch
 
@@ -234,7 +235,7 @@ class _Run:
     """One nested progression and how far it has been read; ``levels[0]`` changes fastest."""
 
     __slots__ = (
-        "beyond", "doubt", "early", "first", "frontier", "idle", "issued", "last", "length", "levels", "tentative",
+        "beyond", "doubt", "early", "first", "frontier", "idle", "issued", "last", "length", "levels", "limit", "tentative",
         "tick", "ticks", "wasted",
     )  # fmt: skip
 
@@ -247,7 +248,8 @@ class _Run:
         self.issued: dict[int, None] = {}
         self.early: dict[int, None] = {}  # read before their turn
         self.frontier: list[tuple[int, int]] | None = None  # (start, index) of each level, as far as was issued
-        self.beyond = 0
+        self.beyond = 0  # chunks of the frontier past `limit`, the natural end that was in its way
+        self.limit: int | None = None
         self.idle = self.tick = self.ticks = self.wasted = 0
         self.tentative = False
 
@@ -304,7 +306,7 @@ class _Run:
         self.first = self.last = number
 
     def branch(self, number: int) -> bool:
-        """Try ``number`` as the start of the same progression elsewhere; the next number confirms it or ends the run."""
+        """Try ``number`` as the start of the same progression elsewhere; the next number confirms that or ends it."""
         top = self.levels[-1]
         if len(self.levels) == LEVELS or number == top.start or any(not _complete(v) for v in self.levels[:-1]):
             return False

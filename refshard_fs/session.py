@@ -204,9 +204,9 @@ class Session:
         """
         keyspace = await self.keyspace()
         ahead = self.engine().ahead
-        feeding = ahead.tell(keyspace, keys)
+        announced = ahead.tell(keyspace, keys)
         if wait:
-            await ahead.arrived(feeding)
+            await ahead.arrived(announced)
 
     async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
         """Return the keys of the chunks of ``array`` that ``selection`` touches; ValueError if that is not known."""
