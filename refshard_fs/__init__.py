@@ -13,6 +13,7 @@ from refshard_fs.errors import (
     UnknownSource,
 )
 from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
+from refshard_fs.tuning import tune_zarr
 
 __version__ = "0.1.0"
 
@@ -29,4 +30,5 @@ __all__ = [
     "TargetNotAllowed",
     "UnknownSource",
     "replace_reference_filesystem",
+    "tune_zarr",
 ]

@@ -2,29 +2,32 @@
 
 One engine serves one event loop. Reads of the same tick become one batch: their look-ups
 advance in lock-step, so that N keys cost one coalesced round of reads per level of
-indirection; the windows that result are coalesced across keys and fetched concurrently.
+indirection; the windows that result are coalesced across keys and fetched concurrently,
+together with what will probably be read next.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from refshard_fs import plan
 from refshard_fs.cache import Cache
-from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError
+from refshard_fs.errors import DamagedIndex, RefShardError
+from refshard_fs.failures import ABSENT, blame, describe, fail
+from refshard_fs.fetch import Fetcher, Reader
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.prefetch import Ahead, Chunk
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Answer, Pool, check
+from refshard_fs.targets import Pool
+from refshard_fs.targets.opened import Opened
 
-__all__ = ["Engine", "Request", "blame", "fail"]
+__all__ = ["Engine", "Request"]
 
 T = TypeVar("T")
 
-_ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-REQUESTS = 32  # under way at once
+ASKED = 32  # questions for facts and names under way at once
 
 
 class Request(NamedTuple):
@@ -35,48 +38,47 @@ class Request(NamedTuple):
     end: int | None = None
 
 
-def _set(future: asyncio.Future[bytes], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+class _Read(NamedTuple):
+    """A request on its way, and whom it is for."""
 
-
-class _Flight:
-    """A fetch under way that several readers wait for; it ends early when the last of them gives up."""
-
-    __slots__ = ("future", "task", "waiting")
-
-    def __init__(self, task: asyncio.Task[None], futures: Iterable[asyncio.Future[bytes]]) -> None:
-        self.task = task
-        self.waiting = 0
-        for future in futures:
-            self.waiting += 1
-            future.add_done_callback(self._left)
-
-    def _left(self, future: asyncio.Future[bytes]) -> None:
-        self.waiting -= 1
-        if self.waiting == 0 and future.cancelled():
-            self.task.cancel()
+    keyspace: KeySpace
+    request: Request
+    future: asyncio.Future[bytes]
+    guess: bool
 
 
 class Engine:
     """Reads keys of key spaces on one event loop; to be used from that loop only."""
 
-    def __init__(self, pool: Pool, cache: Cache, limits: plan.Limits, stats: Stats, token: object) -> None:
-        self.pool = pool
-        self.limits = limits
+    def __init__(self, fetcher: Fetcher, cache: Cache, stats: Stats, token: object, readahead: int) -> None:
         self.stats = stats
+        self.fetcher = fetcher
+        self.ahead = Ahead(fetcher, self.run_all, self._start, min(readahead, fetcher.budget.ahead // 2))
+        fetcher.on_cancel = self.ahead.give_up
         self._cache = cache
         self._token = token  # tells this filesystem's targets from others' in the shared cache
-        self._slots = asyncio.Semaphore(REQUESTS)
-        self._batch: list[tuple[KeySpace, Request, asyncio.Future[bytes]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
+        self._asking = asyncio.Semaphore(ASKED)
+        self._batch: list[_Read] = []
+        self._soon: list[Reader] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._loading: dict[Need, asyncio.Task[Any]] = {}
+        self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
+
+    @property
+    def pool(self) -> Pool:
+        """The targets that are read."""
+        return self.fetcher.pool
+
+    @pool.setter
+    def pool(self, pool: Pool) -> None:
+        self.fetcher.pool = pool
 
     # ------------------------------------------------------------------ reading keys
 
-    def read(self, keyspace: KeySpace, request: Request) -> asyncio.Future[bytes]:
+    def read(self, keyspace: KeySpace, request: Request, *, guess: bool = True) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``request``, read with whatever else is asked in this tick.
+
+        ``guess`` whether it may tell what will be asked next.
 
         Its exception is FileNotFoundError for a key that does not exist, and that alone.
         """
@@ -84,48 +86,88 @@ class Engine:
         future: asyncio.Future[bytes] = loop.create_future()
         if not self._batch:
             loop.call_soon(self._depart)
-        self._batch.append((keyspace, request, future))
+        self._batch.append(_Read(keyspace, request, future, guess))
         return future
 
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
-        live = [item for item in batch if not item[2].done()]
-        if live:
-            self._start(self._serve(live))
+        results: list[Any] = [None] * len(batch)
+        waiting: list[tuple[int, Any]] = []
+        many = [keyspace.lookup(request.key) for keyspace, request, _, _ in batch]
+        for i, steps in enumerate(many):
+            _advance(results, waiting, i, steps, None)
+        if not waiting:
+            self._serve(batch, results)
+            return
+        # Those that are found wait for nobody.
+        late = {i for i, _ in waiting}
+        found = [i for i in range(len(batch)) if i not in late]
+        self._serve([batch[i] for i in found], [results[i] for i in found])
+        self._start(self._serve_late([batch[i] for i, _ in waiting], [many[i] for i, _ in waiting], waiting))
 
-    def _start(self, coroutine: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _serve(self, batch: list[tuple[KeySpace, Request, asyncio.Future[bytes]]]) -> None:
+    async def _serve_late(
+        self, batch: list[_Read], many: list[Steps[Entry | None]], waiting: list[tuple[int, Any]]
+    ) -> None:
         try:
-            found = await self.run_all([keyspace.lookup(r.key) for keyspace, r, _ in batch])
-            wanted: list[tuple[str, Entry, asyncio.Future[bytes]]] = []
-            for (_, request, future), entry in zip(batch, found, strict=True):
-                if future.done():
-                    continue
-                if entry is None:
-                    future.set_exception(FileNotFoundError(request.key))
-                elif isinstance(entry, Exception):
-                    future.set_exception(blame(request.key, entry))
-                else:
-                    try:
-                        window = await self._window(entry, request.start, request.end)
-                    except (RefShardError, OSError, ValueError) as e:
-                        _set(future, fail(request.key, entry, e))
-                    else:
-                        wanted.append((request.key, window, future))
-            self._fetch(wanted)
+            results: list[Any] = [None] * len(batch)
+            await self._drive(results, [(i, need) for i, (_, need) in enumerate(waiting)], many)
+            self._serve(batch, results)
         except asyncio.CancelledError:
-            for _, _, future in batch:
-                future.cancel()
+            for read in batch:
+                read.future.cancel()
             raise
         except Exception as e:  # a bug must not leave readers waiting
-            for _, request, future in batch:
-                _set(future, blame(request.key, e))
+            for _, request, future, _ in batch:
+                if not future.done():
+                    future.set_exception(blame(request.key, e))
             raise
+
+    def _serve(self, batch: Sequence[_Read], found: Sequence[Entry | Exception | None]) -> None:
+        """Fetch the entries that were found, and tell the readers of the others."""
+        readers: list[Reader] = []
+        chunks: list[Chunk] = []
+        for (keyspace, request, future, guess), entry in zip(batch, found, strict=True):
+            key, start, end = request
+            if future.done():
+                continue
+            match entry:
+                case Span() if entry.size is not None or (start is None and end is None):
+                    window = entry if start is None and end is None else entry.window(start, end)
+                    if window is entry:
+                        chunks.append(Chunk(keyspace, key, entry, guess))
+                    if isinstance(window, Span):
+                        readers.append(Reader(key, window, future))
+                    else:
+                        future.set_result(b"")
+                case Inline():
+                    future.set_result(entry.window(start, end).data)
+                case None:
+                    chunks.append(Chunk(keyspace, key, None, guess))
+                    future.set_exception(FileNotFoundError(key))
+                case Exception():
+                    future.set_exception(blame(key, entry))
+                case Span() | Packed():
+                    self._start(self._serve_slowly(entry, request, future))
+        ahead = self.ahead.note(chunks)
+        if readers or ahead:
+            self.fetcher.read(readers, ahead)
+
+    async def _serve_slowly(self, entry: Span | Packed, request: Request, future: asyncio.Future[bytes]) -> None:
+        """Serve what one range of known size cannot: windows of objects of unknown size, and packed entries."""
+        key, start, end = request
+        try:
+            window = await self._window(entry, start, end)
+            data = await self._bytes(window)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+        except Exception as e:  # noqa: BLE001  # the reader is told, whatever it is
+            if not future.done():
+                future.set_exception(fail(key, entry, e))
+        else:
+            self.stats.add(keys=1)
+            if not future.done():
+                future.set_result(data)
 
     async def _window(self, entry: Entry, start: int | None, end: int | None) -> Entry:
         try:
@@ -138,79 +180,11 @@ class Engine:
                 raise FileNotFoundError(entry.url) from None
             return entry.resized(facts.size).window(start, end)
 
-    # ------------------------------------------------------------------ fetching entries
-
-    def _fetch(self, wanted: Sequence[tuple[str, Entry, asyncio.Future[bytes]]]) -> None:
-        """Start the reads of ``wanted`` entries; each future gets its bytes, or an error that names its key."""
-        self.stats.add(keys=len(wanted))
-        ranges: dict[str, list[tuple[str, Span, asyncio.Future[bytes]]]] = {}
-        for key, entry, future in wanted:
-            match entry:
-                case Inline(data):
-                    if not future.done():
-                        future.set_result(data)
-                case Packed():
-                    self._start(self._unpack(key, entry, future))
-                case Span(url=url, stop=stop, exact=exact) if stop is not None and exact:
-                    ranges.setdefault(url, []).append((key, entry, future))
-                case Span():
-                    task = self._start(self._read_alone(key, entry, future))
-                    _Flight(task, [future])
-        for url, members in ranges.items():
-            for block in plan.coalesce([(s.start, s.stop or 0) for _, s, _ in members], self.limits):
-                some = [members[i] for i in block.members]
-                task = self._start(self._read_block(url, block, some))
-                _Flight(task, [future for _, _, future in some])
-
-    async def _read_block(
-        self, url: str, block: plan.Block, members: list[tuple[str, Span, asyncio.Future[bytes]]]
-    ) -> None:
-        try:
-            answer = await self._request(Span(url, block.start, block.stop, pin=members[0][1].pin))
-        except Exception as e:  # noqa: BLE001  # whatever it is, no reader may wait for ever
-            for key, span, future in members:
-                _set(future, fail(key, span, e))
-            return
-        view = memoryview(answer.data)
-        wanted = 0
-        for _, span, future in members:
-            size = span.size or 0
-            wanted += size
-            if not future.done():
-                first = span.start - block.start
-                future.set_result(answer.data if size == len(view) else bytes(view[first : first + size]))
-        self.stats.add(bytes_wanted=wanted)
-
-    async def _read_alone(self, key: str, span: Span, future: asyncio.Future[bytes]) -> None:
-        try:
-            answer = await self._request(span)
-        except Exception as e:  # noqa: BLE001  # as above
-            _set(future, fail(key, span, e))
-            return
-        self.stats.add(bytes_wanted=len(answer.data))
-        if not future.done():
-            future.set_result(answer.data)
-
-    async def _unpack(self, key: str, entry: Packed, future: asyncio.Future[bytes]) -> None:
-        try:
-            data = entry.finish((await self._request(entry.source)).data)
-        except Exception as e:  # noqa: BLE001  # as above
-            _set(future, fail(key, entry.source, e))
-            return
-        if not future.done():
-            future.set_result(data)
-
-    async def _request(self, span: Span) -> Answer:
-        """Return the checked answer of one request; FileNotFoundError if there is no such object."""
-        place = self.pool.place(span.url)
-        if place is None:
-            raise RuntimeError(f"{span.url} cannot be opened on this event loop")
-        target, path = place
-        async with self._slots:
-            answer = await target.read(path, span.start, span.stop, span.pin)
-        self.stats.add(requests=1, bytes_fetched=len(answer.data))
-        check(answer, span.start, span.stop, exact=span.exact)
-        return answer
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     # ------------------------------------------------------------------ driving look-ups
 
@@ -241,12 +215,17 @@ class Engine:
         waiting: list[tuple[int, Need | tuple[Need, ...]]] = []
         for i, steps in enumerate(many):
             _advance(results, waiting, i, steps, None)
+        await self._drive(results, waiting, many)
+        return results
+
+    async def _drive(
+        self, results: list[Any], waiting: list[tuple[int, Need | tuple[Need, ...]]], many: Sequence[Steps[Any]]
+    ) -> None:
         while waiting:
             answers = await self._meet([need for _, need in waiting])
             asked, waiting = waiting, []
             for (i, _), answer in zip(asked, answers, strict=True):
                 _advance(results, waiting, i, many[i], answer)
-        return results
 
     def _known(self, need: Need) -> Any:
         if isinstance(need, Stat) and need.fresh:
@@ -285,7 +264,7 @@ class Engine:
             case Load(entry, index):
                 try:
                     data = await self._bytes(entry)
-                except _ABSENT:
+                except ABSENT:
                     if isinstance(entry, Span) and entry.optional:
                         return None
                     raise
@@ -294,7 +273,7 @@ class Engine:
                 except RefShardError:
                     raise
                 except ValueError as e:
-                    raise DamagedIndex("", _name(entry), str(e)) from e
+                    raise DamagedIndex("", describe(entry), str(e)) from e
                 weight = getattr(value, "nbytes", len(data))
                 quota = getattr(index, "quota", None)
             case Stat(url):
@@ -310,35 +289,52 @@ class Engine:
             case Inline(data):
                 return data
             case Span():
-                return (await self._request(entry)).data
+                return await self._fetched(entry)
             case Packed():
-                return entry.finish((await self._request(entry.source)).data)
+                return entry.finish(await self._fetched(entry.source))
+
+    def _fetched(self, span: Span) -> asyncio.Future[bytes]:
+        """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""
+        loop = asyncio.get_running_loop()
+        if not self._soon:
+            loop.call_soon(self._fetch_soon)
+        reader = Reader(None, span, loop.create_future())
+        self._soon.append(reader)
+        return reader.future
+
+    def _fetch_soon(self) -> None:
+        readers, self._soon = self._soon, []
+        self.fetcher.read(readers)
 
     async def _facts(self, url: str) -> Facts | None:
-        place = self.pool.place(url)
-        if place is None:
-            raise RuntimeError(f"{url} cannot be opened on this event loop")
+        target, path = self._place(url)
         try:
-            async with self._slots:
-                return await place[0].facts(place[1])
-        except _ABSENT:
+            async with self._asking:
+                return await target.facts(path)
+        except ABSENT:
             return None
 
     async def _names(self, url: str) -> tuple[Listed, ...] | None:
+        target, path = self._place(url)
+        try:
+            async with self._asking:
+                return await target.names(path)
+        except ABSENT:
+            return None
+
+    def _place(self, url: str) -> tuple[Opened, str]:
         place = self.pool.place(url)
         if place is None:
             raise RuntimeError(f"{url} cannot be opened on this event loop")
-        try:
-            async with self._slots:
-                return await place[0].names(place[1])
-        except _ABSENT:
-            return None
+        return place
 
     async def close(self) -> None:
         """Stop what is under way and let go of connections."""
-        for task in list(self._tasks):
+        tasks = [*self._tasks, *self._loading.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.fetcher.close()
         await self.pool.close()
 
 
@@ -351,40 +347,3 @@ def _advance(results: list[Any], waiting: list[tuple[int, Any]], i: int, steps: 
         results[i] = e
     else:
         waiting.append((i, need))
-
-
-def _name(entry: Entry) -> str:
-    match entry:
-        case Inline():
-            return "the manifest itself"
-        case Packed(source):
-            return _name(source)
-        case Span(url, start, stop):
-            return url if start == 0 and stop is None else f"{url} [{start}:{'' if stop is None else stop}]"
-
-
-def blame(key: str, error: Exception) -> Exception:
-    """Return ``error`` as one that names ``key``, and is never taken for a missing key."""
-    if isinstance(error, (DamagedIndex, ReferenceNotReachable)):
-        named = type(error)(key, error.target, error.reason)
-        named.__cause__ = error.__cause__ or error
-        return named
-    if isinstance(error, RefShardError) and not isinstance(error, OSError):
-        return error
-    return _unreachable(key, "where its index lies", error)
-
-
-def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
-    reason = f"{type(error).__name__}: {error}".rstrip(": ")
-    named = ReferenceNotReachable(key, where, reason)
-    named.__cause__ = error
-    return named
-
-
-def fail(key: str, entry: Entry, error: Exception) -> Exception:
-    """Return what a failed read of ``entry`` means to the reader of ``key``."""
-    if isinstance(error, _ABSENT) and isinstance(entry, Span) and entry.optional:
-        return FileNotFoundError(key)
-    if isinstance(error, ReferenceNotReachable):
-        return blame(key, error)
-    return _unreachable(key, _name(entry), error)

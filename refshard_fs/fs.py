@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
@@ -16,15 +16,17 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
 from refshard_fs.engine import Request
+from refshard_fs.fetch import Budget
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.mapper import RefShardFile, RefShardMap
-from refshard_fs.model import Steps
-from refshard_fs.plan import KIB, MIB, Limits
+from refshard_fs.model import Inline, Span, Steps
+from refshard_fs.plan import KIB, MIB, Limits, Planned
 from refshard_fs.policy import longest_prefix
 from refshard_fs.save import RECORD_SIZE, SetFormat, respelling, save
+from refshard_fs.selection import Mode
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
@@ -82,6 +84,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         request and its tries may take together.
     fast_s3:
         Whether S3 is read by requests of our own, where that can work, instead of s3fs's.
+    readahead:
+        Bytes that may be fetched ahead of reads that follow a pattern; 0 turns that off.
+    max_memory:
+        Bytes that may be under way from targets, or held until they are read, at a time.
+    concurrency:
+        Requests that may be under way to one host at a time.
+    block_cache:
+        Bytes of chunks to keep after they were read, for reading them again; by default none.
     cache_size:
         Partitions of a lazily read manifest that are kept at a time.
     shards, shard_options:
@@ -138,6 +148,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         shard_options: Mapping[str, Any] | None = None,
         zarr_format: int = 2,
         verify: bool = False,
+        readahead: int = 64 * MIB,
+        max_memory: int = 256 * MIB,
+        concurrency: int = 32,
+        block_cache: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -175,6 +189,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                 pool=PoolOptions(by_protocol, by_prefix, Retry(retries, timeout), fast_s3),
                 fallback=dict(remote_options or {}) if fs is None and remote_protocol is None else {},
                 limits=Limits(max_gap, max_block),
+                budget=Budget(concurrency, max_memory),
+                readahead=readahead,
+                block_cache=block_cache,
                 token=repr((by_protocol, by_prefix)),
             )
         )
@@ -201,8 +218,71 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         return {**self._session.options.pool.by_protocol}
 
     def stats(self) -> dict[str, Any]:
-        """Return counters: keys, requests, bytes_wanted, bytes_fetched, cache_hits, retries."""
+        """Return counters since the filesystem was made: `refshard_fs.stats` names them."""
         return self._session.stats.snapshot()
+
+    def prefetch(
+        self, what: str | Sequence[str], selection: Any = None, *, mode: Mode = "numpy", wait: bool = True
+    ) -> None:
+        """Fetch what will be read in as few and as parallel requests as can be, and hold it until it is read.
+
+        ``what`` is a sequence of keys; or the path of an array, of which ``selection`` (all, by
+        default) will be read, as numpy understands it (``mode="orthogonal"``, ``mode="block"``:
+        as zarr's ``oindex`` and ``blocks``). No more than ``max_memory`` is held: the rest
+        follows as reads make room. With ``wait``, returns when that much has arrived. Errors
+        are left to the reads.
+
+        >>> import json, refshard_fs
+        >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
+        ...         "fill_value": None, "filters": None, "compressor": None}
+        >>> fs = refshard_fs.RefShardFileSystem({"a/.zarray": json.dumps(meta), "a/0": "ab", "a/1": "cd"})
+        >>> fs.prefetch("a", slice(2, 4))
+        >>> fs.cat_file("a/1")
+        b'cd'
+        """
+        sync(self._session.home() or self.loop or get_loop(), self._prefetch, what, selection, mode=mode, wait=wait)
+
+    async def _prefetch(
+        self, what: str | Sequence[str], selection: Any = None, *, mode: Mode = "numpy", wait: bool = True
+    ) -> None:
+        if isinstance(what, str):
+            chosen = Ellipsis if selection is None else selection
+            keys = await self._session.keys_of(self._strip_protocol(what), chosen, mode)
+        elif selection is not None:
+            raise TypeError("a selection needs the path of one array, not keys")
+        else:
+            keys = [self._strip_protocol(key) for key in what]
+        await self._session.prefetch(keys, wait=wait)
+
+    def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
+        """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.
+
+        ``stop=None`` is the end of the target. Reads only what it takes to know.
+        """
+        key = self._strip_protocol(path)
+        entry = self._session.find_now(key)
+        if entry is None:
+            entry = sync(self.loop or get_loop(), self._session.find, key)
+        match entry:
+            case Span(url, start, stop):
+                return url, start, stop
+            case Inline(data):
+                return data
+        return self.cat_file(path)
+
+    async def _resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
+        match await self._session.find(self._strip_protocol(path)):
+            case Span(url, start, stop):
+                return url, start, stop
+            case Inline(data):
+                return data
+        return await self._cat_file(path)
+
+    def plan(self, paths: Sequence[str]) -> list[Planned]:
+        """Return the requests, (url, start, stop, keys), that reading ``paths`` together would make; none is made."""
+        keys = [self._strip_protocol(path) for path in paths]
+        planned: list[Planned] = sync(self.loop or get_loop(), self._session.plan, keys)
+        return planned
 
     def invalidate_cache(self, path: str | None = None) -> None:
         """Forget every cached index, and open the source anew at the next use."""
@@ -345,15 +425,23 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     async def _get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
         key = self._strip_protocol(rpath)
         if hasattr(lpath, "write"):
-            lpath.write(await self._session.read(Request(key)))
+            async for piece in self._session.pieces(key, callback.set_size):
+                lpath.write(piece)
+                callback.relative_update(len(piece))
             return
         if await self._isdir(key):
             os.makedirs(lpath, exist_ok=True)
             return
-        data = await self._session.read(Request(key))
-        callback.set_size(len(data))
-        await asyncio.to_thread(_write, os.fspath(lpath), data)
-        callback.absolute_update(len(data))
+        file = None
+        try:
+            async for piece in self._session.pieces(key, callback.set_size):
+                if file is None:  # not before the first bytes are there
+                    file = await asyncio.to_thread(_create, os.fspath(lpath))
+                await asyncio.to_thread(file.write, piece)
+                callback.relative_update(len(piece))
+        finally:
+            if file is not None:
+                file.close()
 
     def _open(
         self,
@@ -423,12 +511,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         return RefShardMap(root, self, check=check, create=create, missing_exceptions=(FileNotFoundError,))
 
 
-def _write(path: str, data: bytes) -> None:
+def _create(path: str) -> BinaryIO:
     folder = os.path.dirname(path)
     if folder:
         os.makedirs(folder, exist_ok=True)
-    with open(path, "wb") as f:
-        f.write(data)
+    return open(path, "wb")
 
 
 def _by_protocol(

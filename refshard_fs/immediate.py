@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from refshard_fs.cache import Cache
-from refshard_fs.engine import Request, blame, fail
+from refshard_fs.engine import Request
+from refshard_fs.failures import blame, fail
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
 from refshard_fs.stats import Stats
@@ -32,15 +33,9 @@ class Immediate:
     def read(self, keyspace: KeySpace, request: Request) -> bytes | None:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
         key = request.key
-        try:
-            found = self.look(keyspace.lookup(key))
-        except Exception as e:  # noqa: BLE001  # raised again, with the key it is about
-            raise blame(key, e) from (e.__cause__ or e)
-        if found is None:
-            return None
-        entry: Entry | None = found.value
+        entry = self.find(keyspace, key)
         if entry is None:
-            raise FileNotFoundError(key)
+            return None
         try:
             if request.start is not None or request.end is not None:
                 if entry.size is None and isinstance(entry, Span):
@@ -55,6 +50,19 @@ class Immediate:
         if data is not None:
             self._stats.add(keys=1)
         return data
+
+    def find(self, keyspace: KeySpace, key: str) -> Entry | None:
+        """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
+        try:
+            found = self.look(keyspace.lookup(key))
+        except Exception as e:
+            raise blame(key, e) from (e.__cause__ or e)
+        if found is None:
+            return None
+        entry: Entry | None = found.value
+        if entry is None:
+            raise FileNotFoundError(key)
+        return entry
 
     def look(self, steps: Steps[Any]) -> Found | None:
         """Return what ``steps`` return if all they need is in the cache."""

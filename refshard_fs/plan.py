@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
-__all__ = ["KIB", "MIB", "Block", "Limits", "coalesce"]
+__all__ = ["KIB", "MIB", "Block", "Limits", "Planned", "coalesce", "parts", "requests_for"]
 
 KIB = 1024
 MIB = 1024 * KIB
 
+MANY = 512  # ranges from which on numpy sorts them faster
+
 
 class Limits(msgspec.Struct, frozen=True):
-    """How far ranges are merged, in bytes: over gaps up to ``gap`` (negative: never), into blocks up to ``block``."""
+    """How ranges become requests, in bytes.
+
+    They are merged over gaps up to ``gap`` (negative: never), into requests of up to
+    ``block``. A range longer than ``split`` becomes several requests.
+    """
 
     gap: int = 16 * KIB
     block: int = 1 * MIB
+    split: int = 4 * MIB
 
 
 class Block(NamedTuple):
-    """One request for bytes ``[start, stop)``, and the places in the input of the ranges that it serves."""
+    """One run of bytes ``[start, stop)``, and the places in the input of the ranges that it serves."""
 
     start: int
     stop: int
-    members: list[int]
+    members: tuple[int, ...]
+
+
+class Planned(NamedTuple):
+    """A request as it would be made, and the keys that it serves; ``stop=None`` is the end of the target."""
+
+    url: str
+    start: int
+    stop: int | None
+    keys: tuple[str, ...]
 
 
 def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
@@ -33,7 +51,42 @@ def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
 
     Ranges that overlap share a block whatever the limits, so that no byte is fetched twice.
     """
-    order = sorted(range(len(ranges)), key=ranges.__getitem__)
+    if len(ranges) < MANY:
+        order = sorted(range(len(ranges)), key=ranges.__getitem__)
+        return _merge(ranges, order, limits)
+    table = np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges)).reshape(-1, 2)
+    places = np.lexsort((table[:, 1], table[:, 0]))
+    starts, reach = table[places, 0], np.maximum.accumulate(table[places, 1])
+    # Groups that no limit lets merge are told apart at once; only those too large for a block are walked through.
+    apart = (starts[1:] >= reach[:-1]) & (starts[1:] - reach[:-1] > limits.gap)
+    cuts = np.flatnonzero(apart) + 1
+    firsts, lasts = np.append(0, cuts), np.append(cuts, len(ranges))
+    order = places.tolist()
+    blocks: list[Block] = []
+    groups = zip(firsts.tolist(), lasts.tolist(), starts[firsts].tolist(), reach[lasts - 1].tolist(), strict=True)
+    for a, b, start, stop in groups:
+        if b - a == 1 or stop - start <= limits.block:
+            blocks.append(Block(start, stop, tuple(order[a:b])))
+        else:
+            blocks += _merge(ranges, order[a:b], limits)
+    return blocks
+
+
+def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits: Limits) -> list[Planned]:
+    """Return the requests of one target that serve ``wanted``: keys and their ranges."""
+    known = [(key, start, stop) for key, start, stop in wanted if stop is not None]
+    out = [Planned(url, start, None, (key,)) for key, start, stop in wanted if stop is None]
+    for block in coalesce([(start, stop) for _, start, stop in known], limits):
+        for first, last in parts(block.start, block.stop, limits):
+            served = (known[i] for i in block.members)
+            keys = tuple(
+                key for key, start, stop in served if start < last and (stop > first or start == stop == first)
+            )
+            out.append(Planned(url, first, last, keys))
+    return out
+
+
+def _merge(ranges: Sequence[tuple[int, int]], order: Sequence[int], limits: Limits) -> list[Block]:
     blocks: list[Block] = []
     first = last = -1
     members: list[int] = []
@@ -46,8 +99,18 @@ def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
             members.append(i)
             continue
         if members:
-            blocks.append(Block(first, last, members))
+            blocks.append(Block(first, last, tuple(members)))
         first, last, members = start, stop, [i]
     if members:
-        blocks.append(Block(first, last, members))
+        blocks.append(Block(first, last, tuple(members)))
     return blocks
+
+
+def parts(start: int, stop: int, limits: Limits) -> list[tuple[int, int]]:
+    """Return the requests for one block: itself, or equal parts where it is longer than ``limits.split``."""
+    size = stop - start
+    if size <= max(limits.split, 1):
+        return [(start, stop)]
+    count = -(-size // max(limits.block, 1))
+    cuts = [start + size * i // count for i in range(count)] + [stop]
+    return list(pairwise(cuts))

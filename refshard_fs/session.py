@@ -7,30 +7,38 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from refshard_fs import catalog
+from refshard_fs import catalog, zarrmeta
 from refshard_fs.cache import Cache
 from refshard_fs.engine import Engine, Request
 from refshard_fs.errors import RefShardError, SourceNotReachable
+from refshard_fs.failures import blame
+from refshard_fs.fetch import Budget, Fetcher
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.immediate import Found, Immediate
+from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.model import Steps
-from refshard_fs.plan import Limits
+from refshard_fs.model import Entry, Packed, Span, Steps
+from refshard_fs.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.policy import protocol_of
+from refshard_fs.selection import Mode, chunk_numbers
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, PoolOptions, Versions
+from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["Session", "SessionOptions"]
 
 T = TypeVar("T")
 
+PIECE = 8 * MIB  # of a large key, where it is read in order
+PIECES = 4  # in memory at a time
 INDEXES = Cache(1 << 30)  # what the process remembers of manifests and shard indexes, in bytes
 
 
@@ -43,6 +51,9 @@ class SessionOptions(msgspec.Struct, frozen=True, eq=False):
     pool: PoolOptions
     fallback: dict[str, Any]  # remote_options given without a protocol
     limits: Limits
+    budget: Budget
+    readahead: int
+    block_cache: int
     token: str
 
 
@@ -60,6 +71,9 @@ class Session:
         self._keyspace: KeySpace | None = None
         self._pool_options = options.pool
         self._immediate: Immediate | None = None
+        self._home: weakref.ref[asyncio.AbstractEventLoop] | None = None  # the loop that read last
+        self._metas: dict[str, ArrayMeta] = {}
+        self._blocks = Cache(options.block_cache) if options.block_cache else None
         _sessions.add(self)
 
     async def keyspace(self) -> KeySpace:
@@ -84,13 +98,16 @@ class Session:
     def engine(self) -> Engine:
         """Return the running loop's engine."""
         loop = asyncio.get_running_loop()
+        self._home = weakref.ref(loop)
         engine = self._engines.get(loop)
         if engine is None:
             with self._lock:
                 engine = self._engines.get(loop)
                 if engine is None:
                     pool = self._pool(loop)
-                    engine = Engine(pool, INDEXES, self.options.limits, self.stats, self.options.token)
+                    options = self.options
+                    fetcher = Fetcher(pool, options.limits, options.budget, self.stats, self._blocks)
+                    engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead)
                     engine.keeper = _close_with_loop(engine)
                     with contextlib.suppress(StopIteration):
                         engine.keeper.__anext__().send(None)
@@ -103,17 +120,49 @@ class Session:
         data = self._at_once(keyspace, request)
         if data is not None:
             return data
-        return await self.engine().read(keyspace, request)
+        engine = self.engine()
+        if len(self._engines) > 1:
+            elsewhere = self._expecting(request.key)
+            if elsewhere is not None:
+                there, loop = elsewhere
+                return await asyncio.wrap_future(
+                    asyncio.run_coroutine_threadsafe(_reading(there, keyspace, request), loop)
+                )
+        return await engine.read(keyspace, request)
 
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell(1)`` is called as each one ends."""
         keyspace = await self.keyspace()
         engine = self.engine()
-        futures = [engine.read(keyspace, request) for request in requests]
+        alone = len(requests) == 1  # several at once are all that the caller wants
+        futures = [engine.read(keyspace, request, guess=alone) for request in requests]
         if tell is not None:
             for future in futures:
                 future.add_done_callback(lambda _: tell(1))
         return await asyncio.gather(*futures, return_exceptions=True)
+
+    async def pieces(self, key: str, tell_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of ``key`` in order, in pieces of which few are in memory at a time."""
+        entry = await self.find(key)
+        size = entry.size
+        if size is None or size <= PIECE or not isinstance(entry, Span):
+            data = await self.read(Request(key))
+            tell_size(len(data))
+            yield data
+            return
+        tell_size(size)
+        loop = asyncio.get_running_loop()
+        coming: deque[asyncio.Task[bytes]] = deque()
+        try:
+            for start in range(0, size, PIECE):
+                coming.append(loop.create_task(self.read(Request(key, start, min(start + PIECE, size)))))
+                if len(coming) == PIECES:
+                    yield await coming.popleft()
+            while coming:
+                yield await coming.popleft()
+        finally:
+            for task in coming:
+                task.cancel()
 
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; any thread may call this."""
@@ -122,16 +171,99 @@ class Session:
 
     def look_now(self, steps: Steps[Any]) -> Found | None:
         """Return what ``steps`` return if all they need is in the cache; any thread may call this."""
-        return self._reader().look(steps)
+        return self._at_once_reader().look(steps)
 
     async def look(self, key: str, steps: Steps[T]) -> T:
         """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
         return await self.engine().run_for(key, steps)
 
-    def _at_once(self, keyspace: KeySpace, request: Request) -> bytes | None:
-        return self._reader().read(keyspace, request)
+    # ------------------------------------------------------------------ what will be read
 
-    def _reader(self) -> Immediate:
+    async def find(self, key: str) -> Entry:
+        """Return where the bytes of ``key`` are; FileNotFoundError if there is no such key."""
+        keyspace = await self.keyspace()
+        entry = await self.engine().run_for(key, keyspace.lookup(key))
+        if entry is None:
+            raise FileNotFoundError(key)
+        return entry
+
+    def find_now(self, key: str) -> Entry | None:
+        """Return where the bytes of ``key`` are, if that takes no event loop; any thread may call this."""
+        keyspace = self._keyspace or self.opened()
+        return None if keyspace is None else self._at_once_reader().find(keyspace, key)
+
+    async def plan(self, keys: Sequence[str]) -> list[Planned]:
+        """Return the requests that reading ``keys`` would make; FileNotFoundError if one does not exist."""
+        keyspace = await self.keyspace()
+        spans: dict[str, list[tuple[str, int, int | None]]] = {}
+        found = await self.engine().run_all([keyspace.lookup(key) for key in keys])
+        for key, entry in zip(keys, found, strict=True):
+            match entry:
+                case None:
+                    raise FileNotFoundError(key)
+                case Exception():
+                    raise blame(key, entry) from entry
+                case Span(url, start, stop) | Packed(Span(url, start, stop)):
+                    spans.setdefault(url, []).append((key, start, stop))
+        limits = self.options.limits
+        return [planned for url, wanted in spans.items() for planned in requests_for(url, wanted, limits)]
+
+    async def prefetch(self, keys: Sequence[str], *, wait: bool) -> None:
+        """Fetch ``keys``, which will be read, and hold them until they are; ``wait`` until all that fits is there.
+
+        What fails is not reported: whoever reads the key will hear of it.
+        """
+        keyspace = await self.keyspace()
+        ahead = self.engine().ahead
+        announced = ahead.tell(keyspace, keys)
+        if wait:
+            await ahead.arrived(announced)
+
+    async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
+        """Return the keys of the chunks of ``array`` that ``selection`` touches; ValueError if that is not known."""
+        meta = await self._array_meta(array)
+        if meta.chunks is None or meta.grid is None:
+            raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
+        tail = meta.grid.tail
+        return [
+            join(array, tail(number)) for number in chunk_numbers(selection, meta.shape, meta.chunks, mode).tolist()
+        ]
+
+    async def _array_meta(self, array: str) -> ArrayMeta:
+        meta = self._metas.get(array)
+        if meta is not None:
+            return meta
+        for name in ("zarr.json", ".zarray"):
+            key = join(array, name)
+            try:
+                document = zarrmeta.loads(await self.read(Request(key)))
+            except FileNotFoundError:
+                continue
+            meta = zarrmeta.array_meta(document, key)
+            if meta is not None:
+                self._metas[array] = meta
+                return meta
+        raise FileNotFoundError(f"there is no array {array!r}")
+
+    def home(self) -> asyncio.AbstractEventLoop | None:
+        """Return the running loop that read last, other than the caller's; None if there is none."""
+        loop = self._home() if self._home is not None else None
+        return loop if loop is not None and loop.is_running() else None
+
+    def _expecting(self, key: str) -> tuple[Engine, asyncio.AbstractEventLoop] | None:
+        """Return the engine of another loop that was told that ``key`` will be read."""
+        with self._lock:
+            engines = list(self._engines.items())
+        here = asyncio.get_running_loop()
+        for loop, engine in engines:
+            if loop is not here and engine.ahead.expects(key) and loop.is_running():
+                return engine, loop
+        return None
+
+    def _at_once(self, keyspace: KeySpace, request: Request) -> bytes | None:
+        return (self._immediate or self._at_once_reader()).read(keyspace, request)
+
+    def _at_once_reader(self) -> Immediate:
         immediate = self._immediate
         if immediate is None:
             immediate = self._immediate = Immediate(self._pool(None), INDEXES, self.stats, self.options.token)
@@ -180,6 +312,9 @@ class Session:
         """Forget every index, the opened source, and which versions were read; the next read opens it again."""
         with self._lock:
             self._keyspace = None
+            self._metas.clear()
+            if self._blocks is not None:
+                self._blocks.clear()
             self._opening.clear()
             self._engines.clear()
             self._immediate = None
@@ -195,6 +330,10 @@ class Session:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._opening = weakref.WeakKeyDictionary()
+
+
+async def _reading(engine: Engine, keyspace: KeySpace, request: Request) -> bytes:
+    return await engine.read(keyspace, request)
 
 
 async def _close_with_loop(engine: Engine) -> AsyncGenerator[None, None]:

@@ -7,7 +7,16 @@ from typing import Any
 
 __all__ = ["Stats"]
 
-NAMES = ("keys", "requests", "bytes_wanted", "bytes_fetched", "cache_hits", "retries")
+NAMES = (
+    "keys",
+    "requests",
+    "bytes_wanted",
+    "bytes_fetched",
+    "cache_hits",
+    "retries",
+    "ahead_hits",  # reads served from what had been fetched (or was being fetched) ahead
+    "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped unread
+)
 
 
 class Stats:

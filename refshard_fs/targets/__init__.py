@@ -1,8 +1,9 @@
 """Where bytes come from. This package alone opens filesystems; all above it speak URLs and byte ranges."""
 
 from refshard_fs.targets.answer import Answer, Target, check
+from refshard_fs.targets.failures import Unfit
 from refshard_fs.targets.pool import Pool, PoolOptions
 from refshard_fs.targets.retry import Retry
 from refshard_fs.targets.versions import Versions
 
-__all__ = ["Answer", "Pool", "PoolOptions", "Retry", "Target", "Versions", "check"]
+__all__ = ["Answer", "Pool", "PoolOptions", "Retry", "Target", "Unfit", "Versions", "check"]

@@ -157,10 +157,11 @@ class HttpServer:
             if not task.cancelled() and (error := task.exception()) is not None:
                 self._errors.append(error)
 
-        def keep(work: Coroutine[Any, Any, None]) -> None:
+        def keep(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
             task = asyncio.create_task(work)
             tasks.add(task)
             task.add_done_callback(forget)
+            return task
 
         with listener:
             async with self.running():
@@ -173,14 +174,17 @@ class HttpServer:
                     task.cancel()
                 await asyncio.gather(*ending, return_exceptions=True)
 
-    async def _accept(self, listener: socket.socket, keep: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def _accept(
+        self, listener: socket.socket, keep: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    ) -> None:
         loop = asyncio.get_running_loop()
         while True:
             sock, _ = await loop.sock_accept(listener)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connections += 1
-            keep(self._serve(sock, self._connections))
+            # A task that is cancelled before its first step never reaches its own ``with``.
+            keep(self._serve(sock, self._connections)).add_done_callback(lambda _, sock=sock: sock.close())
 
     async def _serve(self, sock: socket.socket, number: int) -> None:
         """Answer one connection's requests in order, until either side ends it."""

@@ -1,0 +1,1 @@
+"""Measurements side by side with other readers; each module is a program."""

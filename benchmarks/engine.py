@@ -1,0 +1,302 @@
+"""Chunks over HTTP, side by side: fsspec's reference filesystem, this one, an ideal client, and zarr's own cost.
+
+    python -m benchmarks.engine [--quick] [--links 10ms ...] [--patterns whole ...] [--only ours ...]
+
+512 uncompressed chunks of 100 kB lie in one file behind a loopback server in another process, which delays each
+request and, in one case, limits each connection. All contenders run interleaved; medians are shown, then the requests
+and bytes that the server saw, as multiples of what was needed. *told* is this filesystem with `prefetch` of each
+selection; *ideal* knows all ranges beforehand (blocks of 1 MB, 16 in flight) and decodes nothing; *dict* is zarr
+reading the same chunks from memory. The goal is ``≤ 1.5 × (ideal + dict)``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import fsspec
+import numpy as np
+import zarr
+from zarr.storage import FsspecStore, MemoryStore
+
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.plan import Limits, coalesce
+
+warnings.filterwarnings("ignore", module="zarr")
+
+CHUNK = 100_000
+CHUNKS = 512
+ROWS, COLUMNS = 64, 8  # of the chunk grid of "grid"
+MB = 1_000_000
+REPEATS, QUICK = 5, 2
+
+
+class Link(NamedTuple):
+    """Seconds that each request waits, and bytes per second of one connection."""
+
+    latency: float
+    bandwidth: float | None
+
+
+LINKS = {
+    "0ms": Link(0.0, None),
+    "10ms": Link(0.010, None),
+    "50ms": Link(0.050, None),
+    "20ms+60MB/s": Link(0.020, 60e6),
+}
+
+
+class Pattern(NamedTuple):
+    """One way to read: the array, zarr's selections one after the other, and the chunks of the file that they need."""
+
+    array: str
+    selections: list[Any]
+    numbers: list[int]
+
+
+def patterns() -> dict[str, Pattern]:
+    """Return the ways to read that are measured, by name."""
+    chosen = sorted(random.Random(5).sample(range(CHUNKS), CHUNKS // 20))
+    slabs = [slice(i, i + 32) for i in range(CHUNKS - 32, -1, -32)]
+    column = 3
+    box = [r * COLUMNS + c for r in range(8, 40) for c in range(2, 6)]
+    return {
+        "whole": Pattern("line", [slice(None)], list(range(CHUNKS))),
+        "strided": Pattern("line", [slice(None, None, 4)], list(range(0, CHUNKS, 4))),
+        "reversed": Pattern("line", slabs, list(range(CHUNKS))),
+        "column": Pattern("grid", [(slice(None), slice(column, column + 1))], list(range(column, CHUNKS, COLUMNS))),
+        "box": Pattern("grid", [(slice(8, 40), slice(2, 6))], box),
+        "half": Pattern("line", [slice(0, CHUNKS // 2)], list(range(CHUNKS // 2))),
+        "random5": Pattern("line", [np.array(chosen)], chosen),
+        "fortran": Pattern("fortran", [slice(None)], list(range(CHUNKS))),
+    }
+
+
+def references(url: str) -> dict[str, Any]:
+    """Return a reference set of three arrays over one file."""
+
+    def array(shape: list[int], chunks: list[int]) -> str:
+        meta = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "order": "C", "fill_value": 0}
+        return json.dumps({**meta, "filters": None, "compressor": None})
+
+    refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2})}
+    refs["line/.zarray"] = array([CHUNKS, CHUNK], [1, CHUNK])
+    refs["grid/.zarray"] = refs["fortran/.zarray"] = array([ROWS, COLUMNS, CHUNK], [1, 1, CHUNK])
+    for i in range(CHUNKS):
+        row, column = divmod(i, COLUMNS)
+        refs[f"line/{i}.0"] = refs[f"grid/{row}.{column}.0"] = [url, i * CHUNK, CHUNK]
+        refs[f"fortran/{row}.{column}.0"] = [url, (column * ROWS + row) * CHUNK, CHUNK]
+    return refs
+
+
+class Server:
+    """The loopback server in a process of its own."""
+
+    def __init__(self, folder: str) -> None:
+        command = [sys.executable, "-m", "tests.servers.http", "--dir", folder, "--until-eof"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        assert self._process.stdout is not None
+        self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(self.url + path) as answer:  # noqa: S310
+            body: bytes = answer.read()
+        return body
+
+    def pace(self, link: Link) -> None:
+        self.get(f"/__set__?latency={link.latency}&bandwidth={link.bandwidth or ''}")
+
+    def seen(self) -> tuple[int, int]:
+        """Return requests and bytes since the last ``/__clear__``."""
+        log = json.loads(self.get("/__log__"))
+        return len(log), sum(r["sent"] for r in log)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()  # type: ignore[union-attr]  # a pipe was asked for
+
+
+class Scene(NamedTuple):
+    """What every contender gets."""
+
+    server: Server
+    url: str
+    refs: dict[str, Any]
+    data: dict[str, bytes]
+
+
+@contextmanager
+def scene() -> Iterator[Scene]:
+    """Serve one file while this lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        payload = np.random.default_rng(0).integers(0, 255, CHUNKS * CHUNK, np.uint8).tobytes()
+        Path(folder, "data.bin").write_bytes(payload)
+        server = Server(folder)
+        try:
+            url = f"{server.url}/data.bin"
+            refs = references(url)
+            data = {
+                key: value.encode() if isinstance(value, str) else payload[value[1] : value[1] + value[2]]
+                for key, value in refs.items()
+            }
+            yield Scene(server, url, refs, data)
+        finally:
+            server.close()
+
+
+# ---------------------------------------------------------------------- contenders: seconds, and a sum over the bytes
+
+
+def _read(store: Any, pattern: Pattern, prepare: Callable[[Any], object] = lambda _: None) -> tuple[float, int]:
+    array = zarr.open_group(store, mode="r", zarr_format=2)[pattern.array]
+    total = 0
+    began = time.perf_counter()
+    for selection in pattern.selections:
+        prepare(selection)
+        total += int(np.asarray(array.oindex[selection])[..., 0].sum())
+    return time.perf_counter() - began, total
+
+
+def reference(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Zarr over fsspec's reference filesystem."""
+    options = {"remote_protocol": "http", "remote_options": {"asynchronous": True}, "asynchronous": True}
+    fs = fsspec.filesystem("reference", fo=on.refs, skip_instance_cache=True, **options)
+    return _read(FsspecStore(fs, read_only=True, path=""), pattern)
+
+
+def ours(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Zarr over this filesystem."""
+    fs = RefShardFileSystem(on.refs, asynchronous=True, skip_instance_cache=True)
+    return _read(FsspecStore(fs, read_only=True, path=""), pattern)
+
+
+def told(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """The same, each selection announced by `prefetch`."""
+    fs = RefShardFileSystem(on.refs, asynchronous=True, skip_instance_cache=True)
+    store = FsspecStore(fs, read_only=True, path="")
+    return _read(store, pattern, lambda selection: fs.prefetch(pattern.array, selection, wait=False))
+
+
+def memory(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Zarr over the same bytes in a dict."""
+    buffer = zarr.core.buffer.default_buffer_prototype().buffer
+    return _read(MemoryStore({k: buffer.from_bytes(v) for k, v in on.data.items()}, read_only=True), pattern)
+
+
+def ideal(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """A client that knows all ranges."""
+    blocks = coalesce([(n * CHUNK, n * CHUNK + CHUNK) for n in pattern.numbers], Limits(0, MB))
+
+    async def run() -> tuple[float, int]:
+        slots = asyncio.Semaphore(16)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=16)) as session:
+
+            async def get(block: Any) -> int:
+                headers = {"Range": f"bytes={block.start}-{block.stop - 1}"}
+                async with slots, session.get(on.url, headers=headers) as answer:
+                    body = await answer.read()
+                return sum(body[i] for i in range(0, len(body), CHUNK))
+
+            began = time.perf_counter()
+            total = sum(await asyncio.gather(*map(get, blocks)))
+            return time.perf_counter() - began, total
+
+    return asyncio.run(run())
+
+
+def cat_reference(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Fsspec's `cat` of all keys."""
+    return _cat(fsspec.filesystem("reference", fo=on.refs, remote_protocol="http", skip_instance_cache=True), pattern)
+
+
+def cat_ours(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Our `cat` of all keys."""
+    return _cat(RefShardFileSystem(on.refs, skip_instance_cache=True), pattern)
+
+
+def _cat(fs: Any, pattern: Pattern) -> tuple[float, int]:
+    keys = [f"line/{i}.0" for i in pattern.numbers]
+    began = time.perf_counter()
+    out = fs.cat(keys)
+    return time.perf_counter() - began, sum(v[0] for v in out.values())
+
+
+CONTENDERS: dict[str, Callable[[Pattern, Scene], tuple[float, int]]] = {
+    "reference": reference,
+    "ours": ours,
+    "told": told,
+    "ideal": ideal,
+    "dict": memory,
+    "cat reference": cat_reference,
+    "cat ours": cat_ours,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description="Chunks over HTTP.")
+    parser.add_argument("--quick", action="store_true", help="two rounds, three patterns")
+    parser.add_argument("--links", nargs="*", default=list(LINKS), choices=list(LINKS))
+    parser.add_argument("--patterns", nargs="*", default=None)
+    parser.add_argument("--only", nargs="*", default=None, help="contenders")
+    parser.add_argument("--repeats", type=int, default=None)
+    options = parser.parse_args(arguments)
+    repeats = options.repeats or (QUICK if options.quick else REPEATS)
+    known = patterns()
+    names = options.patterns or (["whole", "strided", "random5"] if options.quick else list(known))
+    with scene() as on:
+        print("median ms, requests, bytes / needed, per contender\n")
+        for link in options.links:
+            on.server.pace(LINKS[link])
+            for name in names:
+                _measure(on, link, name, known[name], repeats, options.only)
+
+
+def _measure(on: Scene, link: str, name: str, pattern: Pattern, repeats: int, only: list[str] | None) -> None:
+    chosen = [c for c in CONTENDERS if (only is None or c in only) and (not c.startswith("cat") or name == "whole")]
+    times: dict[str, list[float]] = {c: [] for c in chosen}
+    seen: dict[str, tuple[int, int]] = {}
+    totals = set()
+    for _ in range(repeats):
+        for contender in chosen:
+            on.server.get("/__clear__")
+            took, total = CONTENDERS[contender](pattern, on)
+            times[contender].append(took)
+            seen[contender] = on.server.seen()
+            totals.add(total)
+    assert len(totals) == 1, f"contenders read different bytes: {totals}"
+    needed = len(pattern.numbers) * CHUNK
+    median = {c: statistics.median(t) * 1e3 for c, t in times.items()}
+    print(f"{link}, {name} ({len(pattern.numbers)} chunks)")
+    for contender in chosen:
+        requests, sent = seen[contender]
+        line = f"  {contender:14}{median[contender]:9.1f} ms {requests:5} requests {sent / needed:6.2f} x bytes"
+        base = "cat reference" if contender.startswith("cat") else "reference"
+        if base in median and contender not in (base, "dict"):
+            line += f"   {median[base] / median[contender]:6.1f} x faster"
+        if contender in ("ours", "told", "reference") and {"ideal", "dict"} <= median.keys():
+            line += f"   {median[contender] / (median['ideal'] + median['dict']):6.2f} x (ideal + dict)"
+        if contender == "cat ours" and "ideal" in median:
+            line += f"   {median[contender] / median['ideal']:6.2f} x ideal"
+        print(line)
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What a failed read means to the reader of a key: FileNotFoundError is for keys that do not exist, and them alone."""
+
+from __future__ import annotations
+
+from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError
+from refshard_fs.model import Entry, Inline, Packed, Span
+
+__all__ = ["ABSENT", "blame", "describe", "fail"]
+
+ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+def describe(entry: Entry) -> str:
+    """Return where the bytes of ``entry`` lie, for errors."""
+    match entry:
+        case Inline():
+            return "the manifest itself"
+        case Packed(source):
+            return describe(source)
+        case Span(url, start, stop):
+            return url if start == 0 and stop is None else f"{url} [{start}:{'' if stop is None else stop}]"
+
+
+def blame(key: str, error: Exception) -> Exception:
+    """Return ``error`` as one that names ``key``, and is never taken for a missing key."""
+    if isinstance(error, (DamagedIndex, ReferenceNotReachable)):
+        named = type(error)(key, error.target, error.reason)
+        named.__cause__ = error.__cause__ or error
+        return named
+    if isinstance(error, RefShardError) and not isinstance(error, OSError):
+        return error
+    return _unreachable(key, "where its index lies", error)
+
+
+def fail(key: str, entry: Entry, error: Exception) -> Exception:
+    """Return what a failed read of ``entry`` means to the reader of ``key``."""
+    if isinstance(error, ABSENT) and isinstance(entry, Span) and entry.optional:
+        return FileNotFoundError(key)
+    if isinstance(error, ReferenceNotReachable):
+        return blame(key, error)
+    return _unreachable(key, describe(entry), error)
+
+
+def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
+    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    named = ReferenceNotReachable(key, where, reason)
+    named.__cause__ = error
+    return named

@@ -1,0 +1,468 @@
+"""Requests to targets: merged, shared, bounded in number and in bytes. What is fetched ahead is held until it is read.
+
+A `Fetcher` belongs to one event loop. It is told which ranges readers wait for and which
+ones will be wanted; a range that lies in a block under way, or held, is served from that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
+from typing import NamedTuple
+
+import msgspec
+
+from refshard_fs import plan
+from refshard_fs.cache import Cache
+from refshard_fs.failures import fail
+from refshard_fs.model import Span
+from refshard_fs.stats import Stats
+from refshard_fs.targets import Answer, Pool, Unfit, check
+
+__all__ = ["Budget", "Fetcher", "Reader"]
+
+logger = logging.getLogger("refshard_fs")
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """``requests`` under way at once to one host, and ``memory`` bytes under way or held ahead."""
+
+    requests: int = 32
+    memory: int = 256 * plan.MIB
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that may be under way or held when more is fetched ahead: some stay free for readers."""
+        return self.memory * 3 // 4
+
+
+class Reader(NamedTuple):
+    """Somebody who waits for ``span``; errors name ``key``, or are set as they are where it is None."""
+
+    key: str | None
+    span: Span
+    future: asyncio.Future[bytes]
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error if self.key is None else fail(self.key, self.span, error))
+
+
+class _Block:
+    """One run of bytes of one target: who waits for it, and what of it was fetched ahead (range → bytes unread)."""
+
+    __slots__ = ("buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span")
+
+    def __init__(self, span: Span, shared: bool) -> None:
+        self.span = span
+        self.shared = shared  # other readers may join it
+        self.readers: list[Reader] = []
+        self.held: dict[tuple[int, int], int] = {}
+        self.jobs: list[_Job] = []
+        self.missing = 0  # jobs that have not arrived
+        self.reserved = 0  # bytes of the budget
+        self.buffer: BytesIO | None = None
+        self.data: bytes | None = None
+
+    def left(self, future: asyncio.Future[bytes]) -> bool:
+        """Return whether nobody wants this block any more, now that ``future`` was given up."""
+        self.readers = [r for r in self.readers if r.future is not future]
+        return not self.readers and not self.held
+
+
+class _Job:
+    """One request for a block or a part of it."""
+
+    __slots__ = ("block", "host", "size", "start", "state", "stop", "task")
+
+    def __init__(self, block: _Block, host: _Host, start: int, stop: int | None) -> None:
+        self.block, self.host, self.start, self.stop = block, host, start, stop
+        self.size = 0 if stop is None else stop - start
+        self.state = 0  # 0 queued, 1 under way, 2 over
+        self.task: asyncio.Task[None] | None = None
+
+
+class _Host:
+    """The requests to one host: those that readers wait for go first."""
+
+    __slots__ = ("active", "later", "urgent")
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.urgent: deque[_Job] = deque()
+        self.later: deque[_Job] = deque()
+
+
+class Fetcher:
+    """Reads ranges of targets on one event loop; to be used from that loop only."""
+
+    def __init__(
+        self, pool: Pool, limits: plan.Limits, budget: Budget, stats: Stats, kept: Cache | None = None
+    ) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.budget = budget
+        self._stats = stats
+        self._kept = kept  # what was read, by span
+        self._hosts: dict[str, _Host] = {}
+        self._starts: dict[str, list[int]] = {}
+        self._blocks: dict[str, list[_Block]] = {}
+        self._waiting: dict[asyncio.Future[bytes], _Block] = {}
+        self._idle: dict[_Block, None] = {}  # held and complete, oldest first
+        self._used = 0  # bytes of the budget
+        self._active = 0
+        self._times: deque[float] = deque(maxlen=8)
+        self._changed: asyncio.Future[None] | None = None
+        self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
+
+    @property
+    def used(self) -> int:
+        """Bytes under way or held."""
+        return self._used
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds that the fastest of the last requests took; None before the first."""
+        return min(self._times, default=None)
+
+    @property
+    def active(self) -> int:
+        """Requests under way."""
+        return self._active
+
+    @property
+    def queued(self) -> bool:
+        """Whether something to be fetched ahead waits for its turn."""
+        return any(job.state == 0 for host in self._hosts.values() for job in host.later)
+
+    async def change(self) -> None:
+        """Wait until a request has ended, or something is held no longer."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    def changed(self) -> None:
+        """Wake those who wait for `change`."""
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
+
+    # ------------------------------------------------------------------ asking
+
+    def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
+        """Have each reader's future set, and fetch the (exact) spans ``ahead`` to hold them until they are read."""
+        fresh: dict[str, list[tuple[Span, Reader | None]]] = {}
+        for reader in readers:
+            span = reader.span
+            if reader.future.done():
+                continue
+            self._stats.add(keys=reader.key is not None)
+            if self._kept is not None and (data := self._kept.get(span)) is not None:
+                self._stats.add(cache_hits=1)
+                reader.future.set_result(data)
+                continue
+            if span.size is None:
+                self._open(span, [(span, reader)], shared=False)
+                continue
+            block = self._covering(span)
+            if block is None:
+                fresh.setdefault(span.url, []).append((span, reader))
+            else:
+                self._join(block, reader)
+        for span in ahead:
+            block = self._covering(span)
+            if block is None:
+                fresh.setdefault(span.url, []).append((span, None))
+            else:
+                self._hold(block, span)
+        for url, members in fresh.items():
+            for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], self.limits):
+                some = [members[i] for i in places]
+                self._open(Span(url, start, stop, pin=some[0][0].pin), some, shared=True)
+        self._pump()
+
+    def covers(self, span: Span) -> bool:
+        """Whether ``span`` is held or under way."""
+        return self._covering(span) is not None
+
+    def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
+        """Hold ``spans`` no longer, and do not begin to fetch them; ``stop`` requests under way for nobody, too."""
+        for span in spans:
+            block = self._covering(span)
+            if block is None:
+                continue
+            left = block.held.pop((span.start, span.stop or 0), 0)
+            self._stats.add(ahead_wasted=left)
+            if not block.held and not block.readers and (stop or all(job.state != 1 for job in block.jobs)):
+                self._forget(block)
+        self._pump()
+
+    def drop_all(self) -> None:
+        """Hold nothing, and stop all requests that no reader waits for."""
+        for block in [b for blocks in self._blocks.values() for b in blocks]:
+            self._stats.add(ahead_wasted=sum(block.held.values()))
+            block.held.clear()
+            if not block.readers:
+                self._forget(block)
+        self._pump()
+
+    async def close(self) -> None:
+        """Stop everything that is under way."""
+        await asyncio.gather(*self._abandon(), return_exceptions=True)
+
+    def _abandon(self) -> list[asyncio.Task[None]]:
+        blocks = {block for blocks in self._blocks.values() for block in blocks} | set(self._waiting.values())
+        tasks = [job.task for block in blocks for job in block.jobs if job.task is not None]
+        for block in blocks:
+            self._forget(block)
+            for reader in block.readers:
+                reader.future.cancel()
+        return tasks
+
+    # ------------------------------------------------------------------ blocks
+
+    def _covering(self, span: Span) -> _Block | None:
+        starts = self._starts.get(span.url)
+        if not starts or span.stop is None:
+            return None
+        i = bisect_right(starts, span.start)
+        for block in reversed(self._blocks[span.url][max(i - 4, 0) : i]):
+            if span.stop <= (block.span.stop or 0) and block.span.pin == span.pin:
+                return block
+        return None
+
+    def _open(self, span: Span, members: Sequence[tuple[Span, Reader | None]], *, shared: bool) -> None:
+        """Make a block for ``members`` and put its requests into the queue."""
+        block = _Block(span, shared)
+        for member, reader in members:
+            if reader is None:
+                self._expect(block, member)
+            else:
+                self._wait(block, reader)
+        host = self._host(span.url)
+        cuts = [(span.start, span.stop)] if span.stop is None else plan.parts(span.start, span.stop, self.limits)
+        block.jobs = [_Job(block, host, start, stop) for start, stop in cuts]
+        block.missing = len(block.jobs)
+        if shared:
+            starts = self._starts.setdefault(span.url, [])
+            blocks = self._blocks.setdefault(span.url, [])
+            at = bisect_right(starts, span.start)
+            starts.insert(at, span.start)
+            blocks.insert(at, block)
+        (host.urgent if block.readers else host.later).extend(block.jobs)
+
+    def _forget(self, block: _Block) -> None:
+        """Take ``block`` out of everything; what is under way for it is stopped."""
+        for job in block.jobs:
+            if job.task is not None and job.state == 1:
+                job.task.cancel()
+            job.state = 2
+        if block.shared:
+            block.shared = False
+            url = block.span.url
+            blocks = self._blocks[url]
+            at = blocks.index(block)
+            del blocks[at], self._starts[url][at]
+            if not blocks:
+                del self._blocks[url], self._starts[url]
+        self._idle.pop(block, None)
+        self._used -= block.reserved
+        block.reserved = 0
+
+    def _wait(self, block: _Block, reader: Reader) -> None:
+        block.readers.append(reader)
+        self._waiting[reader.future] = block
+        reader.future.add_done_callback(self._done)
+
+    def _done(self, future: asyncio.Future[bytes]) -> None:
+        block = self._waiting.pop(future, None)
+        if block is None or not future.cancelled():
+            return
+        if block.left(future):
+            self._forget(block)
+        self.on_cancel()
+        self._pump()
+
+    def _expect(self, block: _Block, span: Span) -> None:
+        piece = span.start, span.stop or 0
+        block.held[piece] = block.held.get(piece, 0) + piece[1] - piece[0]
+
+    def _hold(self, block: _Block, span: Span) -> None:
+        self._expect(block, span)
+
+    def _join(self, block: _Block, reader: Reader) -> None:
+        self._stats.add(ahead_hits=self._is_ahead(block, reader.span))
+        if block.data is not None:
+            self._serve(block, reader)
+            self._settle(block)
+            return
+        if not block.readers:  # what was for later is urgent now
+            for job in block.jobs:
+                if job.state == 0:
+                    job.host.urgent.append(job)
+        self._wait(block, reader)
+
+    def _is_ahead(self, block: _Block, span: Span) -> bool:
+        return (span.start, span.stop) in block.held
+
+    def _serve(self, block: _Block, reader: Reader) -> None:
+        """Give ``reader`` its bytes of an arrived block, and note that they were read."""
+        assert block.data is not None
+        span, first = reader.span, block.span.start
+        self._waiting.pop(reader.future, None)
+        if span.size is None or span.size == len(block.data):
+            data = block.data
+        else:
+            data = block.data[span.start - first : span.start - first + span.size]
+        self._stats.add(bytes_wanted=len(data))
+        if self._kept is not None:
+            self._kept.put(span, data, len(data))
+        if not reader.future.done():
+            reader.future.set_result(data)
+        if block.held and span.stop is not None:
+            self._claim(block, span.start, span.stop)
+
+    def _claim(self, block: _Block, start: int, stop: int) -> None:
+        pieces = [(start, stop)] if (start, stop) in block.held else list(block.held)
+        for piece in pieces:
+            read = min(stop, piece[1]) - max(start, piece[0])
+            if read > 0:
+                block.held[piece] -= read
+                if block.held[piece] <= 0:
+                    del block.held[piece]
+
+    def _settle(self, block: _Block) -> None:
+        """Keep an arrived block while something of it is unread."""
+        if block.held:
+            self._idle.setdefault(block)
+        else:
+            self._forget(block)
+            self._pump()
+
+    # ------------------------------------------------------------------ requests
+
+    def _host(self, url: str) -> _Host:
+        name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
+        host = self._hosts.get(name)
+        if host is None:
+            host = self._hosts[name] = _Host()
+        return host
+
+    def _pump(self) -> None:
+        """Begin as many requests as host and budget allow."""
+        self.changed()
+        for host in self._hosts.values():
+            while host.active < self.budget.requests:
+                job = self._next(host)
+                if job is None:
+                    break
+                self._begin(job)
+
+    def _next(self, host: _Host) -> _Job | None:
+        for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
+            while queue and queue[0].state:
+                queue.popleft()
+            if not queue:
+                continue
+            size = queue[0].size
+            while queue is host.urgent and self._used + size > most and self._idle:
+                self._evict()
+            if self._used + size > most and (self._active or self._idle):
+                return None
+            return queue.popleft()
+        return None
+
+    def _evict(self) -> None:
+        block = next(iter(self._idle))
+        self._stats.add(ahead_wasted=sum(block.held.values()))
+        block.held.clear()
+        self._forget(block)
+
+    def _begin(self, job: _Job) -> None:
+        job.state = 1
+        job.host.active += 1
+        job.block.reserved += job.size
+        self._used += job.size
+        self._active += 1
+        job.task = asyncio.get_running_loop().create_task(self._request(job))
+
+    async def _request(self, job: _Job) -> None:
+        span = job.block.span
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            place = self.pool.place(span.url)
+            if place is None:
+                raise RuntimeError(f"{span.url} cannot be opened on this event loop")
+            target, path = place
+            answer = await target.read(path, job.start, job.stop, span.pin)
+            self._stats.add(requests=1, bytes_fetched=len(answer.data))
+            check(answer, job.start, job.stop, exact=span.exact)
+        except asyncio.CancelledError:
+            if job.state == 1:  # not by us: the loop is ending
+                self._abandon()
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
+            logger.debug("%s [%s:%s] failed: %r", span.url, job.start, job.stop, error)
+            if job.state == 1:
+                self._failed(job.block, error)
+        else:
+            took = loop.time() - began
+            self._times.append(took)
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug(
+                    "%s [%s:%s] %d bytes, %.1f ms", span.url, job.start, job.stop, len(answer.data), took * 1e3
+                )
+            if job.state == 1:
+                self._arrived(job, answer)
+        finally:
+            job.state = 2
+            job.task = None
+            job.host.active -= 1
+            self._active -= 1
+            self._pump()
+
+    def _arrived(self, job: _Job, answer: Answer) -> None:
+        job.state = 2
+        block = job.block
+        block.missing -= 1
+        if len(block.jobs) == 1:
+            block.data = answer.data
+        else:
+            if block.buffer is None:
+                block.buffer = BytesIO(bytes(block.span.size or 0))
+            with block.buffer.getbuffer() as view:
+                view[job.start - block.span.start : (job.stop or 0) - block.span.start] = answer.data
+            if not block.held:  # from here on it is the readers'
+                block.reserved -= job.size
+                self._used -= job.size
+            if block.missing:
+                return
+            block.data = block.buffer.getvalue()
+            block.buffer = None
+        readers, block.readers = block.readers, []
+        for reader in readers:
+            self._serve(block, reader)
+        self._settle(block)
+
+    def _failed(self, block: _Block, error: Exception) -> None:
+        held, readers = block.held, block.readers
+        block.readers, block.held = [], {}
+        for reader in readers:
+            self._waiting.pop(reader.future, None)
+        self._forget(block)
+        ranges = {(r.span.start, r.span.stop) for r in readers} | set(held)
+        if isinstance(error, Unfit) and len(ranges) > 1:  # it may be the fault of one range only
+            alone: dict[Span, list[tuple[Span, Reader | None]]] = {}
+            for reader in readers:
+                if not reader.future.done():
+                    alone.setdefault(reader.span, []).append((reader.span, reader))
+            for span, members in alone.items():
+                self._open(span, members, shared=True)
+            return
+        for reader in readers:
+            reader.fail(error)

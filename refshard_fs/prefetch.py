@@ -1,0 +1,214 @@
+"""Fetching ahead: what the read-ahead policy guesses from what is read, and what the reader says beforehand.
+
+Either way the bytes are held by the `Fetcher`, within its budget, until they are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from refshard_fs.fetch import Fetcher
+from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.keyspace import KeySpace, place
+from refshard_fs.model import Entry, Span, Steps
+from refshard_fs.readahead import ReadAhead
+
+__all__ = ["Ahead", "Chunk"]
+
+ARRAYS = 256  # followed at once
+WAVE = 4096  # keys that are looked up together
+FEW = 64  # guesses looked up at a time where that takes reads
+
+RunAll = Callable[[Sequence[Steps[Entry | None]]], Awaitable[list[Entry | Exception | None]]]
+
+
+class Chunk(NamedTuple):
+    """A whole key that was asked for, where its bytes lie (None: it does not exist), and whether to guess from it."""
+
+    keyspace: KeySpace
+    key: str
+    span: Span | None
+    guess: bool
+
+
+class Announced(NamedTuple):
+    """Keys that will be read, their ranges as far as they are known, and the task that fetches them."""
+
+    keys: Sequence[str]
+    spans: list[Span]
+    feeding: asyncio.Task[None]
+
+
+class _Array:
+    """One array whose reads are followed, and what was fetched ahead of it."""
+
+    def __init__(self, keyspace: KeySpace, path: str, grid: ChunkGrid) -> None:
+        self.keyspace, self.path, self.grid = keyspace, path, grid
+        self.policy = ReadAhead(grid)
+        self.chunk = 0  # bytes of one, roughly
+        self.issued: dict[int, Span] = {}
+
+
+class Ahead:
+    """What is fetched before it is asked for, on one event loop. ``most`` bounds guesses, in bytes (0: none)."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        run_all: RunAll,
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        most: int,
+    ) -> None:
+        self._fetcher = fetcher
+        self._run_all = run_all
+        self._start = start
+        self._most = most
+        self._arrays: dict[tuple[int, str], _Array] = {}
+        self._told: dict[str, int] = {}  # keys that the reader said would be read, and how often
+
+    # ------------------------------------------------------------------ guesses
+
+    def note(self, chunks: Iterable[Chunk]) -> list[Span]:
+        """Take note of what is read, in order; return the ranges to fetch along with it."""
+        by_array: dict[tuple[int, str], tuple[_Array, list[int]]] = {}
+        told = self._told
+        for keyspace, key, span, guess in chunks:
+            if told and key in told:
+                self._read(key)
+                continue
+            if not guess or not self._most:
+                continue
+            at = place(keyspace.grids, key)
+            if at is None:
+                continue
+            token = id(keyspace), at.array
+            group = by_array.get(token)
+            if group is None:
+                group = by_array[token] = self._array(token, keyspace, at.array), []
+            group[1].append(at.number)
+            if span is not None and span.size:
+                group[0].chunk = span.size if not group[0].chunk else (3 * group[0].chunk + span.size) // 4
+        ahead: list[Span] = []
+        for array, numbers in by_array.values():
+            if array.chunk:
+                ahead += self._follow(array, numbers)
+        return ahead
+
+    def give_up(self) -> None:
+        """Stop all guesses under way: whoever was reading reads no more."""
+        for array in self._arrays.values():
+            array.policy.forget()
+            self._fetcher.drop(array.issued.values(), stop=True)
+            array.issued.clear()
+
+    def _array(self, token: tuple[int, str], keyspace: KeySpace, path: str) -> _Array:
+        array = self._arrays.get(token)
+        if array is None:
+            if len(self._arrays) >= ARRAYS:
+                oldest = self._arrays.pop(next(iter(self._arrays)))
+                self._fetcher.drop(oldest.issued.values())
+            array = self._arrays[token] = _Array(keyspace, path, keyspace.grids[path])
+        return array
+
+    def _follow(self, array: _Array, numbers: list[int]) -> list[Span]:
+        advice = array.policy.observe(numbers, array.chunk, self._growth(), self._most)
+        issued = array.issued
+        for number in advice.hits:
+            issued.pop(number, None)
+        if advice.drop:
+            self._fetcher.drop([issued.pop(number) for number in advice.drop if number in issued])
+        if not advice.fetch:
+            return []
+        found: dict[int, Span] = {}
+        slow: list[int] = []
+        room = self._most
+        for number in advice.fetch:
+            steps = array.keyspace.lookup(join(array.path, array.grid.tail(number)))
+            try:
+                steps.send(None)
+            except StopIteration as stop:
+                entry = stop.value
+            except Exception:  # noqa: BLE001  # a guess: whoever reads the key will hear of it
+                entry = None
+            else:
+                steps.close()
+                slow.append(number)
+                continue
+            if isinstance(entry, Span) and entry.size and room >= entry.size:
+                room -= entry.size
+                found[number] = entry
+        issued.update(found)
+        if slow:
+            self._start(self._follow_slowly(array, slow))
+        return list(found.values())
+
+    async def _follow_slowly(self, array: _Array, numbers: list[int]) -> None:
+        for first in range(0, len(numbers), FEW):
+            some = numbers[first : first + FEW]
+            many = [array.keyspace.lookup(join(array.path, array.grid.tail(number))) for number in some]
+            found = {
+                number: entry
+                for number, entry in zip(some, await self._run_all(many), strict=True)
+                if isinstance(entry, Span) and entry.size
+            }
+            array.issued.update(found)
+            self._fetcher.read((), found.values())
+
+    def _growth(self) -> float:
+        """Return how many chunks to fetch ahead for each that was read: many only where waiting is long."""
+        latency = self._fetcher.latency
+        if latency is None:
+            return 4.0
+        return 1.5 if latency < 0.002 else 3.0 if latency < 0.008 else 5.0
+
+    # ------------------------------------------------------------------ what the reader says
+
+    def expects(self, key: str) -> bool:
+        """Whether ``key`` was said to be read, and has not been."""
+        return key in self._told
+
+    def tell(self, keyspace: KeySpace, keys: Sequence[str]) -> Announced:
+        """Fetch ``keys``, which will be read, in waves within the budget."""
+        for key in keys:
+            self._told[key] = self._told.get(key, 0) + 1
+        spans: list[Span] = []
+        return Announced(keys, spans, self._start(self._feed(keyspace, keys, spans)))
+
+    async def arrived(self, announced: Announced) -> None:
+        """Wait until nothing more of what was told can arrive before some of it is read; cancelled, take it back."""
+        keys, spans, feeding = announced
+        try:
+            while not (self._fetcher.active == 0 and (feeding.done() or self._fetcher.queued)):
+                await self._fetcher.change()
+        except asyncio.CancelledError:
+            feeding.cancel()
+            self._fetcher.drop(spans, stop=True)
+            for key in keys:
+                self._read(key)
+            raise
+
+    async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
+        try:
+            for first in range(0, len(keys), WAVE):
+                some = [key for key in keys[first : first + WAVE] if key in self._told]
+                entries = await self._run_all([keyspace.lookup(key) for key in some])
+                wave = [
+                    entry
+                    for key, entry in zip(some, entries, strict=True)
+                    if isinstance(entry, Span) and entry.size and key in self._told
+                ]
+                spans += wave
+                self._fetcher.read((), wave)
+                while self._fetcher.queued and first + WAVE < len(keys):
+                    await self._fetcher.change()
+        finally:
+            self._fetcher.changed()
+
+    def _read(self, key: str) -> None:
+        count = self._told.get(key, 0)
+        if count > 1:
+            self._told[key] = count - 1
+        else:
+            self._told.pop(key, None)

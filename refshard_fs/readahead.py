@@ -1,0 +1,376 @@
+"""Which chunks will be read next, guessed from those that were: a pure policy, fed with chunk numbers. No I/O here.
+
+A *run* is a nested arithmetic progression of chunk numbers, which is what slices of an
+array are in C order, forwards or backwards, strided, rows, columns or boxes; where the
+bytes lie does not matter. Runs are found in what is read, and followed: what is fetched
+ahead grows with what has been read of a run, halts at natural ends (of rows, halves of
+an array), is dropped where the run ends, and shrinks for arrays where much was dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import msgspec
+
+from refshard_fs.keys import ChunkGrid
+from refshard_fs.plan import MIB
+
+__all__ = ["Advice", "ReadAhead"]
+
+RUNS = 8  # followed at once in one array
+STRAYS = 16  # numbers of no run that are remembered, to find runs among them
+LEVELS = 4
+IDLE = 24  # numbers read elsewhere after which a run counts as left
+SLACK = 0.15  # how far past a natural end to go, as a part of what has been read
+HALVES = 64  # chunks in a line from which on its half is a natural end
+FORESEEN = 0.75  # of the last numbers, those that must have been foreseen for any to be fetched ahead
+LEAST_TRUST = 1 / 16
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """Chunks to fetch ahead, in the order that they are expected in; those not expected any more; and those that
+    were and have been read.
+    """
+
+    fetch: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
+    hits: tuple[int, ...] = ()
+
+
+_NOTHING = Advice()
+
+
+class ReadAhead:
+    """The policy for one array; not thread-safe."""
+
+    def __init__(self, grid: ChunkGrid) -> None:
+        self._size = grid.size
+        self._lines = _lines(grid.counts)
+        self._runs: list[_Run] = []
+        self._strays: deque[int] = deque(maxlen=STRAYS)
+        self._recent: _Run | None = None  # took the last number
+        self._foreseen: deque[bool] = deque(maxlen=STRAYS)  # whether the last numbers were those of a run
+        self._tick = 0
+        self._trust = 1.0
+
+    def observe(self, numbers: Sequence[int], chunk: int, growth: float, most: int) -> Advice:
+        """Take note that chunks ``numbers``, about ``chunk`` bytes each, were asked for, together and in this order.
+
+        ``growth`` chunks may be fetched ahead for each one that was read of a run, and up
+        to ``most`` bytes.
+        """
+        self._tick += 1
+        drop: list[int] = []
+        hits: list[int] = []
+        touched: list[_Run] = []
+        for number in numbers:
+            run = self._take(number, hits, drop)
+            if run is not None and run not in touched:
+                touched.append(run)
+        fetch: list[int] = []
+        for run in touched:
+            if run in self._runs:
+                fetch += self._extend(run, max(chunk, 1), growth, most)
+        for run in [r for r in self._runs if r.idle > IDLE]:
+            self._end(run, drop)
+        return Advice(tuple(fetch), tuple(drop), tuple(hits)) if fetch or drop or hits else _NOTHING
+
+    def forget(self) -> tuple[int, ...]:
+        """Give all runs up; return the chunks that are not expected any more."""
+        drop: list[int] = []
+        for run in list(self._runs):
+            drop += run.issued
+            self._runs.remove(run)
+        self._strays.clear()
+        self._recent = None
+        return tuple(drop)
+
+    # ------------------------------------------------------------------ finding and following runs
+
+    def _take(self, number: int, hits: list[int], drop: list[int]) -> _Run | None:
+        for run in self._runs:
+            run.idle += 1
+        for run in reversed(self._runs):
+            if run.takes(number):
+                if number in run.issued:
+                    hits.append(number)
+                self._follow(run, number, drop)
+                self._foreseen.append(True)
+                return run
+        self._unsettle(drop)
+        found = self._discover(number)
+        recent = self._recent
+        self._foreseen.append(found is not None)
+        if found is None:
+            self._strays.append(number)
+        elif found.doubt == 0:
+            self._foreseen.extend((True, True, True))
+        if found is not None:
+            self._runs.append(found)
+            self._touch(found)
+            if len(self._runs) > RUNS:
+                self._end(self._runs[0], drop)
+            return found
+        if recent is not None and recent in self._runs and recent.branch(number):
+            self._touch(recent)
+            return recent
+        self._recent = None
+        return None
+
+    def _follow(self, run: _Run, number: int, drop: list[int]) -> None:
+        if self._recent is not run:
+            self._unsettle(drop)
+        if run.take(number):  # it is narrower than it looked
+            right = set(islice(run.ahead(self._size), 2 * len(run.issued) + 8))
+            wrong = [n for n in run.issued if n not in right]
+            for n in wrong:
+                del run.issued[n]
+            run.wasted += len(wrong)
+            drop += wrong
+            run.frontier = None
+        self._touch(run)
+
+    def _touch(self, run: _Run) -> None:
+        run.idle = 0
+        if run.tick != self._tick:
+            run.tick = self._tick
+            run.ticks += 1
+        self._recent = run
+
+    def _unsettle(self, drop: list[int]) -> None:
+        """End the run that branched with the last number, for this one does not go on there."""
+        if self._recent is not None and self._recent.tentative:
+            self._end(self._recent, drop)
+
+    def _discover(self, number: int) -> _Run | None:
+        """Return the run that ``number`` makes with two strays, the latest first."""
+        strays = self._strays
+        for i in range(len(strays) - 1, 0, -1):
+            middle = strays[i]
+            first = 2 * middle - number
+            if middle == number:
+                continue
+            for j in range(i - 1, -1, -1):
+                if strays[j] == first:
+                    adjacent = i == len(strays) - 1 and j == i - 1
+                    run = _Run(first, middle - first, doubt=0 if adjacent else 2)
+                    del strays[i], strays[j]
+                    return run
+        return None
+
+    def _end(self, run: _Run, drop: list[int]) -> None:
+        self._runs.remove(run)
+        if self._recent is run:
+            self._recent = None
+        wasted = run.wasted + len(run.issued)
+        drop += run.issued
+        if wasted > 0.3 * run.length:
+            self._trust = max(self._trust / 2, LEAST_TRUST)
+        elif run.length >= 32:
+            self._trust = min(self._trust * 2, 1.0)
+
+    # ------------------------------------------------------------------ how far ahead
+
+    def _extend(self, run: _Run, chunk: int, growth: float, most: int) -> list[int]:
+        if run.tentative or run.length < (8 if run.ticks == 1 else 5) + run.doubt:
+            return []
+        if sum(self._foreseen) < FORESEEN * len(self._foreseen):
+            return []
+        allowed = min(int(growth * self._trust * run.length), most // chunk)
+        room = allowed - len(run.issued)
+        limit = self._natural_end(run)
+        if room <= 0 or (run.beyond and limit == run.limit and run.frontier is not None):
+            return []
+        slack = int(SLACK * (run.length + len(run.issued)))
+        state = run.state() if run.frontier is None else list(run.frontier)
+        beyond = 0 if run.frontier is None else run.beyond
+        fetch: list[int] = []
+        before = list(state)
+        ended = True
+        for number in run.steps_from(state, self._size):
+            past = limit is not None and (number >= limit if run.step > 0 else number < limit)
+            beyond = beyond + 1 if past else 0
+            if len(fetch) == room or beyond > slack:
+                state, beyond, ended = before, beyond - past, False
+                break
+            if number not in run.issued and number not in run.early:
+                fetch.append(number)
+            before = list(state)
+        if not ended and not beyond and len(fetch) < allowed / 2 and len(fetch) * chunk < MIB:
+            return []  # too little to be worth a request: wait until there is more room
+        run.frontier, run.beyond, run.limit = state, beyond, limit
+        run.issued.update(dict.fromkeys(fetch))
+        return fetch
+
+    def _natural_end(self, run: _Run) -> int | None:
+        """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
+        step, first, last = run.step, run.first, run.last
+        found: int | None = None
+        for line in self._lines:
+            if line <= abs(step) or first // line != last // line:
+                continue
+            start = last // line * line
+            half = start + line // 2
+            if step > 0:
+                end = half if line // step >= HALVES and last < half else start + line
+                found = end if found is None else min(found, end)
+            else:
+                end = half if line // -step >= HALVES and last >= half else start
+                found = end if found is None else max(found, end)
+        return found
+
+
+class _Level:
+    __slots__ = ("count", "index", "start", "step")
+
+    def __init__(self, step: int, start: int, index: int) -> None:
+        self.step, self.start, self.index = step, start, index
+        self.count: int | None = None  # None: unknown, it goes on
+
+
+class _Run:
+    """One nested progression and how far it has been read; ``levels[0]`` changes fastest."""
+
+    __slots__ = (
+        "beyond", "doubt", "early", "first", "frontier", "idle", "issued", "last", "length", "levels", "limit", "tentative",
+        "tick", "ticks", "wasted",
+    )  # fmt: skip
+
+    def __init__(self, first: int, step: int, doubt: int) -> None:
+        self.levels = [_Level(step, first, 2)]
+        self.first = first
+        self.last = first + 2 * step
+        self.length = 3
+        self.doubt = doubt
+        self.issued: dict[int, None] = {}
+        self.early: dict[int, None] = {}  # read before their turn
+        self.frontier: list[tuple[int, int]] | None = None  # (start, index) of each level, as far as was issued
+        self.beyond = 0  # chunks of the frontier past `limit`, the natural end that was in its way
+        self.limit: int | None = None
+        self.idle = self.tick = self.ticks = self.wasted = 0
+        self.tentative = False
+
+    @property
+    def step(self) -> int:
+        """The step of the outermost level."""
+        return self.levels[-1].step
+
+    def takes(self, number: int) -> bool:
+        if number in self.issued or self._advancing(number) is not None:
+            return True
+        return bool(self.early) and number == next(reversed(self.early)) + self.levels[0].step
+
+    def take(self, number: int) -> bool:
+        """Go on to ``number``; return whether it was learned that a level is shorter than it looked."""
+        if number in self.issued:
+            del self.issued[number]
+        else:
+            self.frontier = None
+        self.length += 1
+        level = self._advancing(number)
+        if level is None:
+            return self._skip(number)
+        learned = self._advance(level, number)
+        while self.early:
+            following = next(self.ahead(1 << 63), None)
+            if following not in self.early:
+                break
+            del self.early[following]
+            level = self._advancing(following)
+            assert level is not None
+            self._advance(level, following)
+        return learned
+
+    def _skip(self, number: int) -> bool:
+        """Take a number before its turn: out of order, or what the run really goes on with."""
+        step = self.levels[0].step
+        previous = next(reversed(self.early), None)
+        self.early[number] = None
+        if previous is None or number != previous + step:
+            return False
+        self.early.clear()
+        self.length -= 1
+        if not self.branch(previous):
+            self._jump(previous)
+        level = self._advancing(number)
+        if level is not None:
+            self._advance(level, number)
+        return True
+
+    def _jump(self, number: int) -> None:
+        """Go on at ``number``, as a run of its own."""
+        self.levels = [_Level(self.levels[0].step, number, 0)]
+        self.first = self.last = number
+
+    def branch(self, number: int) -> bool:
+        """Try ``number`` as the start of the same progression elsewhere; the next number confirms that or ends it."""
+        top = self.levels[-1]
+        if len(self.levels) == LEVELS or number == top.start or any(not _complete(v) for v in self.levels[:-1]):
+            return False
+        self.levels.append(_Level(number - top.start, top.start, 0))
+        self._advance(len(self.levels) - 1, number)
+        self.length += 1
+        self.tentative = True
+        return True
+
+    def _advancing(self, number: int) -> int | None:
+        for k, level in enumerate(self.levels):
+            if (level.count is None or level.index + 1 < level.count) and (
+                number == level.start + (level.index + 1) * level.step
+            ):
+                return k
+            if not _complete(level):
+                return None
+        return None
+
+    def _advance(self, k: int, number: int) -> bool:
+        learned = False
+        for level in self.levels[:k]:
+            if level.count is None:
+                level.count = level.index + 1
+                learned = True
+            level.start, level.index = number, 0
+        self.levels[k].index += 1
+        self.last = number
+        if k == 0 and self.tentative:
+            self.tentative = False
+            learned = True
+        return learned
+
+    def state(self) -> list[tuple[int, int]]:
+        return [(level.start, level.index) for level in self.levels]
+
+    def ahead(self, size: int) -> Iterator[int]:
+        """Yield the numbers expected next, in a grid of ``size`` chunks."""
+        return self.steps_from(self.state(), size)
+
+    def steps_from(self, state: list[tuple[int, int]], size: int) -> Iterator[int]:
+        """Yield the numbers expected after ``state``, and keep it at the last one."""
+        while True:
+            for k, level in enumerate(self.levels):
+                start, index = state[k]
+                number = start + (index + 1) * level.step
+                if (level.count is None or index + 1 < level.count) and 0 <= number < size:
+                    state[k] = start, index + 1
+                    for j in range(k):
+                        state[j] = number, 0
+                    break
+            else:
+                return
+            yield number
+
+
+def _complete(level: _Level) -> bool:
+    return level.count is None or level.index + 1 == level.count
+
+
+def _lines(counts: Sequence[int]) -> tuple[int, ...]:
+    """Return how many chunks a row has, a plane, and so on, up to the whole array."""
+    lines, size = [], 1
+    for count in reversed(counts):
+        size *= count
+        lines.append(size)
+    return tuple(lines)

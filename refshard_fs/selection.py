@@ -1,0 +1,123 @@
+"""Which chunks a selection of an array touches, as zarr and numpy understand selections. Pure; no I/O here.
+
+A selection may hold slices (of any step), integers, one Ellipsis, None (a new axis), integer and boolean arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Mode", "chunk_numbers"]
+
+Integers = npt.NDArray[np.int64]
+Mode = Literal["numpy", "orthogonal", "block"]
+
+
+def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], mode: Mode = "numpy") -> Integers:
+    """Return the numbers (places in C order, ascending) of the chunks that ``selection`` touches.
+
+    Two and more integer arrays are coordinates of points (``numpy``) or choose along each
+    dimension of their own (``orthogonal``, zarr's ``oindex``); one boolean array may span
+    several dimensions. With ``block``, integers and slices count chunks. IndexError where
+    it does not fit ``shape``.
+
+    >>> chunk_numbers(np.s_[5:25, 3], (40, 4), (10, 2)).tolist()
+    [1, 3, 5]
+    """
+    counts = [-(-size // step) if step else 0 for size, step in zip(shape, chunks, strict=True)]
+    if mode == "block":
+        shape, chunks = counts, [1] * len(counts)
+    parts = _spread(selection, len(shape))
+    strides = [math.prod(counts[d + 1 :]) for d in range(len(counts))]
+    sets: list[Integers] = []  # numbers, summed over all combinations
+    points: list[tuple[Integers, int, int]] = []  # integer arrays that go together, chunk length and stride
+    dimension = 0
+    for part in parts:
+        here = slice(dimension, dimension + _width(part))
+        sizes, steps, weights = shape[here], chunks[here], strides[here]
+        dimension = here.stop
+        match part:
+            case slice():
+                sets.append(_of_slice(part, sizes[0], steps[0]) * weights[0])
+            case np.ndarray() if part.dtype == bool:
+                if part.shape != tuple(sizes):
+                    raise IndexError(f"a boolean array of shape {part.shape} does not fit {tuple(sizes)}")
+                chosen = np.nonzero(part)
+                some = [(c.astype(np.int64), s, w) for c, s, w in zip(chosen, steps, weights, strict=True)]
+                if mode == "orthogonal" or len(some) > 1:
+                    sets.append(_combined(some))
+                else:
+                    points += some
+            case np.ndarray():
+                some = [(_within(part, sizes[0]), steps[0], weights[0])]
+                if mode == "orthogonal" or part.ndim == 0:
+                    sets.append(_combined(some))
+                else:
+                    points += some
+    if points:
+        sets.append(_combined(points))
+    total = np.zeros(1, np.int64)
+    for some_numbers in sets:
+        total = np.add.outer(total, some_numbers).ravel()
+    return np.unique(total)
+
+
+def _spread(selection: Any, ndim: int) -> list[slice | npt.NDArray[Any]]:
+    """Return one part for each dimension (a boolean array: for each of its own)."""
+    given = selection if isinstance(selection, tuple) else (selection,)
+    parts: list[Any] = [_part(part) for part in given if part is not None]
+    places = [i for i, part in enumerate(parts) if part is Ellipsis]
+    if len(places) > 1:
+        raise IndexError("an index can have only one Ellipsis")
+    missing = ndim - sum(_width(part) for part in parts if part is not Ellipsis)
+    if missing < 0:
+        raise IndexError(f"too many indices: the array has {ndim} dimensions")
+    at = places[0] if places else len(parts)
+    return parts[:at] + [slice(None)] * missing + parts[at + 1 :]
+
+
+def _part(part: Any) -> Any:
+    if part is Ellipsis or isinstance(part, slice):
+        return part
+    array = np.asarray(part)
+    if array.size == 0 and array.dtype == float:  # an empty list
+        array = array.astype(np.int64)
+    if array.dtype != bool and not np.issubdtype(array.dtype, np.integer):
+        raise IndexError(f"{part!r} is no index: use integers, slices, Ellipsis, and integer or boolean arrays")
+    return array
+
+
+def _width(part: Any) -> int:
+    return part.ndim if isinstance(part, np.ndarray) and part.dtype == bool else 1
+
+
+def _within(index: npt.NDArray[Any], size: int) -> Integers:
+    numbers = index.astype(np.int64)
+    if numbers.size and (numbers.min() < -size or numbers.max() >= size):
+        raise IndexError(f"index {numbers.min()}..{numbers.max()} is out of bounds for size {size}")
+    return np.where(numbers < 0, numbers + size, numbers)
+
+
+def _of_slice(part: slice, size: int, step: int) -> Integers:
+    """Return the chunks, each ``step`` long, that a slice touches."""
+    taken = range(*part.indices(size))
+    if not taken:
+        return np.empty(0, np.int64)
+    if abs(taken.step) <= step:
+        low, high = sorted((taken[0], taken[-1]))
+        return np.arange(low // step, high // step + 1)
+    return np.unique(np.arange(taken.start, taken.stop, taken.step, dtype=np.int64) // step)
+
+
+def _combined(points: Sequence[tuple[Integers, int, int]]) -> Integers:
+    """Return the chunks that hold points, whose coordinates are broadcast together."""
+    try:
+        total = sum(np.asarray(at // step * weight) for at, step, weight in points)
+    except ValueError as e:
+        raise IndexError(f"index arrays cannot be broadcast together: {e}") from e
+    return np.unique(np.asarray(total, np.int64))

@@ -1,0 +1,348 @@
+"""The engine over real sockets: which requests are made, who gets which bytes, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.plan import MIB
+from tests.chunked import CHUNK, Chunked
+from tests.servers.http import RangeServer
+
+
+@pytest.fixture
+def chunked(http_server: RangeServer) -> Chunked:
+    return Chunked(http_server)
+
+
+def open_fs(chunked: Chunked, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo=chunked.refs(), skip_instance_cache=True, **options)
+
+
+@pytest.fixture
+def fs(chunked: Chunked) -> RefShardFileSystem:
+    return open_fs(chunked)
+
+
+def morton(bits: int) -> list[int]:
+    """Return the place of each cell of a square in Morton order."""
+    side = 1 << bits
+    return [
+        sum(((row >> b & 1) << (2 * b + 1)) | ((column >> b & 1) << (2 * b)) for b in range(bits))
+        for row in range(side)
+        for column in range(side)
+    ]
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_keys_read_together_become_few_requests(chunked: Chunked, fs: RefShardFileSystem) -> None:
+    keys = chunked.keys(range(100))
+    out = fs.cat(keys)
+    assert out == {key: chunked.chunk(i) for i, key in enumerate(keys)}
+    assert chunked.ranges == [(0, 100)]
+    stats = fs.stats()
+    assert (stats["keys"], stats["requests"]) == (100, 1)
+    assert stats["bytes_wanted"] == stats["bytes_fetched"] == 100 * CHUNK
+
+
+def test_requests_stay_below_the_block_size(chunked: Chunked) -> None:
+    open_fs(chunked, max_block=20 * CHUNK).cat(chunked.keys(range(100)))
+    assert chunked.ranges == [(i, i + 20) for i in range(0, 100, 20)]
+
+
+def test_two_readers_of_one_key_share_a_request(chunked: Chunked, fs: RefShardFileSystem) -> None:
+    async def read() -> list[bytes]:
+        own = RefShardFileSystem(fo=fs.fo, asynchronous=True, skip_instance_cache=True)
+        return await asyncio.gather(*[own._cat_file("a/7.0") for _ in range(5)])
+
+    assert asyncio.run(read()) == [chunked.chunk(7)] * 5
+    assert chunked.ranges == [(7, 8)]
+
+
+def test_a_read_joins_the_request_that_holds_its_range(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    http_server.latency = 0.2
+
+    async def read() -> None:
+        fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
+        first = asyncio.create_task(fs._cat(chunked.keys([3, 4, 5])))
+        await asyncio.sleep(0.05)
+        inside = await fs._cat_file("a/4.0", start=10, end=20)
+        assert inside == chunked.chunk(4)[10:20]
+        await first
+
+    asyncio.run(read())
+    assert chunked.ranges == [(3, 6)]
+
+
+def test_far_ranges_stay_apart_and_near_ones_are_merged(chunked: Chunked) -> None:
+    open_fs(chunked, max_gap=CHUNK).cat(chunked.keys([0, 2, 9]))
+    assert chunked.ranges == [(0, 3), (9, 10)]
+
+
+def test_a_large_range_is_fetched_in_parts_at_once(http_server: RangeServer) -> None:
+    data = random.Random(1).randbytes(10 * MIB + 5)
+    url = http_server.put("/large", data)
+    fs = RefShardFileSystem(fo={"k": [url, 3, len(data) - 3]})
+    assert fs.cat_file("k") == data[3:]
+    asked = sorted((r.start, r.stop) for r in http_server.requests("/large"))
+    assert len(asked) == 11
+    assert asked[0][0] == 3
+    assert asked[-1][1] == len(data)
+    assert http_server.bytes_sent == len(data) - 3
+
+
+def test_a_range_outside_of_the_target_spoils_no_other(chunked: Chunked) -> None:
+    refs = chunked.refs()
+    last = chunked.count - 1
+    refs["beyond"] = [chunked.url, chunked.count * CHUNK - 10, 20]
+    fs = RefShardFileSystem(fo=refs, retries=0)
+    out = fs.cat([f"a/{last}.0", "beyond"], on_error="return")
+    assert out[f"a/{last}.0"] == chunked.chunk(last)
+    assert isinstance(out["beyond"], ReferenceNotReachable)
+
+
+def test_missing_keys_and_failing_ones_are_told_apart_in_one_batch(chunked: Chunked) -> None:
+    refs = chunked.refs()
+    refs["gone"] = [chunked.url.replace("data.bin", "no.bin"), 0, 5]
+    fs = RefShardFileSystem(fo=refs)
+    out = fs.cat(["a/1.0", "gone", "a/999.0"], on_error="return")
+    assert out["a/1.0"] == chunked.chunk(1)
+    assert isinstance(out["gone"], ReferenceNotReachable)
+    assert isinstance(out["a/999.0"], FileNotFoundError)
+
+
+def test_no_more_requests_are_under_way_than_allowed(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    http_server.latency = 0.02
+    open_fs(chunked, max_gap=-1, concurrency=5, readahead=0).cat(chunked.keys(range(0, 100, 2)))
+    assert http_server.log.peak <= 5
+    assert len(chunked.ranges) == 50
+
+
+def test_no_more_bytes_are_under_way_than_allowed(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    http_server.latency = 0.02
+    open_fs(chunked, max_gap=-1, max_memory=3 * CHUNK).cat(chunked.keys(range(0, 60, 2)))
+    assert http_server.log.peak <= 3
+
+
+def test_a_range_larger_than_the_budget_is_read_all_the_same(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    fs = open_fs(chunked, max_memory=CHUNK // 2)
+    assert fs.cat(chunked.keys([0, 100])) == {"a/0.0": chunked.chunk(0), "a/100.0": chunked.chunk(100)}
+
+
+def test_large_keys_are_copied_in_pieces(http_server: RangeServer, tmp_path: Any) -> None:
+    data = random.Random(2).randbytes(20 * MIB)
+    fs = RefShardFileSystem(fo={"k": [http_server.put("/large", data), 0, len(data)]}, max_memory=4 * MIB)
+    fs.get_file("k", str(tmp_path / "out"))
+    assert (tmp_path / "out").read_bytes() == data
+    assert http_server.bytes_sent == len(data)
+
+
+# ---------------------------------------------------------------------- read-ahead
+
+
+def zarr_reads(fs: RefShardFileSystem, keys: list[str], together: int = 10) -> list[bytes]:
+    """Read ``keys`` as zarr 3 does: in order, ten under way at a time."""
+
+    async def read() -> list[bytes]:
+        slots = asyncio.Semaphore(together)
+        own = RefShardFileSystem(fo=fs.fo, asynchronous=True, skip_instance_cache=True, max_gap=0, **options(fs))
+
+        async def one(key: str) -> bytes:
+            async with slots:
+                data: bytes = await own._cat_file(key)
+                return data
+
+        return await asyncio.gather(*map(one, keys))
+
+    return asyncio.run(read())
+
+
+def options(fs: RefShardFileSystem) -> dict[str, Any]:
+    return {k: v for k, v in fs.storage_options.items() if k in ("readahead", "max_memory", "block_cache")}
+
+
+@pytest.mark.parametrize(
+    ("counts", "order"),
+    [
+        pytest.param([256], None, id="line"),
+        pytest.param([16, 16], None, id="C"),
+        pytest.param([16, 16], [(i % 16) * 16 + i // 16 for i in range(256)], id="Fortran"),
+        pytest.param([16, 16], morton(4), id="Morton"),
+    ],
+)
+def test_a_whole_array_takes_few_requests_and_each_byte_once(
+    http_server: RangeServer, counts: list[int], order: list[int] | None
+) -> None:
+    chunked = Chunked(http_server)
+    http_server.latency = 0.005
+    fs = RefShardFileSystem(fo=chunked.refs(counts, order))
+    keys = [chunked.key(i, counts) for i in range(256)]
+    expected = [chunked.chunk(i if order is None else order[i]) for i in range(256)]
+    assert zarr_reads(fs, keys) == expected
+    assert chunked.fetched == 256
+    assert len(chunked.ranges) <= 160
+
+
+def test_half_an_array_is_not_read_much_further(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    http_server.latency = 0.005
+    zarr_reads(open_fs(chunked), chunked.keys(range(128)))
+    assert chunked.fetched <= 1.2 * 128 + 1
+
+
+def test_a_loop_over_slabs_backwards_is_read_ahead(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    keys = chunked.keys(range(255, -1, -1))
+    assert zarr_reads(open_fs(chunked), keys, together=1) == [chunked.chunk(i) for i in range(255, -1, -1)]
+    assert chunked.fetched == 256
+    assert len(chunked.ranges) <= 32
+
+
+@pytest.mark.parametrize("together", [1, 10, 128])
+def test_random_chunks_are_read_alone(http_server: RangeServer, together: int) -> None:
+    chunked = Chunked(http_server)
+    chosen = sorted(random.Random(3).sample(range(0, 256, 2), 13))
+    assert zarr_reads(open_fs(chunked), chunked.keys(chosen), together) == [chunked.chunk(i) for i in chosen]
+    assert chunked.ranges == [(i, i + 1) for i in chosen]
+
+
+def test_read_ahead_can_be_turned_off(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    zarr_reads(open_fs(chunked, readahead=0), chunked.keys(range(20)))
+    assert chunked.fetched == 20
+
+
+def test_keys_asked_for_together_say_nothing_of_others(chunked: Chunked, fs: RefShardFileSystem) -> None:
+    fs.cat(chunked.keys(range(40)))
+    assert chunked.fetched == 40
+
+
+def test_absent_chunks_do_not_end_a_run(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    refs = chunked.refs()
+    for i in range(0, 256, 5):
+        del refs[f"a/{i}.0"]
+    keys = [k for k in chunked.keys(range(256)) if k in refs]
+    fs = RefShardFileSystem(fo=refs)
+
+    async def read() -> None:
+        own = RefShardFileSystem(fo=fs.fo, asynchronous=True, skip_instance_cache=True, max_gap=0)
+        for first in range(0, 256, 8):
+            some = chunked.keys(range(first, first + 8))
+            out = await asyncio.gather(*map(own._cat_file, some), return_exceptions=True)
+            for key, data in zip(some, out, strict=True):
+                assert isinstance(data, FileNotFoundError) if key not in refs else isinstance(data, bytes)
+
+    asyncio.run(read())
+    assert chunked.fetched == len(keys)
+    assert len(chunked.ranges) < len(keys) / 2
+
+
+def test_a_failed_guess_fails_no_reader_who_does_not_need_it(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    refs = chunked.refs()
+    for i in range(40, 256):
+        refs[f"a/{i}.0"] = [chunked.url.replace("data.bin", "gone.bin"), i * CHUNK, CHUNK]
+    fs = RefShardFileSystem(fo=refs, retries=0)
+    assert zarr_reads(fs, chunked.keys(range(40))) == [chunked.chunk(i) for i in range(40)]
+
+
+# ---------------------------------------------------------------------- cancelling and closing
+
+
+def test_a_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    http_server.latency = 5
+
+    async def read() -> None:
+        fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
+        before = asyncio.all_tasks()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await asyncio.gather(*map(fs._cat_file, chunked.keys(range(10))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() - before == set()
+        engine = fs._session.engine()
+        assert (engine.fetcher.used, engine.fetcher.active) == (0, 0)
+
+    asyncio.run(read())
+
+
+def test_one_of_two_readers_may_give_up(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    http_server.latency = 0.2
+
+    async def read() -> None:
+        fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
+        one, other = (asyncio.create_task(fs._cat_file("a/3.0")) for _ in range(2))
+        await asyncio.sleep(0.05)
+        one.cancel()
+        assert await other == chunked.chunk(3)
+
+    asyncio.run(read())
+    assert chunked.ranges == [(3, 4)]
+
+
+def test_nothing_is_held_when_all_has_been_read(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+
+    async def read() -> None:
+        fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
+        for key in chunked.keys(range(256)):
+            await fs._cat_file(key)
+        assert fs._session.engine().fetcher.used == 0
+
+    asyncio.run(read())
+
+
+# ---------------------------------------------------------------------- what is known without reading
+
+
+def test_resolve_says_where_bytes_are_and_reads_nothing(chunked: Chunked, fs: RefShardFileSystem) -> None:
+    assert fs.resolve("a/2.0") == (chunked.url, 2 * CHUNK, 3 * CHUNK)
+    inline = fs.resolve(".zgroup")
+    assert inline == b'{"zarr_format": 2}'
+    with pytest.raises(FileNotFoundError):
+        fs.resolve("a/999.0")
+    assert chunked.ranges == []
+
+
+def test_a_plan_is_what_a_read_does(chunked: Chunked, fs: RefShardFileSystem) -> None:
+    keys = [*chunked.keys([0, 1, 2, 50]), ".zgroup"]
+    planned = fs.plan(keys)
+    assert chunked.ranges == []
+    assert [(p.start // CHUNK, p.stop // CHUNK, p.keys) for p in planned] == [
+        (0, 3, tuple(keys[:3])),
+        (50, 51, (keys[3],)),
+    ]
+    fs.cat(keys)
+    assert chunked.ranges == [(p.start // CHUNK, p.stop // CHUNK) for p in planned]
+
+
+def test_a_block_cache_is_asked_first_until_it_is_invalidated(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    fs = open_fs(chunked, block_cache=10 * CHUNK)
+    for _ in range(3):
+        assert fs.cat_file("a/5.0") == chunked.chunk(5)
+    assert chunked.ranges == [(5, 6)]
+    assert fs.stats()["cache_hits"] == 2
+    fs.invalidate_cache()
+    assert fs.cat_file("a/5.0") == chunked.chunk(5)
+    assert len(chunked.ranges) == 2
+
+
+def test_without_a_block_cache_a_chunk_is_read_again(chunked: Chunked, fs: RefShardFileSystem) -> None:
+    fs.cat_file("a/5.0")
+    fs.cat_file("a/5.0")
+    assert len(chunked.ranges) == 2

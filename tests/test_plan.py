@@ -1,0 +1,87 @@
+"""Planning: every range served exactly once, nothing fetched twice, limits kept."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refshard_fs import plan
+from refshard_fs.plan import KIB, MIB, Limits, coalesce, parts, requests_for
+
+RANGES = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 300)).map(lambda p: (p[0], p[0] + p[1])), max_size=60)
+LIMITS = st.builds(Limits, gap=st.integers(-1, 200), block=st.integers(1, 1000), split=st.integers(1, 2000))
+
+
+@given(ranges=RANGES, limits=LIMITS)
+def test_every_range_is_served_once_by_a_block_that_holds_it(ranges: list[tuple[int, int]], limits: Limits) -> None:
+    blocks = coalesce(ranges, limits)
+    assert sorted(i for block in blocks for i in block.members) == list(range(len(ranges)))
+    for block in blocks:
+        assert all(block.start <= ranges[i][0] and ranges[i][1] <= block.stop for i in block.members)
+        assert block.start == min(ranges[i][0] for i in block.members)
+        assert block.stop == max(ranges[i][1] for i in block.members)
+
+
+@given(ranges=RANGES, limits=LIMITS)
+def test_no_byte_is_fetched_twice(ranges: list[tuple[int, int]], limits: Limits) -> None:
+    blocks = coalesce(ranges, limits)
+    assert all(a.stop <= b.start for a, b in pairwise(blocks))
+
+
+@given(ranges=RANGES, limits=LIMITS)
+def test_many_ranges_are_planned_like_few(ranges: list[tuple[int, int]], limits: Limits) -> None:
+    few = coalesce(ranges, limits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "MANY", 1)
+        many = coalesce(ranges, limits)
+    assert [(b.start, b.stop, sorted(b.members)) for b in many] == [(b.start, b.stop, sorted(b.members)) for b in few]
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"),
+    [(-1, [(0, 10), (10, 20), (30, 40)]), (0, [(0, 20), (30, 40)]), (9, [(0, 20), (30, 40)]), (10, [(0, 40)])],
+)
+def test_gaps_up_to_the_limit_are_merged(gap: int, expected: list[tuple[int, int]]) -> None:
+    blocks = coalesce([(30, 40), (10, 20), (0, 10)], Limits(gap, 100))
+    assert [(b.start, b.stop) for b in blocks] == expected
+
+
+def test_blocks_stay_below_their_size_unless_ranges_overlap() -> None:
+    apart = coalesce([(i * 100, i * 100 + 100) for i in range(8)], Limits(0, 250))
+    assert {b.stop - b.start for b in apart} == {200}
+    overlapping = coalesce([(i * 100, i * 100 + 101) for i in range(8)], Limits(0, 250))
+    assert len(overlapping) == 1
+
+
+@given(start=st.integers(0, 1000), size=st.integers(1, 5000), limits=LIMITS)
+def test_parts_are_the_whole_in_order(start: int, size: int, limits: Limits) -> None:
+    cut = parts(start, start + size, limits)
+    assert cut[0][0] == start
+    assert cut[-1][1] == start + size
+    assert all(a[1] == b[0] for a, b in pairwise(cut))
+    assert all(a < b for a, b in cut) or limits.block == 1
+    assert len(cut) == 1 or size > limits.split
+
+
+def test_a_large_range_becomes_parts_of_about_a_block() -> None:
+    cut = parts(0, 10 * MIB + 7, Limits(16 * KIB, MIB))
+    assert len(cut) == 11
+    assert max(b - a for a, b in cut) <= MIB
+
+
+def test_a_plan_names_the_keys_of_each_request() -> None:
+    wanted: list[tuple[str, int, int | None]] = [
+        ("b", 100, 200),
+        ("a", 0, 100),
+        ("far", 5000, 5001),
+        ("whole", 0, None),
+    ]
+    planned = requests_for("u", wanted, Limits(0, 1000))
+    assert {(p.start, p.stop, frozenset(p.keys)) for p in planned} == {
+        (0, None, frozenset({"whole"})),
+        (0, 200, frozenset({"a", "b"})),
+        (5000, 5001, frozenset({"far"})),
+    }

@@ -1,0 +1,180 @@
+"""What is announced is fetched once, in few requests, held until it is read, and within the budget."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from tests.chunked import CHUNK, Chunked
+from tests.servers.http import RangeServer
+
+
+@pytest.fixture
+def chunked(http_server: RangeServer) -> Chunked:
+    return Chunked(http_server)
+
+
+def open_fs(chunked: Chunked, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo=chunked.refs(), skip_instance_cache=True, max_gap=0, **options)
+
+
+def test_announced_keys_are_fetched_together_and_read_without_a_request(chunked: Chunked) -> None:
+    fs = open_fs(chunked)
+    keys = chunked.keys([3, 4, 5, 90])
+    fs.prefetch(keys)
+    assert chunked.ranges == [(3, 6), (90, 91)]
+    for i in (90, 4, 3, 5):
+        assert fs.cat_file(f"a/{i}.0") == chunked.chunk(i)
+    assert len(chunked.ranges) == 2
+    assert fs.stats()["ahead_hits"] == 4
+
+
+def test_what_was_read_is_held_no_longer(chunked: Chunked) -> None:
+    fs = open_fs(chunked)
+    fs.prefetch(["a/1.0"])
+    fs.cat_file("a/1.0")
+    fs.cat_file("a/1.0")
+    assert len(chunked.ranges) == 2
+
+
+@pytest.mark.parametrize(
+    ("selection", "mode", "numbers"),
+    [
+        (np.s_[10:20], "numpy", range(10, 20)),
+        (np.s_[::50], "numpy", range(0, 256, 50)),
+        (7, "numpy", [7]),
+        (([1, 200, 3], slice(0, 5)), "numpy", [1, 3, 200]),
+        (([1, 200], [5, 6]), "orthogonal", [1, 200]),
+        (slice(2, 4), "block", [2, 3]),
+        (None, "numpy", range(256)),
+    ],
+)
+def test_a_selection_fetches_exactly_its_chunks(chunked: Chunked, selection: Any, mode: Any, numbers: Any) -> None:
+    fs = open_fs(chunked)
+    fs.prefetch("a", selection, mode=mode)
+    covered = [i for start, stop in chunked.ranges for i in range(start, stop)]
+    assert covered == sorted(numbers)
+    out = fs.cat(chunked.keys(list(numbers)))
+    assert out == {key: chunked.chunk(i) for i, key in zip(numbers, chunked.keys(list(numbers)), strict=True)}
+    assert chunked.fetched == len(list(numbers))
+
+
+def test_announced_reads_are_not_taken_for_the_start_of_a_run(chunked: Chunked) -> None:
+    fs = open_fs(chunked)
+    fs.prefetch("a", slice(0, 60))
+    for key in chunked.keys(range(60)):
+        fs.cat_file(key)
+    assert chunked.fetched == 60
+
+
+def test_reads_do_not_wait_for_what_was_announced_after_them(chunked: Chunked) -> None:
+    fs = open_fs(chunked)
+    fs.prefetch("a", slice(0, 10), wait=False)
+    assert fs.cat_file("a/100.0") == chunked.chunk(100)
+    assert fs.cat(chunked.keys(range(10))) == {k: chunked.chunk(i) for i, k in enumerate(chunked.keys(range(10)))}
+    assert chunked.fetched == 11
+
+
+def test_more_than_the_budget_comes_in_waves(chunked: Chunked) -> None:
+    fs = open_fs(chunked, max_memory=40 * CHUNK, max_block=10 * CHUNK)
+    fs.prefetch("a", ...)
+    assert 0 < chunked.fetched <= 40
+    for i, key in enumerate(chunked.keys(range(256))):
+        assert fs.cat_file(key) == chunked.chunk(i)
+    assert chunked.fetched == 256
+    assert len(chunked.ranges) == 26
+
+
+def test_waves_read_in_another_order_give_the_right_bytes(chunked: Chunked) -> None:
+    fs = open_fs(chunked, max_memory=40 * CHUNK, max_block=10 * CHUNK)
+    fs.prefetch("a", ...)
+    order = random.Random(4).sample(range(256), 256)
+    for i in order:
+        assert fs.cat_file(f"a/{i}.0") == chunked.chunk(i)
+
+
+def test_prefetch_on_one_loop_serves_reads_on_another(chunked: Chunked) -> None:
+    fs = open_fs(chunked, asynchronous=True)
+    fs.prefetch("a", slice(0, 20))
+    assert len(chunked.ranges) == 1
+
+    async def read() -> list[bytes]:
+        return await asyncio.gather(*map(fs._cat_file, chunked.keys(range(20))))
+
+    assert asyncio.run(read()) == [chunked.chunk(i) for i in range(20)]
+    assert len(chunked.ranges) == 1
+
+
+def test_threads_may_announce_and_read_at_once(chunked: Chunked) -> None:
+    fs = open_fs(chunked)
+    failed: list[object] = []
+
+    def work(first: int) -> None:
+        try:
+            fs.prefetch("a", slice(first, first + 32))
+            for i in range(first, first + 32):
+                assert fs.cat_file(f"a/{i}.0") == chunked.chunk(i)
+        except BaseException as e:  # shown by the assertion below
+            failed.append(e)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(0, 256, 32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert chunked.fetched == 256
+
+
+def test_missing_keys_and_failures_are_left_to_the_reads(chunked: Chunked) -> None:
+    refs = chunked.refs()
+    refs["a/3.0"] = [chunked.url + ".gone", 0, CHUNK]
+    del refs["a/4.0"]
+    fs = RefShardFileSystem(fo=refs, retries=0)
+    fs.prefetch("a", slice(2, 6))
+    out = fs.cat(chunked.keys([2, 3, 4, 5]), on_error="return")
+    assert out["a/2.0"] == chunked.chunk(2)
+    assert "a/3.0" in str(out["a/3.0"])
+    assert isinstance(out["a/4.0"], FileNotFoundError)
+    assert out["a/5.0"] == chunked.chunk(5)
+
+
+def test_inline_and_local_data_need_no_announcing(tmp_path: Any) -> None:
+    (tmp_path / "x").write_bytes(b"0123")
+    fs = RefShardFileSystem(fo={"k": "text", "x": [str(tmp_path / "x"), 1, 2]})
+    fs.prefetch(["k", "x"])
+    assert fs.cat(["k", "x"]) == {"k": b"text", "x": b"12"}
+
+
+def test_what_is_no_array_and_what_does_not_fit_is_an_error(chunked: Chunked) -> None:
+    fs = open_fs(chunked)
+    with pytest.raises(FileNotFoundError, match="no array 'b'"):
+        fs.prefetch("b", 0)
+    with pytest.raises(IndexError):
+        fs.prefetch("a", 256)
+    with pytest.raises(TypeError):
+        fs.prefetch(["a/0.0"], 0)
+
+
+def test_a_cancelled_prefetch_leaves_nothing_running(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    http_server.latency = 5
+
+    async def announce() -> None:
+        fs = open_fs(chunked, asynchronous=True)
+        before = asyncio.all_tasks()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await fs._prefetch("a", ...)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() - before == set()
+        assert fs._session.engine().fetcher.used == 0
+
+    asyncio.run(announce())

@@ -1,0 +1,161 @@
+"""The read-ahead policy, simulated: how often a reader waits, and how much is fetched in vain, for each way to read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.readahead import ReadAhead
+
+CHUNK = 100_000
+MOST = 64 << 20
+
+
+def grid(*counts: int) -> ChunkGrid:
+    return ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
+
+
+class Outcome(NamedTuple):
+    waits: int
+    """Ticks in which something had not been fetched ahead."""
+    overread: float
+    """Chunks fetched per chunk read."""
+
+
+def simulate(
+    counts: tuple[int, ...], numbers: Iterable[int], *, together: int = 10, growth: float = 5, most: int = MOST
+) -> Outcome:
+    """Read ``numbers`` in order, ``together`` in a tick, with what was advised at hand in the next one."""
+    policy = ReadAhead(grid(*counts))
+    wanted = list(numbers)
+    have: set[int] = set()
+    fetched = waits = 0
+    for first in range(0, len(wanted), together):
+        tick = wanted[first : first + together]
+        advice = policy.observe(tick, CHUNK, growth, most)
+        missing = [n for n in tick if n not in have]
+        waits += bool(missing)
+        have.difference_update(tick, advice.drop)
+        assert have.isdisjoint(advice.fetch)
+        have.update(advice.fetch)
+        fetched += len(missing) + len(advice.fetch)
+        assert len(have) * CHUNK <= most
+    return Outcome(waits, fetched / len(wanted))
+
+
+def box(counts: tuple[int, ...], *ranges: range) -> list[int]:
+    numbers = [0]
+    for count, part in zip(counts, ranges, strict=True):
+        numbers = [n * count + i for n in numbers for i in part]
+    return numbers
+
+
+GRID = (64, 8)
+CUBE = (8, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("counts", "numbers", "waits", "overread"),
+    [
+        pytest.param((512,), range(512), 1, 1.0, id="whole"),
+        pytest.param(GRID, range(512), 1, 1.0, id="whole-2d"),
+        pytest.param(CUBE, range(512), 2, 1.0, id="whole-3d"),
+        pytest.param((512,), range(511, -1, -1), 1, 1.0, id="reversed"),
+        pytest.param((512,), range(0, 512, 4), 1, 1.0, id="strided"),
+        pytest.param((512,), range(256), 1, 1.2, id="first-half"),
+        pytest.param((512,), range(256, 512), 1, 1.0, id="second-half"),
+        pytest.param(GRID, box(GRID, range(64), range(3, 4)), 2, 1.0, id="column"),
+        pytest.param(GRID, box(GRID, range(64), range(3, 5)), 3, 1.1, id="two-columns"),
+        pytest.param(GRID, box(GRID, range(64), range(2, 6)), 2, 1.1, id="columns"),
+        pytest.param((16, 32), box((16, 32), range(16), range(16)), 2, 1.1, id="half-rows"),
+        pytest.param((16, 33), box((16, 33), range(16), range(0, 33, 4)), 2, 1.1, id="stride-that-wraps"),
+        pytest.param(CUBE, box(CUBE, range(8), range(8), range(4)), 2, 1.1, id="slab-3d"),
+        pytest.param(CUBE, box(CUBE, range(8), range(2, 6), range(2, 6)), 4, 1.5, id="box-3d"),
+        pytest.param((512,), [i for s in range(496, -1, -16) for i in range(s, s + 16)], 3, 1.1, id="slabs-backwards"),
+    ],
+)
+def test_runs_are_read_ahead(counts: tuple[int, ...], numbers: list[int], waits: int, overread: float) -> None:
+    got = simulate(counts, numbers)
+    assert got.waits <= waits
+    assert got.overread <= overread
+
+
+@pytest.mark.parametrize("numbers", [range(512), range(511, -1, -1), range(0, 512, 2)])
+def test_a_loop_over_single_chunks_is_read_ahead(numbers: range) -> None:
+    got = simulate((512,), numbers, together=1)
+    assert got.waits <= 6
+    assert got.overread <= 1.05
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("together", [1, 10, 128])
+def test_random_reads_are_left_alone(seed: int, together: int) -> None:
+    chosen = random.Random(seed).sample(range(512), 26)
+    assert simulate((512,), chosen, together=together).overread <= 1.1
+    assert simulate((512,), sorted(chosen), together=together).overread <= 1.1
+
+
+def test_dense_random_reads_are_left_alone_on_the_whole() -> None:
+    got = [simulate((512,), sorted(random.Random(seed).sample(range(512), 128))).overread for seed in range(40)]
+    assert sum(got) / len(got) <= 1.1
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_a_few_chunks_read_together_are_all_there_is(size: int) -> None:
+    assert ReadAhead(grid(512)).observe(range(size), CHUNK, 5, MOST).fetch == ()
+
+
+def test_interleaved_runs_are_told_apart() -> None:
+    numbers = [n for pair in zip(range(256), range(256, 512), strict=True) for n in pair]
+    got = simulate((512,), numbers, together=2)
+    assert got.waits <= 10
+    assert got.overread <= 1.2
+
+
+def test_a_left_run_is_dropped_and_trusted_less_the_next_time() -> None:
+    policy = ReadAhead(grid(10_000))
+    sizes = []
+    for start in (0, 2000, 4000, 6000):
+        sizes.append(len(policy.observe(range(start, start + 10), CHUNK, 5, MOST).fetch))
+        elsewhere = random.Random(start).sample(range(8000, 10_000), 60)
+        dropped = [n for e in elsewhere for n in policy.observe([e], CHUNK, 5, MOST).drop]
+        assert set(range(start + 10, start + 10 + sizes[-1])) <= set(dropped)
+    assert sizes[0] > sizes[-1]
+
+
+def test_nothing_is_expected_after_giving_up() -> None:
+    policy = ReadAhead(grid(512))
+    fetched = policy.observe(range(10), CHUNK, 5, MOST).fetch
+    assert policy.forget() == fetched
+    assert policy.observe([10], CHUNK, 5, MOST).hits == ()
+
+
+@given(
+    growth=st.floats(0, 8),
+    most=st.integers(0, 64 * CHUNK),
+    reads=st.lists(
+        st.one_of(
+            st.lists(st.integers(0, 199), min_size=1, max_size=12),
+            st.builds(lambda a, n, s: list(range(a, a + n * s, s)), st.integers(0, 99), st.integers(1, 12), st.just(1)),
+        ),
+        max_size=30,
+    ),
+)
+def test_advice_is_consistent_whatever_is_read(growth: float, most: int, reads: list[list[int]]) -> None:
+    policy = ReadAhead(grid(10, 20))
+    issued: set[int] = set()
+    for tick in reads:
+        advice = policy.observe(tick, CHUNK, growth, most)
+        assert issued.issuperset(advice.hits)
+        issued.difference_update(advice.hits)
+        assert issued.issuperset(advice.drop) or set(advice.drop) <= issued | set(advice.fetch)
+        issued.difference_update(advice.drop)
+        assert all(0 <= n < 200 for n in advice.fetch)
+        assert len(set(advice.fetch)) == len(advice.fetch)
+        issued.update(set(advice.fetch) - set(advice.drop))

@@ -1,0 +1,99 @@
+"""Selections: the chunks touched are those that hold a selected element, for numpy's, zarr's and block selections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hn
+
+from refshard_fs.selection import Mode, chunk_numbers
+
+SHAPE, CHUNKS = (10, 7, 5), (3, 7, 2)
+
+
+def touched(selection: Any, shape: tuple[int, ...], chunks: tuple[int, ...]) -> list[int]:
+    """Return the chunks of the elements that numpy selects."""
+    counts = [-(-s // c) for s, c in zip(shape, chunks, strict=True)]
+    coords = np.meshgrid(*[np.arange(s) // c for s, c in zip(shape, chunks, strict=True)], indexing="ij")
+    owners = np.ravel_multi_index(coords, counts)
+    return sorted(set(np.asarray(owners[selection]).ravel().tolist()))
+
+
+@given(data=st.data())
+def test_basic_selections_touch_what_numpy_selects(data: st.DataObject) -> None:
+    shape = data.draw(hn.array_shapes(min_dims=1, max_dims=3, max_side=12))
+    chunks = tuple(data.draw(st.integers(1, 5)) for _ in shape)
+    selection = data.draw(hn.basic_indices(shape, allow_newaxis=True))
+    assert chunk_numbers(selection, shape, chunks).tolist() == touched(selection, shape, chunks)
+
+
+@given(data=st.data())
+def test_points_touch_what_numpy_selects(data: st.DataObject) -> None:
+    selection = data.draw(hn.integer_array_indices(SHAPE))
+    assert chunk_numbers(selection, SHAPE, CHUNKS).tolist() == touched(selection, SHAPE, CHUNKS)
+
+
+@given(mask=hn.arrays(bool, SHAPE))
+def test_a_mask_of_all_dimensions_touches_what_numpy_selects(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+    assert chunk_numbers(mask, SHAPE, CHUNKS).tolist() == touched(mask, SHAPE, CHUNKS)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        (np.array([0, 9]), slice(None), np.array([4, 0])),
+        (slice(None), np.array([True] * 3 + [False] * 4), [1]),
+        (..., [0, 1]),
+        np.array([], int),
+        [],
+        (2, ..., np.array([-1, 0])),
+    ],
+)
+def test_arrays_choose_along_each_dimension_where_told(selection: Any) -> None:
+    full = selection if isinstance(selection, tuple) else (selection,)
+    at = next((i for i, part in enumerate(full) if part is Ellipsis), len(full))
+    rest = tuple(p for p in full if p is not Ellipsis)
+    full = rest[:at] + (slice(None),) * (3 - len(rest)) + rest[at:]
+    axes = [
+        np.arange(n)[p]
+        if isinstance(p, slice)
+        else np.arange(n)[np.atleast_1d(np.asarray(p, None if len(np.atleast_1d(p)) else int))]
+        for n, p in zip(SHAPE, full, strict=True)
+    ]
+    expected = touched(np.ix_(*axes), SHAPE, CHUNKS)
+    assert chunk_numbers(selection, SHAPE, CHUNKS, "orthogonal").tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [((0, 0, 0), [0]), (slice(1, 3), [3, 4, 5, 6, 7, 8]), ((-1, 0, slice(None, None, 2)), [9, 11])],
+)
+def test_blocks_count_chunks(selection: Any, expected: list[int]) -> None:
+    assert chunk_numbers(selection, SHAPE, CHUNKS, "block").tolist() == expected
+
+
+def test_an_array_without_dimensions_has_one_chunk() -> None:
+    assert chunk_numbers((), (), ()).tolist() == chunk_numbers(..., (), ()).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("selection", "mode"),
+    [
+        ((0, 0, 0, 0), "numpy"),
+        ((..., 0, ...), "numpy"),
+        (10, "numpy"),
+        (-11, "numpy"),
+        (4, "block"),
+        ("x", "numpy"),
+        (1.5, "numpy"),
+        (np.ones(9, bool), "numpy"),
+        ((np.array([0, 1]), np.array([0, 1, 2])), "numpy"),
+    ],
+)
+def test_what_does_not_fit_is_an_index_error(selection: Any, mode: Mode) -> None:
+    with pytest.raises(IndexError):
+        chunk_numbers(selection, SHAPE, CHUNKS, mode)
