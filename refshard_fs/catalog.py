@@ -104,7 +104,8 @@ def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
     if facts is not None and not url.endswith("/"):
         head = b""
         if facts.size != 0:
-            head = yield Load(Span(url, 0, HEAD, exact=False), Raw())
+            pin = Pin(facts.etag, facts.last_modified, facts.size)  # the head of this version, and no other's
+            head = yield Load(Span(url, 0, HEAD, exact=False, pin=pin), Raw())
         return Probe(url, facts, head)
     return (yield from _probe_directory(url, known))
 

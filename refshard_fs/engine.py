@@ -15,6 +15,7 @@ from refshard_fs import plan
 from refshard_fs.cache import Cache
 from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.loading import Keep, load
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, check
@@ -71,6 +72,7 @@ class Engine:
         self._batch: list[tuple[KeySpace, Request, asyncio.Future[bytes]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
+        self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
         self._loading: dict[Need, asyncio.Task[Any]] = {}
 
     # ------------------------------------------------------------------ reading keys
@@ -282,18 +284,15 @@ class Engine:
         match need:
             case Load(entry, index):
                 try:
-                    data = await self._bytes(entry)
+                    value, weight = await load(self._token, need, self._bytes, self._cache, self.keep)
                 except _ABSENT:
                     if isinstance(entry, Span) and entry.optional:
                         return None
                     raise
-                try:
-                    value = index.decode(data)
                 except RefShardError:
                     raise
                 except ValueError as e:
                     raise DamagedIndex("", _name(entry), str(e)) from e
-                weight = getattr(value, "nbytes", len(data))
                 quota = getattr(index, "quota", None)
             case Stat(url):
                 value, weight = await self._facts(url), 256

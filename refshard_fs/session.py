@@ -19,10 +19,13 @@ from refshard_fs.errors import RefShardError, SourceNotReachable
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.immediate import Immediate
+from refshard_fs.index_cache import IndexCache, default_directory
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.loading import Keep
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.model import Stat
 from refshard_fs.plan import Limits
-from refshard_fs.policy import protocol_of
+from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, PoolOptions, Versions
 
@@ -41,6 +44,7 @@ class SessionOptions(msgspec.Struct, frozen=True, eq=False):
     fallback: dict[str, Any]  # remote_options given without a protocol
     limits: Limits
     token: str
+    index_cache: bool | str | None = None
 
 
 class Session:
@@ -57,6 +61,7 @@ class Session:
         self._keyspace: KeySpace | None = None
         self._pool_options = options.pool
         self._immediate: Immediate | None = None
+        self._keep = _keep(options.index_cache)
         _sessions.add(self)
 
     async def keyspace(self) -> KeySpace:
@@ -87,6 +92,7 @@ class Session:
                 if engine is None:
                     pool = self._pool(loop)
                     engine = Engine(pool, INDEXES, self.options.limits, self.stats, self.options.token)
+                    engine.keep = self._keep
                     engine.keeper = _close_with_loop(engine)
                     with contextlib.suppress(StopIteration):
                         engine.keeper.__anext__().send(None)
@@ -128,6 +134,8 @@ class Session:
             options = self.options
             match options.source:
                 case str(url):
+                    if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
+                        INDEXES.discard((options.token, Stat(url)))
                     steps = catalog.open_source(url, options.open, options.format)
                 case Held(bytes(data)):
                     steps = catalog.open_bytes(data, options.open, options.format)
@@ -173,6 +181,13 @@ class Session:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._opening = weakref.WeakKeyDictionary()
+
+
+def _keep(index_cache: bool | str | None) -> Keep | None:
+    if index_cache is False:
+        return None
+    directory = os.path.expanduser(index_cache) if isinstance(index_cache, str) else default_directory()
+    return None if directory is None else Keep(IndexCache(directory), everything=index_cache is not None)
 
 
 async def _close_with_loop(engine: Engine) -> AsyncGenerator[None, None]:
