@@ -76,7 +76,21 @@ class TargetChanged(ReferenceNotReachable):
 
 
 class TargetNotAllowed(RefShardError, PermissionError):
-    """A manifest points where the reader's policy does not let it; the text names the remedy."""
+    """A manifest points where the reader does not let it: ``url`` breaks ``rule``; ``remedy`` would permit it."""
+
+    def __init__(self, url: str, rule: str, remedy: str, key: str = "") -> None:
+        super().__init__(url, rule, remedy, key)
+        self.url = url
+        self.rule = rule
+        self.remedy = remedy
+        self.key = key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.url, self.rule, self.remedy, self.key)
+
+    def __str__(self) -> str:
+        who = f"{self.key!r} points to" if self.key else "not allowed:"
+        return f"{who} {self.url!r}: {self.rule}. {self.remedy}."
 
 
 class ConflictError(RefShardError):

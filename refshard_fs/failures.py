@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError
+from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed
 from refshard_fs.model import Entry, Inline, Packed, Span
 
 __all__ = ["ABSENT", "blame", "describe", "fail"]
@@ -27,6 +27,8 @@ def blame(key: str, error: Exception) -> Exception:
         named = type(error)(key, error.target, error.reason)
         named.__cause__ = error.__cause__ or error
         return named
+    if isinstance(error, TargetNotAllowed):
+        return TargetNotAllowed(error.url, error.rule, error.remedy, key)
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
     return _unreachable(key, "where its index lies", error)
@@ -36,7 +38,7 @@ def fail(key: str, entry: Entry, error: Exception) -> Exception:
     """Return what a failed read of ``entry`` means to the reader of ``key``."""
     if isinstance(error, ABSENT) and isinstance(entry, Span) and entry.optional:
         return FileNotFoundError(key)
-    if isinstance(error, ReferenceNotReachable):
+    if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return blame(key, error)
     return _unreachable(key, describe(entry), error)
 
