@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 import os
 import threading
 import weakref
@@ -80,6 +81,7 @@ class FsspecTarget:
     """The objects of one filesystem instance, ``owned`` if nobody else has it."""
 
     most_retries = 2
+    patience = math.inf
 
     def __init__(self, fs: AbstractFileSystem, *, owned: bool = False) -> None:
         self.fs = fs

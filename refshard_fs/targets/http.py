@@ -29,8 +29,8 @@ _MOST_REDIRECTS = 10
 _REMEMBERED = 60.0  # seconds; signed addresses that a server redirects to live longer
 _LOCATIONS = 4096
 _SECRET = frozenset(["headers", "auth", "cookies", "cookie_jar"])
-# A connection that stalls; how long a read may take in all is `Retry`'s matter.
-_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=60)
+# How long an answer may take is `Opened`'s matter, whose limits cost less than a timer for each.
+_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20)
 
 
 # A URL of these alone is sent as it is spelled: its signature, or the server, may tell %2F from a slash.
@@ -49,6 +49,7 @@ class HttpTarget:
     """The objects of all HTTP servers, by URL. ``admit`` is called with each address that a redirect leads to."""
 
     most_retries = 1000
+    patience = 60.0
 
     def __init__(self, fs: HTTPFileSystem, admit: Callable[[str], object] | None = None) -> None:
         self.fs = fs

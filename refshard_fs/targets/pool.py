@@ -22,6 +22,7 @@ from refshard_fs.stats import Stats
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.chain import ChainTarget
 from refshard_fs.targets.data_url import DataTarget
+from refshard_fs.targets.deadline import Deadlines
 from refshard_fs.targets.generic import FsspecTarget
 from refshard_fs.targets.http import HttpTarget
 from refshard_fs.targets.local import LocalTarget
@@ -77,6 +78,7 @@ class Pool:
         self.loop = loop
         self._versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
+        self._deadlines = None if loop is None else Deadlines(loop)
         self._targets: dict[object, Target] = {}
         self._places: dict[str, tuple[Opened, str]] = {}
 
@@ -91,7 +93,7 @@ class Pool:
             if len(self._places) >= PLACES:
                 self._places.clear()
             retry = self._options.retry.at_most(target.most_retries)
-            opened = Opened(target, self._versions.of(url), retry, self._stats)
+            opened = Opened(target, self._versions.of(url), retry, self._stats, self._deadlines)
             place = self._places[url] = opened, path
         return place
 

@@ -30,7 +30,7 @@ __all__ = ["S3Target", "is_s3fs"]
 
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
 _SIGNED = 8192  # objects whose signature is kept
-_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=60)
+_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20)
 
 # The answer does not say no: it says that the request should have been another one, which botocore knows how to make.
 _DETOURS = frozenset(
@@ -78,6 +78,7 @@ class S3Target:
     """The objects of one `S3FileSystem`, by ``bucket/key``."""
 
     most_retries = 1000
+    patience = 60.0
 
     def __init__(self, fs: AbstractFileSystem) -> None:
         self.fs = fs
