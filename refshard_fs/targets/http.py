@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from yarl import URL
 
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.closing import close_with
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.ranged import failure_of, range_header, read_answer
 
@@ -163,7 +163,7 @@ class HttpTarget:
         session: aiohttp.ClientSession = await self.fs.set_session()
         if self._session is None:
             self._session = session
-            weakref.finalize(self, HTTPFileSystem.close_session, asyncio.get_running_loop(), session)
+            close_with(self, session)
         return session
 
     async def _stranger(self) -> aiohttp.ClientSession:
@@ -173,5 +173,5 @@ class HttpTarget:
             return self._session or await self._open()
         if self._bare is None:
             self._bare = aiohttp.ClientSession(**{k: v for k, v in given.items() if k not in _SECRET | {"connector"}})
-            weakref.finalize(self, HTTPFileSystem.close_session, asyncio.get_running_loop(), self._bare)
+            close_with(self, self._bare)
         return self._bare

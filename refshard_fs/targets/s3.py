@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-import weakref
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.request import getproxies, proxy_bypass
@@ -21,6 +20,7 @@ from yarl import URL
 
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.closing import close_with
 from refshard_fs.targets.failures import HttpStatus
 from refshard_fs.targets.generic import FsspecTarget, in_thread
 from refshard_fs.targets.ranged import failure_of, range_header, read_answer
@@ -160,7 +160,7 @@ class S3Target:
             auto_decompress=False,
             timeout=_STALLED,
         )
-        weakref.finalize(self, _abandon, session)
+        close_with(self, session)
         return session
 
     async def _prepare(self, path: str) -> _Ready | None:
@@ -256,8 +256,3 @@ def _absent(error: FileNotFoundError) -> OSError:
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return HttpStatus(404, code) if code == "NoSuchBucket" else FileNotFoundError(*error.args)
-
-
-def _abandon(session: aiohttp.ClientSession) -> None:
-    if not session.closed and session.connector is not None:
-        session.connector._close()  # its loop may be over: nothing can be awaited
