@@ -26,11 +26,15 @@ class Target(Protocol):
 
     A missing object is FileNotFoundError; every other failure is some other error. What
     failed for a passing reason is worth ``most_retries`` further tries: few, where some
-    layer below has tried again already.
+    layer below has tried again already. One that has not begun to answer after ``patience``
+    seconds never will.
     """
 
     @property
     def most_retries(self) -> int: ...
+
+    @property
+    def patience(self) -> float: ...
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
         """Return bytes ``[start, stop)``; ``stop=None`` reads to the end, then a negative start counts from it.

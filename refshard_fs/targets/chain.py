@@ -6,6 +6,7 @@ Opening one may itself read, and that through fsspec's own event loop: it is don
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ class ChainTarget:
     """The objects of all chains that are opened with the same options, by whole URL."""
 
     most_retries = 2
+    patience = math.inf
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from urllib.parse import unquote_to_bytes
 
 from refshard_fs.model import Facts, Listed
@@ -17,6 +18,7 @@ class DataTarget:
     """Objects whose path is what stands behind ``data:``."""
 
     most_retries = 0
+    patience = math.inf
 
     def read_now(self, path: str, start: int, stop: int | None) -> Answer:
         data = _decoded(path)

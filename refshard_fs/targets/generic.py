@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 import os
 import threading
 import weakref
@@ -17,6 +18,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.closing import close_connections, close_with
 from refshard_fs.targets.failures import Unfit
 
 __all__ = ["FsspecTarget", "in_thread"]
@@ -80,10 +82,13 @@ class FsspecTarget:
     """The objects of one filesystem instance, ``owned`` if nobody else has it."""
 
     most_retries = 2
+    patience = math.inf
 
     def __init__(self, fs: AbstractFileSystem, *, owned: bool = False) -> None:
         self.fs = fs
         self._owned = owned
+        if owned:
+            close_with(self, fs)
         self._ranged = {"seekable": True} if isinstance(fs, ArrowFSWrapper) else {}  # else it gives no ranges
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
@@ -148,14 +153,7 @@ class FsspecTarget:
     async def close(self) -> None:
         if not self._owned:
             return
-        # fsspec has no way to say this: http and gcs keep a session, s3fs what made its client.
-        session, creator = getattr(self.fs, "_session", None), getattr(self.fs, "_s3creator", None)
-        if session is not None:
-            self.fs._session = None
-            await session.close()
-        if creator is not None:
-            self.fs._s3 = self.fs._s3creator = None
-            await creator.__aexit__(None, None, None)
+        await close_connections(self.fs)
 
     async def _call(self, name: str, path: str, **given: Any) -> Any:
         fs = self.fs

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from yarl import URL
 
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.closing import close_with
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.ranged import failure_of, range_header, read_answer
 
@@ -29,8 +29,8 @@ _MOST_REDIRECTS = 10
 _REMEMBERED = 60.0  # seconds; signed addresses that a server redirects to live longer
 _LOCATIONS = 4096
 _SECRET = frozenset(["headers", "auth", "cookies", "cookie_jar"])
-# A connection that stalls; how long a read may take in all is `Retry`'s matter.
-_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=60)
+# How long an answer may take is `Opened`'s matter, whose limits cost less than a timer for each.
+_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20)
 
 
 # A URL of these alone is sent as it is spelled: its signature, or the server, may tell %2F from a slash.
@@ -49,6 +49,7 @@ class HttpTarget:
     """The objects of all HTTP servers, by URL. ``admit`` is called with each address that a redirect leads to."""
 
     most_retries = 1000
+    patience = 60.0
 
     def __init__(self, fs: HTTPFileSystem, admit: Callable[[str], object] | None = None) -> None:
         self.fs = fs
@@ -162,7 +163,7 @@ class HttpTarget:
         session: aiohttp.ClientSession = await self.fs.set_session()
         if self._session is None:
             self._session = session
-            weakref.finalize(self, HTTPFileSystem.close_session, asyncio.get_running_loop(), session)
+            close_with(self, session)
         return session
 
     async def _stranger(self) -> aiohttp.ClientSession:
@@ -172,5 +173,5 @@ class HttpTarget:
             return self._session or await self._open()
         if self._bare is None:
             self._bare = aiohttp.ClientSession(**{k: v for k, v in given.items() if k not in _SECRET | {"connector"}})
-            weakref.finalize(self, HTTPFileSystem.close_session, asyncio.get_running_loop(), self._bare)
+            close_with(self, self._bare)
         return self._bare

@@ -1,11 +1,12 @@
 """Local files, read with ``pread`` on a bounded pool of open files: no thread hop, no seek, no buffer.
 
-Not memory-mapped: that is slower below about a megabyte, where the page faults cost more than
-the copy that ``pread`` makes, and a file that is cut short while it is mapped ends the process.
+Not memory-mapped: measured, that saves a few microseconds of a chunk's ten or so, and a file
+that is cut short while it is mapped ends the whole process.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import threading
@@ -66,6 +67,7 @@ class LocalTarget:
     """The files of this machine; paths are as the operating system spells them."""
 
     most_retries = 0
+    patience = math.inf
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import weakref
 from typing import Any
@@ -19,6 +20,7 @@ class MemoryTarget:
     """All files of `MemoryFileSystem`, which the process has one set of."""
 
     most_retries = 0
+    patience = math.inf
 
     def __init__(self) -> None:
         self._fs = MemoryFileSystem()

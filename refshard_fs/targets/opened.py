@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.model import Facts, Listed, Pin
 from refshard_fs.stats import Stats
 from refshard_fs.targets.answer import Answer, Target, check
-from refshard_fs.targets.deadline import Deadline
+from refshard_fs.targets.deadline import Deadlines
 from refshard_fs.targets.failures import HttpStatus, as_failure
 from refshard_fs.targets.retry import Retry
 from refshard_fs.targets.versions import Version
@@ -20,18 +21,22 @@ __all__ = ["Opened"]
 T = TypeVar("T")
 
 _NO_LONGER = 412
+_SLOWEST = 8192  # bytes per second; a server that sends fewer, behind a connection that is shared by many, has stalled
 
 
 class Opened:
     """An object of ``target``: it answers like one, and knows what was seen of the object before."""
 
-    __slots__ = ("_retry", "_stats", "_version", "target")
+    __slots__ = ("_deadlines", "_retry", "_stats", "_version", "target")
 
-    def __init__(self, target: Target, version: Version, retry: Retry, stats: Stats) -> None:
+    def __init__(
+        self, target: Target, version: Version, retry: Retry, stats: Stats, deadlines: Deadlines | None
+    ) -> None:
         self.target = target
         self._version = version
         self._retry = retry
         self._stats = stats
+        self._deadlines = deadlines
 
     async def read(self, path: str, start: int, stop: int | None, pin: Pin | None = None) -> Answer:
         """Return bytes ``[start, stop)``, fewer where the object ends; ``pin`` is what the manifest says of the object.
@@ -39,7 +44,8 @@ class Opened:
         Raises FileNotFoundError if there is no such object, TargetChanged if it is another
         one than before or than ``pin`` says, and some other OSError if it cannot be had.
         """
-        answer = await self._persist(self._read, path, start, stop, pin)
+        size = math.inf if stop is None else stop - start
+        answer = await self._persist(size, self._read, path, start, stop, pin)
         self._version.observe(answer.etag, answer.last_modified, answer.size, pin)
         return answer
 
@@ -60,13 +66,13 @@ class Opened:
 
     async def facts(self, path: str) -> Facts:
         """Return what is known of the object without its bytes."""
-        facts = await self._persist(self.target.facts, path)
+        facts = await self._persist(0, self.target.facts, path)
         self._version.observe(facts.etag, facts.last_modified, facts.size, None)
         return facts
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         """Return what lies directly below ``path``, or None if the target cannot list."""
-        return await self._persist(self.target.names, path)
+        return await self._persist(math.inf, self.target.names, path)
 
     def read_now(self, path: str, start: int, stop: int | None, pin: Pin | None = None) -> Answer | None:
         """Return the same bytes as `read` at once, in any thread, or None where that takes an event loop."""
@@ -75,29 +81,32 @@ class Opened:
             self._version.observe(answer.etag, answer.last_modified, answer.size, pin)
         return answer
 
-    async def _persist(self, call: Callable[..., Awaitable[T]], *args: object) -> T:
-        retry = self._retry
-        loop = asyncio.get_running_loop()
+    async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Return what ``call`` returns of some ``size`` bytes, in as many tries as `Retry` allows."""
+        retry, deadlines = self._retry, self._deadlines
+        assert deadlines is not None, "a target that needs no event loop was asked for in one"
+        now = asyncio.get_running_loop().time
+        began = now()
+        end = began + retry.timeout
+        patience = self.target.patience + size / _SLOWEST
         tried = 0
-        failure: OSError | None = None
-        limit = Deadline(loop.time() + retry.timeout)
-        try:
-            with limit:
-                while True:
-                    try:
-                        return await call(*args)
-                    except RefShardError:
-                        raise
-                    except Exception as e:  # noqa: BLE001  # raised again as what it means
-                        failure = as_failure(e)
-                    tried += 1
-                    wait = retry.pause(failure, tried)
-                    if wait is None or loop.time() + wait > limit.when:
-                        raise failure
-                    self._stats.add(retries=1)
-                    await asyncio.sleep(wait)
-        except TimeoutError as e:
-            if not limit.passed:
+        while True:
+            limit = deadlines.at(min(now() + patience, end))
+            try:
+                with limit:
+                    return await call(*args)
+            except RefShardError:
                 raise
-            tries = f" and {tried} {'try' if tried == 1 else 'tries'} that failed" if tried else ""
-            raise TimeoutError(f"no answer after {retry.timeout:g} s{tries}") from (failure or e)
+            except Exception as e:  # noqa: BLE001  # raised again as what it means
+                failure = as_failure(e)
+            if limit.passed:
+                earlier = f", the last of {tried + 1} tries" if tried else ""
+                late = TimeoutError(f"no answer after {now() - began:.1f} s{earlier}")
+                late.__cause__ = failure
+                failure = late
+            tried += 1
+            wait = retry.pause(failure, tried)
+            if wait is None or now() + wait >= end:
+                raise failure
+            self._stats.add(retries=1)
+            await asyncio.sleep(wait)

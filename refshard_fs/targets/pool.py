@@ -22,6 +22,7 @@ from refshard_fs.stats import Stats
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.chain import ChainTarget
 from refshard_fs.targets.data_url import DataTarget
+from refshard_fs.targets.deadline import Deadlines
 from refshard_fs.targets.generic import FsspecTarget
 from refshard_fs.targets.http import HttpTarget
 from refshard_fs.targets.local import LocalTarget
@@ -77,6 +78,7 @@ class Pool:
         self.loop = loop
         self._versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
+        self._deadlines = None if loop is None else Deadlines(loop)
         self._targets: dict[object, Target] = {}
         self._places: dict[str, tuple[Opened, str]] = {}
 
@@ -91,7 +93,7 @@ class Pool:
             if len(self._places) >= PLACES:
                 self._places.clear()
             retry = self._options.retry.at_most(target.most_retries)
-            opened = Opened(target, self._versions.of(url), retry, self._stats)
+            opened = Opened(target, self._versions.of(url), retry, self._stats, self._deadlines)
             place = self._places[url] = opened, path
         return place
 
@@ -104,26 +106,31 @@ class Pool:
             await target.close()
 
     def _find(self, url: str) -> tuple[Target, str] | None:
-        named = policy.protocol_of(url)
-        protocol = named or "file"
-        prefix = policy.longest_prefix(self._options.by_prefix, url)
-        token: tuple[str, ...]
-        if prefix is not None:
-            token, given = ("prefix", prefix[0], protocol), prefix[1]
-        else:
-            by_protocol = self._options.by_protocol
-            token, given = (protocol,), by_protocol.get(named, by_protocol.get(protocol, {}))
+        token, given = self._given(url)
+        protocol = token[-1]
         if isinstance(given, AbstractFileSystem):
             return self._instance(token, given, url)
-        options = {k: v for k, v in given.items() if k not in ("asynchronous", "loop", "protocol")}
+        options = _portable(given)
         if "::" in url:
-            return self._kept((*token, "::"), lambda _: ChainTarget(options), url)
+            links = {policy.protocol_of(link) or "file": self._given(link)[1] for link in url.split("::")[1:]}
+            options |= {name: _portable(of) for name, of in links.items() if of and name not in options}
+            return self._kept((*token, "::", repr(links)), lambda _: ChainTarget(options), url)
         if protocol in _NEED_NO_LOOP and not options:
             cls = fsspec.get_filesystem_class(protocol)
             at_hand = AT_HAND.get(cls)
             if at_hand is not None:
                 return at_hand, cls._strip_protocol(url)
         return self._own(token, protocol, options, url)
+
+    def _given(self, url: str) -> tuple[tuple[str, ...], Given]:
+        """Return the instance or options for ``url``, and what tells them from others: it ends in the protocol."""
+        named = policy.protocol_of(url)
+        protocol = named or "file"
+        prefix = policy.longest_prefix(self._options.by_prefix, url)
+        if prefix is not None:
+            return ("prefix", prefix[0], protocol), prefix[1]
+        by_protocol = self._options.by_protocol
+        return (protocol,), by_protocol.get(named, by_protocol.get(protocol, {}))
 
     def _instance(self, token: tuple[str, ...], fs: AbstractFileSystem, url: str) -> tuple[Target, str] | None:
         while type(fs) is AsyncFileSystemWrapper:
@@ -170,10 +177,7 @@ class Pool:
             if home is None or home is loop:
                 fs._refshard_home = loop
                 return FsspecTarget(fs)
-        options = {
-            k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop", "skip_instance_cache")
-        }
-        like = type(fs)(*fs.storage_args, **options, asynchronous=True, loop=loop, skip_instance_cache=True)
+        like = type(fs)(*fs.storage_args, **_portable(fs), asynchronous=True, loop=loop, skip_instance_cache=True)
         return self._target(like, owned=True)
 
     def _target(self, fs: AbstractFileSystem, *, owned: bool) -> Target:
@@ -183,6 +187,13 @@ class Pool:
         if self._options.fast_s3 and is_s3fs(fs):
             return S3Target(fs)
         return FsspecTarget(fs, owned=owned)
+
+
+def _portable(given: Given) -> dict[str, Any]:
+    """Return the options given, or those of an instance, without what binds them to a loop."""
+    options = given.storage_options if isinstance(given, AbstractFileSystem) else given
+    bound = ("asynchronous", "loop", "protocol", "skip_instance_cache")
+    return {name: value for name, value in options.items() if name not in bound}
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email.utils
 import re
+import time
 
 import aiohttp
 from aiohttp import hdrs
@@ -16,6 +18,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")
 _NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
 _S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
 _S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
 _PIECE = 1 << 20
 _ERROR_TEXT = 1 << 12
 _IDENTITY = ("", "identity")
@@ -69,9 +72,18 @@ def _status(response: aiohttp.ClientResponse, text: bytes) -> OSError:
     status = response.status
     if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
         return FileNotFoundError(f"HTTP {status}")
-    after = response.headers.get(hdrs.RETRY_AFTER, "")
-    wait = float(after) if after.isascii() and after.isdigit() else None
+    wait = _wait(response.headers.get(hdrs.RETRY_AFTER, ""), time.time())
     return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)
+
+
+def _wait(after: str, now: float) -> float | None:
+    """Return the seconds that a Retry-After asks to wait, as a number or a date."""
+    if _SECONDS.fullmatch(after):
+        return float(after)
+    try:
+        return max(email.utils.parsedate_to_datetime(after).timestamp() - now, 0.0)
+    except ValueError:
+        return None
 
 
 def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-import weakref
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.request import getproxies, proxy_bypass
@@ -21,6 +20,7 @@ from yarl import URL
 
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.closing import close_with
 from refshard_fs.targets.failures import HttpStatus
 from refshard_fs.targets.generic import FsspecTarget, in_thread
 from refshard_fs.targets.ranged import failure_of, range_header, read_answer
@@ -30,7 +30,7 @@ __all__ = ["S3Target", "is_s3fs"]
 
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
 _SIGNED = 8192  # objects whose signature is kept
-_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=60)
+_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20)
 
 # The answer does not say no: it says that the request should have been another one, which botocore knows how to make.
 _DETOURS = frozenset(
@@ -78,6 +78,7 @@ class S3Target:
     """The objects of one `S3FileSystem`, by ``bucket/key``."""
 
     most_retries = 1000
+    patience = 60.0
 
     def __init__(self, fs: AbstractFileSystem) -> None:
         self.fs = fs
@@ -159,7 +160,7 @@ class S3Target:
             auto_decompress=False,
             timeout=_STALLED,
         )
-        weakref.finalize(self, _abandon, session)
+        close_with(self, session)
         return session
 
     async def _prepare(self, path: str) -> _Ready | None:
@@ -255,8 +256,3 @@ def _absent(error: FileNotFoundError) -> OSError:
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return HttpStatus(404, code) if code == "NoSuchBucket" else FileNotFoundError(*error.args)
-
-
-def _abandon(session: aiohttp.ClientSession) -> None:
-    if not session.closed and session.connector is not None:
-        session.connector._close()  # its loop may be over: nothing can be awaited

@@ -15,7 +15,7 @@ from fsspec.implementations.http import HTTPFileSystem
 
 from refshard_fs.errors import TargetChanged
 from refshard_fs.model import Facts, Pin
-from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
+from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, ranged
 from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer
@@ -221,6 +221,14 @@ def test_retry_after_is_honoured(http_server: RangeServer) -> None:
     assert Reader(retry=Retry(retries=1, timeout=60)).read(url, 10, 20) == DATA[10:20]
     first, second = http_server.requests()
     assert second.time - first.time >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3", 3), ("0", 0), ("1.5", 1.5), ("-1", None), ("nan", None), ("", None), ("soon", None), ("Thu, 01 Jan 1970 00:01:40 GMT", 40)],
+)
+def test_retry_after_is_a_number_or_a_date(text: str, seconds: float | None) -> None:
+    assert ranged._wait(text, 60.0) == seconds
 
 
 def test_a_wait_that_is_too_long_is_not_begun(http_server: RangeServer) -> None:

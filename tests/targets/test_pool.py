@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from typing import Any
 
 import pytest
@@ -55,6 +57,21 @@ def test_prefixes_of_one_pool_do_not_share_sessions(http_server: RangeServer) ->
     session = {f"{u}/a": {"client_kwargs": headers("a")}, f"{u}/b": {"client_kwargs": headers("b")}}
     with_pool(PoolOptions(by_prefix=session, retry=AT_ONCE), read)
     assert secrets(http_server) == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("how", ["prefix", "protocol", "instance"])
+def test_each_link_of_a_chain_is_opened_with_its_own_options(http_server: RangeServer, how: str) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("m", DATA)
+    url = http_server.put("/a.zip", file.getvalue())
+    options: dict[str, Any] = {
+        "prefix": {"by_prefix": {http_server.url: headers("link")}},
+        "protocol": {"by_protocol": {"http": headers("link")}},
+        "instance": {"by_protocol": {"http": HTTPFileSystem(**headers("link"), skip_instance_cache=True)}},
+    }[how]
+    assert Reader(**options).read(f"zip://m::{url}", 1, 5) == DATA[1:5]
+    assert set(secrets(http_server)) == {"link"}
 
 
 def test_instances_and_options_by_protocol(http_server: RangeServer) -> None:
