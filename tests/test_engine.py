@@ -98,13 +98,6 @@ def test_a_large_range_is_fetched_in_parts_at_once(http_server: RangeServer) -> 
     assert http_server.bytes_sent == len(data) - 3
 
 
-def test_a_range_that_may_end_early_is_never_cut_into_parts(http_server: RangeServer) -> None:
-    data = random.Random(1).randbytes(1000)
-    fs = RefShardFileSystem(fo={"k": [http_server.put("/short", data)]}, max_block=300)
-    assert fs.cat_file("k", start=100, end=5000) == data[100:]
-    assert fs.cat_file("k", start=100, end=900) == data[100:900]
-
-
 def test_a_range_outside_of_the_target_spoils_no_other(chunked: Chunked) -> None:
     refs = chunked.refs()
     last = chunked.count - 1
