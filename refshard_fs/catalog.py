@@ -19,6 +19,7 @@ from refshard_fs.manifests.reference_set import FlatKeySpace, References, Refere
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
 from refshard_fs.policy import relative_to
+from refshard_fs.shards.dense import DenseKeySpace
 from refshard_fs.shards.view import ShardView
 
 __all__ = ["beneath", "formats", "open_bytes", "open_references", "open_source", "references_of", "some_urls"]
@@ -87,8 +88,11 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
 
 def shown(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
     """Return ``keyspace`` as the user wants to see it: sharded arrays as their inner chunks, or as they are."""
-    if options.shards == "whole":
-        return keyspace
+    match keyspace:
+        case DenseKeySpace():  # made of frames that are the chunks: there are no shards in it
+            return keyspace
+        case _ if options.shards == "whole":
+            return keyspace
     view = ShardView(keyspace, options.shard_options)
     yield from view.learn()
     match keyspace:

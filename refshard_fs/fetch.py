@@ -244,7 +244,8 @@ class Fetcher:
             else:
                 self._wait(block, reader)
         host = self._host(span.url)
-        cuts = [(span.start, span.stop)] if span.stop is None else plan.parts(span.start, span.stop, self.limits)
+        whole = span.stop is None or not span.exact  # where it ends is not known, so neither are its parts
+        cuts = [(span.start, span.stop)] if whole else plan.parts(span.start, span.stop or 0, self.limits)
         block.jobs = [_Job(block, host, start, stop) for start, stop in cuts]
         block.missing = len(block.jobs)
         if shared:

@@ -37,7 +37,7 @@ DATA: Final = "data"  # a carray's one array
 ROW: Final = "row"  # the dimension that a ctable's columns share
 
 FILE_HEADER: Final = 16
-MOST: Final = 1 << 26  # bytes of a JSON document
+MOST: Final = 1 << 20  # bytes of a JSON document
 
 _CODECS: Final = frozenset(["blosclz", "lz4", "lz4hc", "zlib", "zstd"])
 

@@ -6,7 +6,9 @@ A dtype with objects is refused: its bytes would be pickles.
 from __future__ import annotations
 
 import ast
+import math
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +19,7 @@ from refshard_fs.shards.json_fields import shown
 __all__ = ["parse_dtype", "version_2", "version_3"]
 
 LONGEST: Final = 1 << 16  # characters of a dtype's name
+MOST_ELEMENTS: Final = 1 << 10  # of an array within a field
 _NATIVE = re.compile(r"[A-Za-z]")  # such names state no byte order
 
 _PLAIN: Final = frozenset("biufc")
@@ -75,11 +78,9 @@ def version_3(dtype: np.dtype[Any], where: str) -> tuple[Any, Any, str | None]:
             fill = _zeros(dtype.itemsize)
             return {"name": "raw_bytes", "configuration": {"length_bytes": dtype.itemsize}}, fill, None
         case "V":
-            return (
-                {"name": "structured", "configuration": {"fields": _fields(dtype, where)}},
-                _zeros(dtype.itemsize),
-                None,
-            )
+            # "structured" is what zarr 3.1 called it; later ones take it for their "struct".
+            data_type = {"name": "structured", "configuration": {"fields": list(_fields(dtype, where))}}
+            return data_type, _zeros(dtype.itemsize), "little"
         case "M" | "m":
             unit, factor = np.datetime_data(dtype)
             name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
@@ -87,14 +88,17 @@ def version_3(dtype: np.dtype[Any], where: str) -> tuple[Any, Any, str | None]:
     raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}; zarr_format=2 shows it")
 
 
-def _fields(dtype: np.dtype[Any], where: str) -> list[Any]:
-    fields = []
+def _fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
+    """Yield the fields of a struct; one that holds an array becomes a field per element, which zarr v3 can say."""
     for name in dtype.names or ():
-        data_type, _, order = version_3(dtype[name], where)
+        base, shape = dtype[name].subdtype or (dtype[name], ())
+        data_type, _, order = version_3(base, where)
         if order == "big":
             raise ManifestError(f"{where}: zarr v3 has no big-endian field {name!r}; zarr_format=2 shows it")
-        fields.append([name, data_type])
-    return fields
+        if math.prod(shape) > MOST_ELEMENTS:
+            raise ManifestError(f"{where}: zarr v3 has no field {name!r} of shape {shape}; zarr_format=2 shows it")
+        for at in np.ndindex(shape):
+            yield [".".join([name, *map(str, at)]), data_type]
 
 
 def _zeros(size: int) -> str:

@@ -1,0 +1,79 @@
+"""Drives formats over files in memory, one need at a time, and notes which bytes were wanted of which file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from refshard_fs import catalog
+from refshard_fs.errors import DamagedIndex, RefShardError
+from refshard_fs.formats import OpenOptions
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.model import Entry, Facts, Inline, Load, Names, Need, Packed, Span, Stat, Steps
+
+T = TypeVar("T")
+ROOT = "files://x"
+
+
+class Files:
+    """Files by URL; their directories cannot be listed."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.wanted: list[tuple[str, int, int]] = []
+
+    @classmethod
+    def of(cls, path: Path) -> Files:
+        """Return the file, or the tree, at ``path`` as ``ROOT``."""
+        if path.is_file():
+            return cls({ROOT: path.read_bytes()})
+        return cls({f"{ROOT}/{p.relative_to(path).as_posix()}": p.read_bytes() for p in path.rglob("*") if p.is_file()})
+
+    def run(self, steps: Steps[T]) -> T:
+        answer: Any = None
+        try:
+            while True:
+                need = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+                try:
+                    answer = tuple(map(self._meet, need)) if isinstance(need, tuple) else self._meet(need)
+                except Exception as e:
+                    answer = e
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # a StopIteration's value is Any
+
+    def open(self, format: str | None = None, **options: Any) -> KeySpace:
+        return self.run(catalog.open_source(ROOT, OpenOptions(**options), format))
+
+    def read(self, keyspace: KeySpace, key: str) -> bytes | None:
+        entry = self.run(keyspace.lookup(key))
+        return None if entry is None else self.bytes(entry)
+
+    def bytes(self, entry: Entry) -> bytes:
+        match entry:
+            case Inline(data):
+                return data
+            case Packed(source):
+                return entry.finish(self.bytes(source))
+            case Span(url, start, stop):
+                data = self.files[url]
+                end = len(data) if stop is None else stop
+                self.wanted.append((url, start, end))
+                if entry.exact and end > len(data):
+                    raise EOFError(f"{url} has {len(data)} bytes, [{start}, {end}) were asked for")
+                return data[start:end]
+
+    def _meet(self, need: Need) -> Any:
+        match need:
+            case Load(Span(url=url, optional=True)) if url not in self.files:
+                return None
+            case Load(entry, index):
+                try:
+                    return index.decode(self.bytes(entry))
+                except RefShardError:
+                    raise
+                except ValueError as e:
+                    raise DamagedIndex("", str(entry), str(e)) from e
+            case Stat(url):
+                return Facts(len(self.files[url])) if url in self.files else None
+            case Names():
+                return None
