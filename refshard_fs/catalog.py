@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -18,7 +18,7 @@ from refshard_fs.manifests.lazy_references import LazyReferences, Look
 from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
-from refshard_fs.policy import relative_to
+from refshard_fs.policy import locator
 from refshard_fs.shards.dense import DenseKeySpace
 from refshard_fs.shards.view import ShardView
 
@@ -118,22 +118,23 @@ def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
 
 
 def _probe_directory(url: str, known: dict[str, Format]) -> Steps[Probe]:
+    below = locator(url)
     wanted = sorted({d for f in known.values() for d in f.documents})
-    names, *stats = yield NamesOf(url), *(Stat(relative_to(url, name), fresh=True) for name in wanted)
-    documents = yield from _documents(url, dict(zip(wanted, stats, strict=True)))
+    names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
+    documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)))
     if names is not None and names:
         return Probe(url, None, b"", frozenset(n.name for n in names), documents)
     markers = sorted({m for f in known.values() for m in f.markers})
-    there = yield tuple(Stat(relative_to(url, marker), fresh=True) for marker in markers)
+    there = yield tuple(Stat(below(marker), fresh=True) for marker in markers)
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
         raise SourceNotReachable(f"{url}: there is nothing here that could be read as a source")
     return Probe(url, None, b"", present, documents)
 
 
-def _documents(url: str, facts: dict[str, Facts | None]) -> Steps[dict[str, Document]]:
+def _documents(below: Callable[[str], str], facts: dict[str, Facts | None]) -> Steps[dict[str, Document]]:
     there = {name: f for name, f in facts.items() if f is not None}
-    spans = [Span(relative_to(url, name), optional=True, pin=_pin(f)) for name, f in there.items()]
+    spans = [Span(below(name), optional=True, pin=_pin(f)) for name, f in there.items()]
     read = yield tuple(Load(span, Raw()) for span in spans)
     return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}
 

@@ -6,15 +6,17 @@ The string that is matched is the string that is opened.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import TypeVar
+from urllib.parse import quote
 
-__all__ = ["LOCAL", "longest_prefix", "protocol_of", "relative_to", "resolve"]
+__all__ = ["LOCAL", "locator", "longest_prefix", "protocol_of", "relative_to", "resolve"]
 
 T = TypeVar("T")
 
 LOCAL = ("file", "local")
+ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")  # protocols whose paths are members
 
 
 def protocol_of(url: str) -> str | None:
@@ -85,3 +87,29 @@ def directory_of(url: str | PurePath) -> str:
     if not folder or folder.endswith(":/"):
         folder = head.rstrip("/") if "://" in head else folder or "."
     return folder + sep + tail
+
+
+def locator(url: str) -> Callable[[str], str]:
+    """Return the function from keys to the URLs of objects below the directory ``url``.
+
+    A key goes before a query (a signature), into an archive, and below what a cache stands before.
+    """
+    head, sep, tail = url.partition("::")
+    if sep and "://" not in head and head not in ARCHIVES:  # e.g. simplecache::https://...
+        inner = locator(tail)
+        return lambda key: f"{head}::{inner(key)}"
+    if sep and "://" not in head:
+        return lambda key: f"{head}://{key}::{tail}"
+    query = ""
+    is_http = head.startswith(("http://", "https://"))
+    if is_http:
+        head, mark, query = head.partition("?")
+        query = mark + query
+    stem = head.rstrip("/") if not head.endswith("://") else head
+    slash = "" if stem.endswith("://") else "/"
+
+    def locate(key: str) -> str:
+        path = quote(key) if is_http else key
+        return f"{stem}{slash if key else ''}{path}{query}{sep}{tail}"
+
+    return locate

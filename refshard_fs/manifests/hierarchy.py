@@ -7,9 +7,8 @@ listing, and reads are not concerned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -19,11 +18,11 @@ from refshard_fs.formats import Format, OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Listed, Load, Names, Span, Stat, Steps
+from refshard_fs.policy import locator
 
 __all__ = ["FORMAT", "Hierarchy"]
 
 _MARKERS = ("zarr.json", ".zgroup", ".zarray")
-_ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")
 
 
 class Hierarchy:
@@ -33,7 +32,7 @@ class Hierarchy:
         self.url = url
         self.listable = listable
         self.grids: Mapping[str, ChunkGrid] = {}
-        self._url_of = _locator(url)
+        self._url_of = locator(url)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
@@ -115,29 +114,6 @@ def _listing(known: _Known, prefix: str, url: str) -> list[Listed] | None:
 def _is_inside(key: str) -> bool:
     """Whether ``key`` names something below the prefix: no step of it climbs, stays in place or is empty."""
     return not any(part in ("", ".", "..") for part in key.split("/"))
-
-
-def _locator(url: str) -> Callable[[str], str]:
-    """Return the function from keys to URLs: a key goes before a query (a signature), and into an archive."""
-    head, sep, tail = url.partition("::")
-    if sep and "://" not in head and head not in _ARCHIVES:  # e.g. simplecache::https://...
-        inner = _locator(tail)
-        return lambda key: f"{head}::{inner(key)}"
-    if sep and "://" not in head:
-        return lambda key: f"{head}://{key}::{tail}"
-    query = ""
-    is_http = head.startswith(("http://", "https://"))
-    if is_http:
-        head, mark, query = head.partition("?")
-        query = mark + query
-    stem = head.rstrip("/") if not head.endswith("://") else head
-    slash = "" if stem.endswith("://") else "/"
-
-    def locate(key: str) -> str:
-        path = quote(key) if is_http else key
-        return f"{stem}{slash if key else ''}{path}{query}{sep}{tail}"
-
-    return locate
 
 
 def _recognises(probe: Probe) -> bool:

@@ -1,0 +1,121 @@
+"""What reading sharded arrays costs in requests: 10 shards of 10×10 inner chunks of 57,600 bytes, over HTTP."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.servers.http import RangeServer
+from tests.shards.writers import IS_ZARR_2, opened
+
+if IS_ZARR_2:
+    pytest.skip("zarr 2 writes no shards of version 3", allow_module_level=True)
+
+import zarr
+
+SIDE = 120  # elements of four bytes along a chunk
+CHUNK = SIDE * SIDE * 4
+MIB = 1 << 20
+
+
+class Counter:
+    """An array over HTTP, seen by zarr through a fresh filesystem, and what its reads cost since `clear`."""
+
+    def __init__(self, server: RangeServer, data: np.ndarray[Any, Any], concurrency: int | None = None) -> None:
+        self.server = server
+        self.data = data
+        self.fs = opened(f"{server.url}/a", asynchronous=True)
+        self.array = zarr.open_array(zarr.storage.FsspecStore(self.fs, path=""), mode="r")
+        server.clear()
+
+    def read(self, *slices: slice) -> int:
+        """Read ``slices``, check the values, and return the number of requests."""
+        before = len(self.server.requests())
+        assert np.array_equal(self.array[slices], self.data[slices])
+        return len(self.server.requests()) - before
+
+    def chunk(self, number: int) -> int:
+        row, column = divmod(number, 10)
+        return self.read(slice(row * SIDE, (row + 1) * SIDE), slice(column * SIDE, (column + 1) * SIDE))
+
+
+@pytest.fixture(scope="module")
+def data() -> np.ndarray[Any, Any]:
+    return np.arange(100 * SIDE * 10 * SIDE, dtype="<u4").reshape(100 * SIDE, 10 * SIDE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, data: np.ndarray[Any, Any]) -> Path:
+    root = tmp_path_factory.mktemp("requests")
+    written = zarr.create_array(
+        str(root / "a"),
+        shape=data.shape,
+        shards=(10 * SIDE, 10 * SIDE),
+        chunks=(SIDE, SIDE),
+        dtype=data.dtype,
+        compressors=None,
+    )
+    written[...] = data
+    return root
+
+
+@pytest.fixture
+def counter(folder: Path, data: np.ndarray[Any, Any]) -> Iterator[Counter]:
+    with RangeServer(directory=folder) as server:
+        yield Counter(server, data)
+
+
+def test_one_chunk_takes_two_requests_and_then_one(counter: Counter) -> None:
+    assert counter.chunk(437) == 2
+    assert counter.chunk(437) <= 1
+    assert counter.chunk(438) <= 1
+
+
+def test_a_row_of_chunks(counter: Counter) -> None:
+    assert counter.read(slice(0, SIDE), slice(None)) <= 4
+    assert counter.server.log.bytes_sent <= 1.4 * MIB
+
+
+def test_a_column_of_chunks(counter: Counter) -> None:
+    assert counter.read(slice(0, 10 * SIDE), slice(0, SIDE)) <= 4
+    assert counter.server.log.bytes_sent <= 1.4 * MIB
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(10, 6), (128, 2)])
+def test_a_full_shard(counter: Counter, concurrency: int, most: int) -> None:
+    with zarr.config.set({"async.concurrency": concurrency}):
+        assert counter.read(slice(20 * SIDE, 30 * SIDE), slice(None)) <= most
+    assert counter.server.log.bytes_sent <= 1.1 * 100 * CHUNK
+
+
+def test_random_chunks_read_an_index_once(counter: Counter) -> None:
+    numbers = random.Random(1).sample(range(1000), 100)
+    assert sum(map(counter.chunk, numbers)) <= 110
+    assert sum(map(counter.chunk, numbers)) <= 100
+    assert counter.server.log.bytes_sent <= 200 * CHUNK + 10 * 1604
+
+
+def test_many_keys_at_once_take_one_round_of_indexes(counter: Counter, folder: Path) -> None:
+    fs = opened(f"{counter.server.url}/a")
+    fs.cat_file("zarr.json")
+    counter.server.clear()
+    keys = [f"c/{row}/3" for row in range(5, 100, 10)]
+    found = fs.cat(keys)
+    assert all(len(found[key]) == CHUNK for key in keys)
+    assert len(counter.server.requests()) == 20
+    kinds = [r.stop - r.start for r in counter.server.requests() if r.start is not None and r.stop is not None]
+    assert sorted(kinds[:10]) == [1604] * 10  # all indexes before any chunk
+
+
+def test_whole_shards_are_one_request_each(folder: Path, data: np.ndarray[Any, Any]) -> None:
+    with RangeServer(directory=folder) as server:
+        fs = opened(f"{server.url}/a", shards="whole", asynchronous=True)
+        array = zarr.open_array(zarr.storage.FsspecStore(fs, path=""), mode="r")
+        server.clear()
+        assert np.array_equal(array[: 10 * SIDE], data[: 10 * SIDE])
+        assert len(server.requests()) == 1
