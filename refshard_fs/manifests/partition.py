@@ -114,11 +114,17 @@ class PartitionIndex(msgspec.Struct, frozen=True):
         pa, parquet = require_pyarrow()
         try:
             with pa.BufferReader(data) as source:
-                file = parquet.ParquetFile(source, read_dictionary=["path"], page_checksum_verification=True)
-                self._check(file.metadata)
-                names = [name for name in COLUMNS if name in file.schema_arrow.names]
+                metadata = parquet.read_metadata(source)
+                self._check(metadata)
+                names = [name for name in COLUMNS if name in metadata.schema.names]
                 if not names:
                     raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
+                file = parquet.ParquetFile(
+                    source,
+                    metadata=metadata,
+                    read_dictionary=[name for name in names if name == "path"],
+                    page_checksum_verification=True,
+                )
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
             if table.num_rows < self.chunks:
                 raise ValueError(f"it has {table.num_rows} rows, and {self.chunks} chunks lie in it")
@@ -198,13 +204,10 @@ def _paths(column: Any, rows: int) -> tuple[tuple[str, ...], UInt32s]:
     array = column.unify_dictionaries().combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0)
-    spelled = array.dictionary.to_pylist()
-    urls = tuple(u.decode() if isinstance(u, bytes) else u for u in spelled)
+    urls = tuple(u.decode() if isinstance(u, bytes) else u for u in array.dictionary.to_pylist())
     codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     targets = np.where(codes < 0, np.int64(ABSENT), codes).astype(np.uint32)
-    if None in urls:
-        targets[targets == urls.index(None)] = ABSENT
-    return tuple(u or "" for u in urls), targets
+    return urls, targets
 
 
 def _integers(name: str, column: Any, rows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
