@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from refshard_fs import DamagedIndex, ManifestError, RefShardFileSystem
+from refshard_fs.catalog import beneath
 from refshard_fs.cli import main
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from tests.manifests.test_kerchunk_parquet import DATA, ENCODINGS, files, store, v2_array
@@ -73,7 +74,7 @@ def test_json_to_parquet_and_back(record_size: int, tmp_path: Path, target: str)
     expected = content(flat, source)
     flat.save(str(tmp_path / "a.parq"), record_size=record_size)
     lazy = RefShardFileSystem(str(tmp_path / "a.parq"))
-    assert isinstance(lazy._opened(), ParquetKeySpace)
+    assert isinstance(beneath(lazy._opened()), ParquetKeySpace)
     assert set(lazy.find("")) == source.keys() | {".zmetadata"}
     assert same(content(lazy, source), expected)
     lazy.save(str(tmp_path / "b.parq"), record_size=4)
@@ -199,13 +200,16 @@ def test_references_to_the_default_target_name_it(tmp_path: Path, target: str) -
     assert RefShardFileSystem(str(tmp_path / "a.parq")).references["a/1"] == [target, 1, 2]
 
 
-def test_urls_that_json_would_take_for_templates_are_an_error(tmp_path: Path) -> None:
-    written = files({"a/.zarray": v2_array([3], [1])}, 3, {"a/refs.0.parq": [None, ["/x/{{u}}", 1, 2], None]})
-    fs = RefShardFileSystem(store(tmp_path / "a.parq", written))
-    assert fs.references["a/1"] == ["/x/{{u}}", 1, 2]
-    with pytest.raises(ManifestError, match=r"/x/\{\{u\}\}"):
+def test_json_is_of_version_1_unless_a_url_would_be_taken_for_a_template(tmp_path: Path) -> None:
+    for url, version in (("/x/u", 1), ("/x/{{u}}", 0)):
+        written = files({"a/.zarray": v2_array([3], [1])}, 3, {"a/refs.0.parq": [None, [url, 1, 2], None]})
+        fs = RefShardFileSystem(store(tmp_path / "a.parq", written))
+        assert fs.references["a/1"] == [url, 1, 2]
         fs.save(str(tmp_path / "b.json"))
-    assert sorted(os.listdir(tmp_path)) == ["a.parq"]
+        document = json.loads((tmp_path / "b.json").read_text())
+        assert document.get("version", 0) == version
+        assert document.get("refs", document)["a/1"] == [url, 1, 2]
+    assert sorted(os.listdir(tmp_path)) == ["a.parq", "b.json"]
 
 
 def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, target: str) -> None:
