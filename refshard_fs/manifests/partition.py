@@ -128,6 +128,7 @@ class PartitionIndex(msgspec.Struct, frozen=True):
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
             if table.num_rows < self.chunks:
                 raise ValueError(f"it has {table.num_rows} rows, and {self.chunks} chunks lie in it")
+            table.validate(full=True)  # a damaged dictionary's codes may lead anywhere
             table = table.slice(0, self.chunks)
             return _partition({name: table.column(name) for name in names}, self.chunks)
         except (pa.ArrowException, OSError, MemoryError) as e:
@@ -264,20 +265,25 @@ def encode(partition: Partition) -> bytes:
     offsets = np.where(absent, 0, partition.offsets).astype(np.int64)
     codes = pa.array(np.where(absent, 0, partition.targets).astype(np.int32), mask=absent)
     urls = pa.array(partition.urls or [""], pa.string())
-    columns = {
-        "path": pa.DictionaryArray.from_arrays(codes, urls).cast(pa.string()),
-        "offset": pa.array(offsets),
-        "size": pa.array(lengths),
-    }
+    columns = [pa.DictionaryArray.from_arrays(codes, urls).cast(pa.string()), pa.array(offsets), pa.array(lengths)]
+    fields = [
+        pa.field("path", pa.string()),
+        pa.field("offset", pa.int64(), nullable=False),  # or else pandas makes inexact fractions of them
+        pa.field("size", pa.int64(), nullable=False),
+    ]
     if inline:
-        columns["raw"] = pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition))
+        columns.append(pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition)))
+        fields.append(pa.field("raw", pa.binary()))
     out = io.BytesIO()
     parquet.write_table(
-        pa.table(columns),
+        pa.table(columns, schema=pa.schema(fields)),
         out,
         compression="zstd",
         use_dictionary=["path"],
-        write_statistics=False,
+        write_statistics=[
+            "offset",
+            "size",
+        ],  # pandas takes columns without for ones with nulls, and makes floats of them
         store_schema=False,
         write_page_checksum=True,
         row_group_size=max(len(partition), 1),
