@@ -1,7 +1,8 @@
 """Parquet reference sets, side by side with fsspec's ReferenceFileSystem: opening, and 1000 random look-ups.
 
-A set of a million references in partitions of 10,000, each measurement in a new process with
-everything imported, readers in turn. Run ``python -m benchmarks.parquet``; needs pyarrow, and
+A set of a million references in partitions of 10,000 as fsspec writes it. Each measurement is in a
+new process that has imported everything and read another small set; readers take turns. Run
+``python -m benchmarks.parquet``; needs pyarrow, and
 for fsspec's reader pandas and fastparquet.
 """
 
@@ -40,33 +41,49 @@ GOALS = {
 }
 
 
-def write(root: Path) -> None:
-    """Write the set and the file that its references point into."""
-    from refshard_fs.manifests.partition import Partition, encode
-
-    (root / "set" / "v").mkdir(parents=True)
+def write(root: Path, side: int) -> None:
+    """Write a set of ``side`` squared references as fsspec's writer does, and the files that they point into."""
+    pandas = importlib.import_module("pandas")
+    warnings.simplefilter("ignore")
+    (root / "v").mkdir(parents=True)
     targets = [root / f"target{i}.bin" for i in range(4)]
     for path in targets:
         path.write_bytes(random.Random(path.name).randbytes(TARGET))
-    array = {"zarr_format": 2, "shape": [SIDE, SIDE], "chunks": [1, 1], "dtype": "<i4", "fill_value": None}
+    array = {"zarr_format": 2, "shape": [side, side], "chunks": [1, 1], "dtype": "<i4", "fill_value": None}
     array |= {"compressor": None, "filters": None, "order": "C"}
     metadata = {".zgroup": {"zarr_format": 2}, "v/.zarray": array, "v/.zattrs": {}}
-    (root / "set" / ".zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": ROWS}))
-    for i in range(SIDE * SIDE // ROWS):
+    (root / ".zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": ROWS}))
+    for i in range(-(-side * side // ROWS)):
         numbers = np.arange(i * ROWS, (i + 1) * ROWS)
-        offsets = (numbers * 7919 * CHUNK % (TARGET - CHUNK)).astype(np.uint64)
-        lengths = np.full(ROWS, CHUNK, np.uint64)
-        partition = Partition([str(path) for path in targets], (numbers % 4).astype(np.uint32), offsets, lengths, {})
-        (root / "set" / "v" / f"refs.{i}.parq").write_bytes(encode(partition))
+        table = pandas.DataFrame(
+            {
+                "path": [str(targets[n % 4]) for n in numbers],
+                "offset": numbers * 7919 * CHUNK % (TARGET - CHUNK),
+                "size": np.full(ROWS, CHUNK),
+                "raw": np.full(ROWS, None, dtype="O"),
+            }
+        )
+        table["path"] = table["path"].astype("category")
+        table.to_parquet(
+            root / "v" / f"refs.{i}.parq",
+            engine="fastparquet",
+            compression="zstd",
+            index=False,
+            stats=False,
+            object_encoding={"raw": "bytes", "path": "utf8"},
+            has_nulls=["path", "raw"],
+        )
 
 
-def measure(reader: str, url: str) -> dict[str, Any]:
-    """Return the seconds that ``reader`` takes for each row of the table, and a digest of what it found."""
+def measure(reader: str, folder: str) -> dict[str, Any]:
+    """Return the seconds that ``reader`` takes for each row of the table, and what it found."""
     module, name, needed = READERS[reader]
     warnings.simplefilter("ignore")
     for needs in needed:
         importlib.import_module(needs)
     cls = getattr(importlib.import_module(module), name)
+    _opened(cls, f"{folder}/small", "v/0.0")  # what is done once in a process
+    url = f"{folder}/large"
     rng = random.Random(1)
     keys = [f"v/{rng.randrange(SIDE)}.{rng.randrange(SIDE)}" for _ in range(1000)]
     took: dict[str, Any] = {}
@@ -98,17 +115,18 @@ def main() -> None:
     """Run all readers in turn, compare what they found, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--measure", nargs=2, metavar=("READER", "URL"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=2, metavar=("READER", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         print(json.dumps(measure(*arguments.measure)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
+        write(Path(folder, "small"), 2)
+        write(Path(folder, "large"), SIDE)
         runs: dict[str, list[dict[str, Any]]] = {reader: [] for reader in READERS}
         for _ in range(arguments.rounds):
             for reader in READERS:
-                command = [sys.executable, "-m", "benchmarks.parquet", "--measure", reader, f"{folder}/set"]
+                command = [sys.executable, "-m", "benchmarks.parquet", "--measure", reader, folder]
                 run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603  # this module itself
                 runs[reader].append(json.loads(run.stdout))
     results = [run.pop("found") for some in runs.values() for run in some]
