@@ -166,6 +166,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         if zarr_format not in (2, 3):
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
         self.fo = fo
+        self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         by_protocol, bare = _by_protocol(fs, remote_protocol, remote_options)
         by_prefix = dict(options or {})
         if isinstance(fo, str):
@@ -216,7 +217,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     @property
     def references(self) -> Mapping[str, Any]:
         """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``."""
-        return catalog.references_of(self._opened(), self._look)
+        keyspace = self._opened()
+        if self._references is None or self._references[0] is not keyspace:
+            self._references = keyspace, catalog.references_of(keyspace, self._look)
+        return self._references[1]
 
     @property
     def fss(self) -> dict[str | None, Any]:

@@ -144,15 +144,24 @@ def _make_room(sink: Sink, overwrite: bool) -> None:
 
 
 def _save_json(stream: ReferenceStream, run: Run, sink: Sink) -> None:
+    """Write version 1, the only one that every reader takes; version 0 where a URL would be taken for a template."""
+    try:
+        _write_json(stream, run, sink, 1)
+    except writing.LooksLikeTemplate:
+        _write_json(stream, run, sink, 0)
+
+
+def _write_json(stream: ReferenceStream, run: Run, sink: Sink, version: int) -> None:
+    start, end = writing.FRAMES[version]
     with sink.stream() as file:
-        file.write(writing.JSON_START)
+        file.write(start)
         comma = b""
         for key, value in stream.documents():
-            file.write(comma + writing.member(key, value))
+            file.write(comma + writing.member(key, value, version))
             comma = b","
         for array, numbers, partition in _partitions(stream, run, JSON_ROWS, 0):
-            members = writing.chunk_members(array, stream.grids[array], numbers, partition)
+            members = writing.chunk_members(array, stream.grids[array], numbers, partition, version)
             if members:
                 file.write(comma + members)
                 comma = b","
-        file.write(writing.JSON_END)
+        file.write(end)

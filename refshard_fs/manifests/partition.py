@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.columns import ABSENT, WHOLE, Row, UInt32s, UInt64s
 from refshard_fs.model import Quota
@@ -25,6 +26,8 @@ ROWS = 1 << 26  # that a partition may have
 DECODED = 1024 * MIB  # that its columns may say they take, uncompressed
 OFFSETS = 2**63  # parquet's integers are signed
 COLUMNS = ("path", "offset", "size", "raw")
+
+Booleans = npt.NDArray[np.bool_]
 
 
 class Partition:
@@ -114,14 +117,21 @@ class PartitionIndex(msgspec.Struct, frozen=True):
         pa, parquet = require_pyarrow()
         try:
             with pa.BufferReader(data) as source:
-                file = parquet.ParquetFile(source, read_dictionary=["path"], page_checksum_verification=True)
-                self._check(file.metadata)
-                names = [name for name in COLUMNS if name in file.schema_arrow.names]
+                metadata = parquet.read_metadata(source)
+                self._check(metadata)
+                names = [name for name in COLUMNS if name in metadata.schema.names]
                 if not names:
                     raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
+                file = parquet.ParquetFile(
+                    source,
+                    metadata=metadata,
+                    read_dictionary=[name for name in names if name == "path"],
+                    page_checksum_verification=True,
+                )
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
             if table.num_rows < self.chunks:
                 raise ValueError(f"it has {table.num_rows} rows, and {self.chunks} chunks lie in it")
+            table.validate(full=True)  # a damaged dictionary's codes may lead anywhere
             table = table.slice(0, self.chunks)
             return _partition({name: table.column(name) for name in names}, self.chunks)
         except (pa.ArrowException, OSError, MemoryError) as e:
@@ -167,70 +177,89 @@ def _partition(columns: Mapping[str, Any], rows: int) -> Partition:
     return Partition(urls, targets, spans, sizes, inline)
 
 
-def _missing(column: Any) -> bool:
-    """Whether a column holds nothing, as None or as NaN."""
-    pa, _ = require_pyarrow()
-    import pyarrow.compute as compute
+# Arrow arrays are read through their buffers: Arrow's own ways to numpy import pandas, if there is one.
 
+
+def _absent(array: Any) -> Booleans | None:
+    """Return which rows are null; None if none is."""
+    if not array.null_count:
+        return None
+    bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
+    absent: Booleans = bits[array.offset : array.offset + len(array)] == 0
+    return absent
+
+
+def _numbers(array: Any) -> np.ndarray[Any, Any]:
+    """Return the values of an array of numbers, of any kind; those of null rows mean nothing."""
+    dtype = np.dtype({"halffloat": "f2", "float": "f4", "double": "f8"}.get(str(array.type), str(array.type)))
+    numbers: np.ndarray[Any, Any]
+    numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    return numbers
+
+
+def _there(column: Any) -> Any | None:
+    """Return a column as one array; None if all of it is missing, as None or as NaN."""
     if column is None or column.null_count == len(column):
-        return True
-    return pa.types.is_floating(column.type) and bool(compute.all(compute.is_null(column, nan_is_null=True)).as_py())
-
-
-def _kind(column: Any) -> str:
-    """Return what a column's values are: text, bytes, or else the name of their type."""
+        return None
     pa, _ = require_pyarrow()
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    array = column.unify_dictionaries().combine_chunks()
+    if pa.types.is_floating(array.type):
+        missing = np.isnan(_numbers(array))
+        absent = _absent(array)
+        if (missing if absent is None else missing | absent).all():
+            return None
+    return array
+
+
+def _kind(array: Any) -> str:
+    """Return what an array's values are: text, bytes, whole numbers, or else the name of their type."""
+    types = require_pyarrow()[0].types
+    kind = array.type.value_type if types.is_dictionary(array.type) else array.type
+    if types.is_string(kind) or types.is_large_string(kind):
         return "text"
-    return "bytes" if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else str(kind)
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return "bytes"
+    return "whole numbers" if types.is_integer(array.type) else str(kind)
 
 
 def _paths(column: Any, rows: int) -> tuple[tuple[str, ...], UInt32s]:
-    pa, _ = require_pyarrow()
-    if _missing(column):
+    array = _there(column)
+    if array is None:
         return (), np.full(rows, ABSENT, np.uint32)
-    kind = _kind(column)
-    if kind not in ("text", "bytes"):
-        raise ValueError(f"its column 'path' is of type {kind}, not text")
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    array = column.unify_dictionaries().combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0)
-    spelled = array.dictionary.to_pylist()
-    urls = tuple(u.decode() if isinstance(u, bytes) else u for u in spelled)
-    codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    targets = np.where(codes < 0, np.int64(ABSENT), codes).astype(np.uint32)
-    if None in urls:
-        targets[targets == urls.index(None)] = ABSENT
-    return tuple(u or "" for u in urls), targets
+    if _kind(array) not in ("text", "bytes"):
+        raise ValueError(f"its column 'path' is of {_kind(array)}, not of text")
+    urls = tuple(u.decode() if isinstance(u, bytes) else u for u in array.dictionary.to_pylist())
+    targets = _numbers(array.indices).astype(np.uint32)
+    absent = _absent(array.indices)
+    if absent is not None:
+        targets[absent] = ABSENT
+    return urls, targets
 
 
 def _integers(name: str, column: Any, rows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return a column of whole numbers as a copy of its own; what is missing is 0."""
-    pa, _ = require_pyarrow()
-    if _missing(column):
+    """Return a column of whole numbers as a copy of its own; what is missing is 0, and what is too large negative."""
+    array = _there(column)
+    if array is None:
         return np.zeros(rows, np.int64)
-    if not pa.types.is_integer(column.type):
-        raise ValueError(f"its column {name!r} is of type {column.type}, not of whole numbers")
-    values: np.ndarray[Any, np.dtype[np.int64]]
-    values = np.array(column.cast(pa.int64()).fill_null(0).to_numpy(), np.int64)
-    return values
+    if _kind(array) != "whole numbers":
+        raise ValueError(f"its column {name!r} is of {_kind(array)}, not of whole numbers")
+    numbers = _numbers(array).astype(np.int64)
+    absent = _absent(array)
+    if absent is not None:
+        numbers[absent] = 0
+    return numbers
 
 
 def _raw(column: Any) -> dict[int, bytes]:
     """Return row → data; text that starts with base64: is decoded, as in JSON."""
-    pa, _ = require_pyarrow()
-    if _missing(column):
+    array = _there(column)
+    if array is None:
         return {}
-    types = pa.types
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if not (
-        types.is_binary(kind) or types.is_large_binary(kind) or types.is_string(kind) or types.is_large_string(kind)
-    ):
-        raise ValueError(f"its column 'raw' is of type {kind}, not of bytes")
-    return {row: _data(value, row) for row, value in enumerate(column.to_pylist()) if value is not None}
+    if _kind(array) not in ("text", "bytes"):
+        raise ValueError(f"its column 'raw' is of {_kind(array)}, not of bytes")
+    absent = _absent(array)
+    rows = range(len(array)) if absent is None else np.flatnonzero(~absent).tolist()
+    return {row: _data(array[row].as_py(), row) for row in rows}
 
 
 def _data(value: str | bytes, row: int) -> bytes:
@@ -261,20 +290,25 @@ def encode(partition: Partition) -> bytes:
     offsets = np.where(absent, 0, partition.offsets).astype(np.int64)
     codes = pa.array(np.where(absent, 0, partition.targets).astype(np.int32), mask=absent)
     urls = pa.array(partition.urls or [""], pa.string())
-    columns = {
-        "path": pa.DictionaryArray.from_arrays(codes, urls).cast(pa.string()),
-        "offset": pa.array(offsets),
-        "size": pa.array(lengths),
-    }
+    columns = [pa.DictionaryArray.from_arrays(codes, urls).cast(pa.string()), pa.array(offsets), pa.array(lengths)]
+    fields = [
+        pa.field("path", pa.string()),
+        pa.field("offset", pa.int64(), nullable=False),  # or else pandas makes inexact fractions of them
+        pa.field("size", pa.int64(), nullable=False),
+    ]
     if inline:
-        columns["raw"] = pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition))
+        columns.append(pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition)))
+        fields.append(pa.field("raw", pa.binary()))
     out = io.BytesIO()
     parquet.write_table(
-        pa.table(columns),
+        pa.table(columns, schema=pa.schema(fields)),
         out,
         compression="zstd",
         use_dictionary=["path"],
-        write_statistics=False,
+        write_statistics=[
+            "offset",
+            "size",
+        ],  # pandas takes columns without for ones with nulls, and makes floats of them
         store_schema=False,
         write_page_checksum=True,
         row_group_size=max(len(partition), 1),

@@ -19,10 +19,14 @@ from refshard_fs.manifests.kerchunk_parquet import METADATA
 from refshard_fs.manifests.partition import OFFSETS, Partition, encode
 from refshard_fs.manifests.reference_set import decode
 
-__all__ = ["JSON_END", "JSON_START", "chunk_members", "layout_document", "member", "parquet_partition"]
+__all__ = ["FRAMES", "LooksLikeTemplate", "chunk_members", "layout_document", "member", "parquet_partition"]
 
-JSON_START: Final = b"{"  # version 0: no URL can be taken for a template
-JSON_END: Final = b"}"
+# What goes around the members of a JSON set, by its version.
+FRAMES: Final = {0: (b"{", b"}"), 1: (b'{"version":1,"refs":{', b"}}")}
+
+
+class LooksLikeTemplate(Exception):
+    """A URL holds what version 1 of JSON sets expands: the set has to be of version 0."""
 
 
 def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> bytes:
@@ -71,10 +75,11 @@ def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Pa
     return b"" if dry else encode(partition)
 
 
-def member(key: str, value: Any) -> bytes:
+def member(key: str, value: Any, version: int) -> bytes:
     """Return one member of a JSON set; ``value`` is an object, text, data or a list."""
     match value:
-        case list():
+        case [url, *_]:
+            _url(url, version)
             return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(value)
         case dict():
             text = zarrmeta.dumps(value).decode()
@@ -85,13 +90,13 @@ def member(key: str, value: Any) -> bytes:
     return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(text)
 
 
-def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partition) -> bytes:
+def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partition, version: int) -> bytes:
     """Return the members of a JSON set for all chunks in ``partition``, which are among ``numbers``."""
     rows = partition.present(0, len(partition))
     stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
     tails = _tails(grid, np.array(rows, np.int64) + numbers.start)
     inline = partition.inline
-    urls = [zarrmeta.dumps(url).decode() for url in partition.urls]
+    urls = [_url(url, version) for url in partition.urls]
     out = []
     for row, tail, target, offset, length in zip(
         rows,
@@ -118,6 +123,12 @@ def _tails(grid: ChunkGrid, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Ite
     if grid.encoding.name == "default":
         columns.insert(0, ["c"] * len(numbers))
     return map(grid.encoding.separator.join, zip(*columns, strict=True))
+
+
+def _url(url: str | None, version: int) -> str:
+    if version and url is not None and "{{" in url:
+        raise LooksLikeTemplate(url)
+    return zarrmeta.dumps(url).decode()
 
 
 def _text(data: bytes) -> str:

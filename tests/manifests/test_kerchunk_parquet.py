@@ -1,0 +1,433 @@
+"""Parquet reference sets through the filesystem: real ones, ones that kerchunk writes here, and odd ones."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import io
+import itertools
+import json
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import (
+    DamagedIndex,
+    ManifestError,
+    ReferenceNotReachable,
+    RefShardError,
+    RefShardFileSystem,
+    UnknownSource,
+)
+from refshard_fs.manifests import kerchunk_parquet
+from tests.servers.http import RangeServer
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+DATA = bytes(range(256)) * 4
+
+
+def v2_array(shape: list[int], chunks: list[int], **more: Any) -> dict[str, Any]:
+    codecs = {"compressor": None, "filters": None, "fill_value": 0, "order": "C"}
+    return {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", **codecs, **more}
+
+
+def v3_array(shape: list[int], chunks: list[int], encoding: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": encoding,
+        "fill_value": 0,
+        "codecs": [{"name": "bytes"}],
+    }
+
+
+def partition(rows: list[Any]) -> bytes:
+    """Return a file of rows as in JSON: None, bytes, [url] or [url, offset, size]."""
+    spans = [row if isinstance(row, list) else [None] for row in rows]
+    columns = {
+        "path": pa.array([s[0] for s in spans], pa.string()),
+        "offset": pa.array([s[1] if len(s) == 3 else 0 for s in spans], pa.int64()),
+        "size": pa.array([s[2] if len(s) == 3 else 0 for s in spans], pa.int64()),
+        "raw": pa.array([row if isinstance(row, bytes) else None for row in rows], pa.binary()),
+    }
+    out = io.BytesIO()
+    parquet.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+def files(metadata: Mapping[str, Any], record_size: int, partitions: Mapping[str, list[Any]]) -> dict[str, bytes]:
+    out = {name: partition(rows) for name, rows in partitions.items()}
+    return {".zmetadata": json.dumps({"metadata": metadata, "record_size": record_size}).encode(), **out}
+
+
+def store(root: Path, content: Mapping[str, bytes]) -> str:
+    for name, data in content.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return str(root)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    path = tmp_path / "x.bin"
+    path.write_bytes(DATA)
+    return str(path)
+
+
+# ---------------------------------------------------------------------- real sets
+
+
+@pytest.mark.parametrize("name", ["air", "cesm2_native", "hdf5_mini_shuffle_zstd"])
+def test_sets_of_real_files_read_as_their_json_twins(name: str, shared_data: Path) -> None:
+    lazy = RefShardFileSystem(str(shared_data / "values" / f"{name}.parq"))
+    flat = RefShardFileSystem(str(shared_data / "values" / f"{name}.kerchunk.json"))
+    keys = set(flat.find(""))
+    assert set(lazy.find("")) == keys | {".zmetadata"} == set(lazy.references)
+    for key in keys:
+        if key.rpartition("/")[2].startswith(".z"):
+            assert json.loads(lazy.cat_file(key)) == json.loads(flat.cat_file(key))
+        else:
+            assert lazy.cat_file(key) == flat.cat_file(key)
+
+
+def test_a_published_set_lists_what_its_files_hold(shared_data: Path) -> None:
+    root = shared_data / "refs" / "arg-wrf-parquet" / "combined.parq"
+    fs = RefShardFileSystem(str(root))
+    assert fs.cat_file(".zmetadata") == (root / ".zmetadata").read_bytes()
+    table = parquet.ParquetFile(root / "HR2" / "refs.0.parq").read().slice(0, 2).to_pylist()
+    assert [fs.references[f"HR2/{i}.0.0"] for i in range(2)] == [[r["path"], r["offset"], r["size"]] for r in table]
+    assert [i["size"] for i in fs.ls("HR2") if i["name"][-1] == "0"] == [r["size"] for r in table]
+    assert "HR2/2.0.0" not in fs.references  # the file is padded to 1000 rows
+
+
+@pytest.mark.parametrize("engine", ["pyarrow", "fastparquet"])
+@pytest.mark.parametrize("threshold", [1, 10**6])
+def test_sets_that_fsspec_writes(engine: str, threshold: int, tmp_path: Path, target: str) -> None:
+    for needed in ("pandas", "kerchunk.df", engine):
+        pytest.importorskip(needed)
+    warnings.simplefilter("ignore")  # pandas announces the end of its fastparquet engine
+    reference = importlib.import_module("fsspec.implementations.reference")
+    out = reference.LazyReferenceMapper.create(
+        str(tmp_path / "set"), record_size=4, engine=engine, categorical_threshold=threshold
+    )
+    refs: dict[str, Any] = {
+        ".zgroup": {"zarr_format": 2},
+        "g/.zgroup": {"zarr_format": 2},
+        "g/a/.zarray": v2_array([3, 3], [1, 1]),
+        "g/a/.zattrs": {"x": 1},
+        "s/.zarray": v2_array([], []),
+    }
+    for key, value in refs.items():
+        out[key] = json.dumps(value)
+    chunks: dict[str, Any] = {f"g/a/{n // 3}.{n % 3}": [target, n, n + 1] for n in (0, 1, 2, 5, 8)}
+    chunks |= {"g/a/1.0": b"\0inline", "g/a/2.1": [target], "s/0": b"scalar"}
+    for key, value in chunks.items():
+        out[key] = value
+    out.flush()
+    fs = RefShardFileSystem(str(tmp_path / "set"))
+    assert dict(fs.references) == {**refs, **chunks, ".zmetadata": (tmp_path / "set" / ".zmetadata").read_bytes()}
+    assert fs.cat_file("g/a/1.2") == DATA[5:11]
+    assert fs.cat_file("g/a/2.1") == DATA
+    assert fs.info("g/a/2.1")["size"] == len(DATA)
+    for key in ("g/a/1.1", "g/a/2.0", "g/a/3.0", "g/a/0", "g/b/0.0"):
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(key)
+
+
+# ---------------------------------------------------------------------- every spelling of keys
+
+
+ENCODINGS = {
+    "v2/.": (v2_array([4, 6], [2, 2]), ".zarray", "{}.{}"),
+    "v2 nested": (v2_array([4, 6], [2, 2], dimension_separator="/"), ".zarray", "{}/{}"),
+    "v3": (v3_array([4, 6], [2, 2], {"name": "default"}), "zarr.json", "c/{}/{}"),
+    "v3/.": (
+        v3_array([4, 6], [2, 2], {"name": "default", "configuration": {"separator": "."}}),
+        "zarr.json",
+        "c.{}.{}",
+    ),
+    "v3 as v2": (v3_array([4, 6], [2, 2], {"name": "v2", "configuration": {"separator": "/"}}), "zarr.json", "{}/{}"),
+}
+
+
+@pytest.mark.parametrize("array", ["", "a", "g/deep/a"])
+@pytest.mark.parametrize(("meta", "name", "tail"), ENCODINGS.values(), ids=ENCODINGS)
+@pytest.mark.parametrize("record_size", [1, 2, 4, 100])
+def test_keys_follow_the_arrays_own_metadata(
+    record_size: int, meta: dict[str, Any], name: str, tail: str, array: str, tmp_path: Path, target: str
+) -> None:
+    rows = [[target, 0, 1], None, [target, 2, 3], b"in", [target], None]
+    stem = f"{array}/" if array else ""
+    partitions = {
+        f"{stem}refs.{i}.parq": rows[i * record_size : (i + 1) * record_size] for i in range(-(-6 // record_size))
+    }
+    if record_size == 1:
+        del partitions[f"{stem}refs.1.parq"]  # as good as a row that holds nothing
+    fs = RefShardFileSystem(store(tmp_path / "set", files({stem + name: meta}, record_size, partitions)))
+    places = itertools.product(range(2), range(3))
+    expected = {stem + tail.format(*at): row for at, row in zip(places, rows, strict=True) if row is not None}
+    assert {k: v for k, v in fs.references.items() if not k.endswith((".zmetadata", name))} == expected
+    assert len(fs.references) == len(expected) + 2
+    content = {
+        k: v if isinstance(v, bytes) else DATA[v[1] : v[1] + v[2]] if v[1:] else DATA for k, v in expected.items()
+    }
+    assert fs.cat(list(expected)) == content
+    found = fs.find("", detail=True)
+    assert set(found) == expected.keys() | {stem + name, ".zmetadata"}
+    sizes = {k: v if v is None else len(v) for k, v in {**content, stem + tail.format(1, 1): None}.items()}
+    assert {k: found[k]["size"] for k in expected} == sizes
+    directories = {k.rpartition("/")[0] for k in expected if "/" in k}
+    assert all(fs.isdir(d) for d in directories)
+    assert not fs.isdir(stem + "c/2")
+    assert not fs.exists(stem + tail.format(0, 1))
+    for directory in directories:
+        assert set(fs.ls(directory, detail=False)) >= {k for k in expected if k.rpartition("/")[0] == directory}
+
+
+@pytest.mark.parametrize(
+    ("meta", "name", "tail"),
+    [
+        (v2_array([], []), ".zarray", "0"),
+        (v3_array([], [], {"name": "default"}), "zarr.json", "c"),
+        (v3_array([], [], {"name": "v2"}), "zarr.json", "0"),
+    ],
+)
+def test_an_array_without_dimensions_has_one_row(meta: dict[str, Any], name: str, tail: str, tmp_path: Path) -> None:
+    fs = RefShardFileSystem(store(tmp_path / "set", files({f"s/{name}": meta}, 3, {"s/refs.0.parq": [b"x"]})))
+    assert fs.cat_file(f"s/{tail}") == b"x"
+    assert fs.ls("s", detail=False) == sorted([f"s/{name}", f"s/{tail}"])
+
+
+def test_empty_arrays_have_no_chunks(tmp_path: Path) -> None:
+    metadata = {"e/.zarray": v2_array([0, 3], [2, 2]), "z/.zarray": v2_array([0], [0], dimension_separator="/")}
+    fs = RefShardFileSystem(store(tmp_path / "set", files(metadata, 3, {})))
+    assert fs.find("") == [".zmetadata", "e/.zarray", "z/.zarray"]
+    assert not fs.exists("e/0.0")
+
+
+def test_a_missing_partition_file_means_that_none_of_its_chunks_exist(tmp_path: Path, target: str) -> None:
+    content = files({"a/.zarray": v2_array([9], [1])}, 3, {"a/refs.1.parq": [[target, i, 1] for i in range(3)]})
+    fs = RefShardFileSystem(store(tmp_path / "set", content))
+    assert fs.ls("a", detail=False) == ["a/.zarray", "a/3", "a/4", "a/5"]
+    for key in ("a/2", "a/6", "a/8", "a/9"):
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(key)
+    assert fs.cat(["a/0", "a/3", "a/8"], on_error="omit") == {"a/3": DATA[:1]}
+
+
+def test_relative_urls_start_where_the_set_lies(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(DATA)
+    root = store(
+        tmp_path / "set", files({"a/.zarray": v2_array([2], [1])}, 2, {"a/refs.0.parq": [["x.bin"], ["x.bin", 1, 2]]})
+    )
+    assert RefShardFileSystem(root + "/").cat_file("a/1") == DATA[1:3]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.bin").write_bytes(b"other")
+    assert RefShardFileSystem(root, base_url=str(tmp_path / "elsewhere")).cat_file("a/0") == b"other"
+    assert RefShardFileSystem(root).references["a/0"] == ["x.bin"]
+
+
+def test_options_without_a_protocol_go_to_the_first_that_is_named(tmp_path: Path, http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    root = store(tmp_path / "set", files({"a/.zarray": v2_array([4], [1])}, 2, {"a/refs.1.parq": [None, [url, 1, 2]]}))
+    fs = RefShardFileSystem(root, remote_options={"headers": {"x-who": "me"}})
+    assert fs.cat_file("a/3") == DATA[1:3]
+    assert {r.headers.get("x-who") for r in http_server.requests("/x")} == {"me"}
+
+
+# ---------------------------------------------------------------------- lazily, and each partition once
+
+
+def served(server: RangeServer, chunks: int = 1000, record_size: int = 50) -> str:
+    url = server.put("/x.bin", DATA)
+    partitions = {
+        f"a/refs.{i}.parq": [[url, n % 900, 4] for n in range(i * record_size, (i + 1) * record_size)]
+        for i in range(chunks // record_size)
+    }
+    for name, data in files({"a/.zarray": v2_array([chunks], [1])}, record_size, partitions).items():
+        server.put(f"/set/{name}", data)
+    return f"{server.url}/set"
+
+
+def fetched(server: RangeServer) -> list[str]:
+    return sorted(r.path for r in server.requests("/set/a/*", "GET") if r.status == 200)
+
+
+def test_a_look_up_loads_its_partition_and_no_other(http_server: RangeServer) -> None:
+    fs = RefShardFileSystem(served(http_server))
+    assert fetched(http_server) == []
+    assert fs.cat_file("a/120") == DATA[120:124]
+    assert fetched(http_server) == ["/set/a/refs.2.parq"]
+    assert fs.cat_file("a/149") == DATA[149:153]
+    assert "a/101" in fs.references
+    assert fetched(http_server) == ["/set/a/refs.2.parq"]
+
+
+def test_a_thousand_look_ups_load_each_partition_once(http_server: RangeServer) -> None:
+    fs = RefShardFileSystem(served(http_server))
+    rng = random.Random(3)
+    numbers = [rng.randrange(1000) for _ in range(1000)]
+    got = fs.cat_ranges([f"a/{n}" for n in numbers], None, None)
+    assert got == [DATA[n % 900 : n % 900 + 4] for n in numbers]
+    for n in numbers:
+        assert fs.references[f"a/{n}"][1] == n % 900
+    paths = fetched(http_server)
+    assert len(paths) == len(set(paths)) == 20
+
+
+def test_readers_at_the_same_time_load_a_partition_once(http_server: RangeServer) -> None:
+    fs = RefShardFileSystem(served(http_server), asynchronous=True)
+
+    async def read() -> list[bytes]:
+        return await asyncio.gather(*(fs._cat_file(f"a/{n}") for n in range(50)))
+
+    assert asyncio.run(read()) == [DATA[n : n + 4] for n in range(50)]
+    assert fetched(http_server) == ["/set/a/refs.0.parq"]
+
+
+def test_cache_size_bounds_how_many_partitions_are_kept(http_server: RangeServer) -> None:
+    fs = RefShardFileSystem(served(http_server), cache_size=2)
+    for n in (0, 50, 100, 51, 0):
+        assert fs.cat_file(f"a/{n}") == DATA[n : n + 4]
+    names = [path[-6] for path in fetched(http_server)]
+    assert names == ["0", "0", "1", "2"]  # 0 had to go, 1 had not
+
+
+def test_references_are_loaded_as_they_are_iterated(http_server: RangeServer) -> None:
+    refs = RefShardFileSystem(served(http_server)).references
+    first = list(itertools.islice(refs, 10))
+    assert first == [".zmetadata", "a/.zarray", *(f"a/{n}" for n in range(8))]
+    assert len(fetched(http_server)) == 1
+    assert "a/999" in refs
+    assert "a/1000" not in refs
+    assert 7 not in refs
+    assert refs.get("b/0") is None
+    assert len(fetched(http_server)) == 2
+    assert len(refs) == 1002
+    assert len(fetched(http_server)) == 20
+    value = refs["a/3"]
+    value[0] = "changed"
+    assert refs["a/3"] != value
+    assert "LazyReferences" in repr(refs)
+
+
+def test_a_set_that_was_rewritten_is_read_anew(tmp_path: Path) -> None:
+    metadata = {"a/.zarray": v2_array([2], [1])}
+    for text in (b"old", b"newer"):
+        root = store(tmp_path / "set", files(metadata, 2, {"a/refs.0.parq": [text, text]}))
+        assert RefShardFileSystem(root).cat_file("a/1") == text
+
+
+def test_threads_and_loops_share_what_is_loaded(tmp_path: Path, target: str) -> None:
+    content = files(
+        {"a/.zarray": v2_array([400], [1])}, 100, {f"a/refs.{i}.parq": [[target, 1, 2]] * 100 for i in range(4)}
+    )
+    root = store(tmp_path / "set", content)
+    wrong = []
+
+    def read(seed: int) -> None:
+        fs = RefShardFileSystem(root)
+        rng = random.Random(seed)
+        wrong.extend(n for n in range(100) if fs.cat_file(f"a/{rng.randrange(400)}") != DATA[1:3])
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def broken(tmp_path: Path, data: bytes) -> RefShardFileSystem:
+    root = store(tmp_path / "set", files({"a/.zarray": v2_array([8], [1])}, 4, {"a/refs.1.parq": [b"x"] * 4}))
+    (tmp_path / "set" / "a" / "refs.0.parq").write_bytes(data)
+    return RefShardFileSystem(root)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "no parquet file"),
+        (partition([b"y"] * 4)[:-9], "no parquet file"),
+        (b"PAR1" + bytes(100) + b"PAR1", "no parquet file"),
+        (partition([b"y"] * 3), "3 rows, and 4 chunks"),
+        (partition([b"y"] * 5), "5 rows, more than the 4"),
+    ],
+)
+def test_a_damaged_partition_is_an_error_that_names_the_file(data: bytes, reason: str, tmp_path: Path) -> None:
+    fs = broken(tmp_path, data)
+    for read in (fs.cat_file, fs.info, fs.references.__getitem__):
+        with pytest.raises(DamagedIndex, match=reason) as caught:
+            read("a/2")
+        assert "refs.0.parq" in caught.value.target
+        assert caught.value.key == "a/2"
+    with pytest.raises(DamagedIndex, match=r"refs\.0\.parq"):
+        fs.ls("a")
+    with pytest.raises(DamagedIndex):
+        list(fs.references)
+    assert fs.cat_file("a/4") == b"x"  # what is whole can be read
+
+
+def test_a_partition_that_cannot_be_fetched_is_no_missing_key(http_server: RangeServer) -> None:
+    url = served(http_server)
+    fs = RefShardFileSystem(url, skip_instance_cache=True)
+    assert fs.exists("a/.zarray")
+    http_server.fault("status", "/set/a/refs.0.parq", status=403)
+    with pytest.raises(ReferenceNotReachable):
+        fs.cat_file("a/1")
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b'{"metadata": {}, "record_size": 10', "not JSON"),
+        (b'{"metadata": {}, "record_size": 0}', "record_size is 0"),
+        (b'{"metadata": {}, "record_size": -5}', "record_size is -5"),
+        (b'{"metadata": {}, "record_size": "10"}', "needs an object 'metadata' and a 'record_size'"),
+        (b'{"metadata": {}, "record_size": true}', "needs an object 'metadata' and a 'record_size'"),
+        (b'{"metadata": [], "record_size": 10}', "needs an object 'metadata' and a 'record_size'"),
+        (b'{"record_size": 10}', "needs an object 'metadata' and a 'record_size'"),
+        (b'{"metadata": {"a/.zarray": "{}"}, "record_size": 10}', "'a/.zarray' .* is no JSON object"),
+        (b'{"metadata": {"../a/.zarray": {}}, "record_size": 10}', "'../a/.zarray' is no key"),
+        (b'{"metadata": {"/a/.zarray": {}}, "record_size": 10}', "'/a/.zarray' is no key"),
+        (b'{"metadata": {"a/.zarray": {"zarr_format": 2, "shape": 3}}, "record_size": 10}', "a/.zarray"),
+    ],
+)
+def test_a_wrong_metadata_document_is_refused(document: bytes, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=reason) as caught:
+        RefShardFileSystem(store(tmp_path / "set", {".zmetadata": document})).find("")
+    assert ".zmetadata" in str(caught.value)
+
+
+def test_only_a_record_size_makes_a_directory_a_parquet_set(tmp_path: Path) -> None:
+    plain = {"zarr_consolidated_format": 1, "metadata": {".zgroup": {"zarr_format": 2}}}
+    plain["metadata"][".zattrs"] = {"record_size": 7}  # type: ignore[index]  # a dict
+    root = store(tmp_path / "plain", {".zmetadata": json.dumps(plain).encode(), ".zgroup": b'{"zarr_format": 2}'})
+    try:
+        fs = RefShardFileSystem(root)
+        keyspace = fs._opened()
+    except UnknownSource:
+        return
+    assert not isinstance(keyspace, kerchunk_parquet.ParquetKeySpace)
+
+
+def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = store(tmp_path / "set", files({"a/.zarray": v2_array([2], [1])}, 2, {}))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises((ImportError, RefShardError), match=r"refshard_fs\[parquet\]"):
+        RefShardFileSystem(root).ls("")

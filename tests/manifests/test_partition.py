@@ -1,0 +1,204 @@
+"""One parquet file of references: every spelling of its columns, and every way it may be broken."""
+
+from __future__ import annotations
+
+import io
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refshard_fs.columns import ABSENT, WHOLE, Row
+from refshard_fs.manifests.partition import Partition, PartitionIndex, encode
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+NAN = float("nan")
+
+
+def written(**columns: Any) -> bytes:
+    out = io.BytesIO()
+    parquet.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+def values(data: bytes, chunks: int, record_size: int | None = None) -> list[Any]:
+    """Return what is in each row: a list as in JSON, bytes, or None."""
+    part = PartitionIndex(chunks, record_size or chunks).decode(data)
+    assert len(part) == chunks
+    out: list[Any] = []
+    for row in range(chunks):
+        match part.value(row):
+            case Row(target, offset, None):
+                out.append([part.urls[target]])
+            case Row(target, offset, length):
+                out.append([part.urls[target], offset, length])
+            case other:
+                out.append(other)
+    there = [row for row, value in enumerate(out) if value is not None]
+    assert part.present(0, chunks) == there
+    assert dict(part.items()).keys() == set(there)
+    sizes = [len(v) if isinstance(v, bytes) else v[2] if len(v) == 3 else None for v in out if v is not None]
+    assert part.sizes(there) == sizes
+    return out
+
+
+EXPECTED = [["a", 0, 5], None, ["b"], b"raw", ["a", 7, 0]]
+OFFSET = [0, 0, 0, 0, 7]
+SIZE = [5, 0, 0, 0, 0]
+PATH = ["a", None, "b", None, "a"]
+RAW = [None, None, None, b"raw", None]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pa.array(PATH),
+        pa.array(PATH, pa.large_string()),
+        pa.array(PATH).dictionary_encode(),
+        pa.array(PATH, pa.binary()),
+    ],
+    ids=["text", "large text", "dictionary", "bytes"],
+)
+@pytest.mark.parametrize(
+    "raw", [pa.array(RAW), pa.array(RAW, pa.large_binary()), pa.array([None, None, None, "raw", None])]
+)
+def test_paths_and_data_in_every_type(path: Any, raw: Any) -> None:
+    assert values(written(path=path, offset=OFFSET, size=SIZE, raw=raw), 5) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.uint64(), pa.uint8()])
+def test_numbers_in_every_integer_type(kind: Any) -> None:
+    data = written(path=PATH, offset=pa.array(OFFSET, kind), size=pa.array(SIZE, kind), raw=pa.array(RAW))
+    assert values(data, 5) == EXPECTED
+
+
+@pytest.mark.parametrize("nothing", [[None, None], [NAN, NAN], [NAN, None]])
+def test_none_and_nan_are_both_nothing(nothing: list[float | None]) -> None:
+    raw = pa.array([b"x", b"y"])
+    assert values(written(path=pa.array(nothing), offset=[0, 0], size=[0, 0], raw=raw), 2) == [b"x", b"y"]
+    assert values(written(path=["u", "v"], offset=[1, 2], size=[3, 4], raw=pa.array(nothing)), 2) == [
+        ["u", 1, 3],
+        ["v", 2, 4],
+    ]
+    assert values(written(path=["u", "v"], offset=pa.array(nothing), size=pa.array(nothing)), 2) == [["u"], ["v"]]
+    assert values(written(path=pa.array(nothing), raw=pa.array(nothing)), 2) == [None, None]
+
+
+def test_missing_columns_are_nothing() -> None:
+    assert values(written(raw=[b"x", None]), 2) == [b"x", None]
+    assert values(written(path=["u", None]), 2) == [["u"], None]
+    assert values(written(path=["u", "v"], size=[3, 0], other=["x", "y"]), 2) == [["u", 0, 3], ["v"]]
+
+
+def test_data_goes_before_a_path() -> None:
+    assert values(written(path=["u"], offset=[0], size=[0], raw=[b""]), 1) == [b""]
+
+
+def test_text_of_a_raw_column_is_spelled_as_in_json_but_bytes_are_themselves() -> None:
+    assert values(written(raw=["base64:AAE="]), 1) == [b"\0\1"]
+    assert values(written(raw=[b"base64:AAE="]), 1) == [b"base64:AAE="]
+    with pytest.raises(ValueError, match="base64 text of row 0 is damaged"):
+        PartitionIndex(1, 1).decode(written(raw=["base64:A"]))
+
+
+def test_rows_that_pad_the_last_partition_do_not_count() -> None:
+    data = written(path=["u", "v", "w"], offset=[1, 2, -9], size=[1, 1, 1])
+    assert values(data, 2, record_size=3) == [["u", 1, 1], ["v", 2, 1]]
+
+
+def test_several_row_groups_are_one_partition() -> None:
+    out = io.BytesIO()
+    paths = [f"u{i // 3}" for i in range(10)]
+    parquet.write_table(pa.table({"path": paths, "offset": range(10), "size": [1] * 10}), out, row_group_size=4)
+    assert values(out.getvalue(), 10) == [[p, i, 1] for i, p in enumerate(paths)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"path": [1, 2]}, "'path' is of whole numbers"),
+        ({"path": [0.5, NAN]}, "'path' is of double"),
+        ({"path": ["u", "v"], "offset": ["1", "2"]}, "'offset' is of text"),
+        ({"path": ["u", "v"], "size": [1.5, 2.0]}, "'size' is of double"),
+        ({"raw": [1, 2]}, "'raw' is of whole numbers"),
+        ({"path": ["u", "v"], "offset": [0, -1], "size": [1, 1]}, "row 1 is no byte range"),
+        ({"path": ["u", "v"], "offset": [0, 2**63 - 1], "size": [1, 1]}, "row 1 is no byte range"),
+        ({"path": ["u", "v"], "offset": pa.array([0, 2**64 - 1], pa.uint64())}, "row 1 is no byte range"),
+        ({"other": [1, 2]}, "none of the columns path, offset, size, raw"),
+    ],
+)
+def test_columns_that_cannot_be_references_are_refused(columns: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        PartitionIndex(2, 2).decode(written(**columns))
+
+
+def test_too_few_and_too_many_rows_are_refused() -> None:
+    data = written(path=["u", "v"], offset=[1, 2], size=[1, 1])
+    with pytest.raises(ValueError, match="it has 2 rows, and 3 chunks lie in it"):
+        PartitionIndex(3, 5).decode(data)
+    with pytest.raises(ValueError, match="it has 2 rows, more than the 1"):
+        PartitionIndex(1, 1).decode(data)
+
+
+def test_a_file_cut_short_anywhere_is_refused() -> None:
+    data = written(path=["u"] * 50, offset=range(50), size=[9] * 50)
+    for end in [0, 1, 4, 7, 8, 11, *range(12, len(data), 37), len(data) - 1]:
+        with pytest.raises(ValueError, match="no parquet file that can be read"):
+            PartitionIndex(50, 50).decode(data[:end])
+
+
+def test_flipped_bits_never_go_unnoticed_in_the_pages_that_we_write() -> None:
+    part = Partition(["s3://b/a", "s3://b/c"], u4([0, 1] * 20), u8(range(40)), u8([7] * 40), {})
+    data = encode(part)
+    expected = values(data, 40)
+    rng = random.Random(1)
+    pages = len(data) - 8 - int.from_bytes(data[-8:-4], "little")  # the footer has no checksum
+    for _ in range(300):
+        damaged = bytearray(data)
+        place = rng.randrange(len(data))
+        damaged[place] ^= 1 << rng.randrange(8)
+        try:
+            got = values(bytes(damaged), 40)
+        except ValueError:
+            continue
+        assert place >= pages or got == expected
+
+
+def u4(items: Any) -> Any:
+    return np.array(list(items), np.uint32)
+
+
+def u8(items: Any) -> Any:
+    return np.array(list(items), np.uint64)
+
+
+rows = st.lists(
+    st.none()
+    | st.binary(max_size=9)
+    | st.tuples(st.sampled_from(["a", "b", "ü"]))
+    | st.tuples(st.sampled_from(["a", "b", "ü"]), st.integers(0, 2**62), st.integers(0, 2**62 - 1)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows)
+def test_what_is_written_is_read_again(rows: list[Any]) -> None:
+    urls = ["a", "b", "ü"]
+    refs = [row if isinstance(row, tuple) else None for row in rows]
+    part = Partition(
+        urls,
+        u4(ABSENT if r is None else urls.index(r[0]) for r in refs),
+        u8(r[1] if r and len(r) == 3 else 0 for r in refs),
+        u8(0 if r is None else WHOLE if len(r) == 1 else r[2] for r in refs),
+        {i: row for i, row in enumerate(rows) if isinstance(row, bytes)},
+    )
+    expected = [list(r) if isinstance(r, tuple) else r for r in rows]
+    empty = [b"" if isinstance(r, list) and r[1:] == [0, 0] else r for r in expected]
+    assert values(encode(part), len(rows)) == empty
