@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("part", ["refs/", "values/"])
-def test_the_corpus_reads_as_expected(part: str, shared_data: Path) -> None:
+INNER, WHOLE = "refshard_fs:RefShardFileSystem", "tests.whole_shards:WholeShards"
+
+
+@pytest.mark.parametrize(("part", "cls"), [("refs/", INNER), ("values/", INNER), ("zip/", WHOLE)])
+def test_the_corpus_reads_as_expected(part: str, cls: str, shared_data: Path) -> None:
     pytest.importorskip("pyarrow")
     zarr = pytest.importorskip("zarr")
     if zarr.__version__.startswith("2."):
         pytest.skip("the checker needs zarr 3")
     path = os.pathsep.join([str(Path(__file__).parents[1]), str(shared_data), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "check.py", "--class", "refshard_fs:RefShardFileSystem", "--hook", "refshard_hook:hook"]
+    command = [sys.executable, "check.py", "--class", cls, "--hook", "refshard_hook:hook"]
     run = subprocess.run(
         [*command, "--only", part],
         cwd=shared_data,

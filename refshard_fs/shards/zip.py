@@ -1,0 +1,169 @@
+"""ZIP archives as a source: every member is a key. No I/O here.
+
+A stored member is a range of the archive, in which further formats find their ranges in turn;
+its local header is read only where the directory does not prove how long that is. A deflated
+member is inflated whole, and its length and CRC-32 are checked. Members keep their names:
+where everything lies in one folder, so do the keys.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping
+
+import msgspec
+
+from refshard_fs.errors import ManifestError, ReferenceNotReachable
+from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.keys import ChunkGrid
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Packed, Pin, Span, Steps
+from refshard_fs.shards.zip_directory import DEFLATED, HEADER, STORED, DirectoryIndex, Members, TailIndex
+from refshard_fs.shards.zip_end import END, TAIL, End
+
+__all__ = ["FORMAT", "Inflated", "LocalHeader", "ZipKeySpace"]
+
+_LOCAL = b"PK\3\4"
+_FIELDS = struct.Struct("<2H4x3L2H")
+_ENCRYPTED, _DESCRIPTOR = 1, 8
+_LONGEST = 2 * 0xFFFF  # bytes of a local header's name and extra field together
+_METHODS = {6: "implode", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ", 98: "PPMd"}
+
+
+class LocalHeader(msgspec.Struct, frozen=True):
+    """How a local header is read, and held against what the directory says of its member."""
+
+    method: int
+    stored: int
+    size: int
+    crc: int
+
+    def decode(self, data: bytes) -> int:
+        """Return how many bytes lie between the header's beginning and that of the member's bytes."""
+        if len(data) < HEADER or not data.startswith(_LOCAL):
+            raise ValueError(f"a local header begins with {data[:4]!r}")
+        flags, method, crc, stored, size, name, extra = _FIELDS.unpack_from(data, 6)
+        same = method == self.method and not flags & _ENCRYPTED
+        if not flags & _DESCRIPTOR:
+            numbers = ((stored, self.stored), (size, self.size))
+            same = same and crc == self.crc and all(number in (0xFFFFFFFF, known) for number, known in numbers)
+        if not same:
+            raise ValueError("a local header contradicts the archive's directory")
+        return HEADER + int(name) + int(extra)
+
+
+class Inflated(msgspec.Struct, frozen=True):
+    """The bytes of a deflated member, made from its local header and all that follows up to the next member."""
+
+    header: LocalHeader
+
+    def make(self, raw: bytes) -> bytes:
+        start = self.header.decode(raw)
+        if start + self.header.stored > len(raw):
+            raise ValueError("a local header pushes its member into the next one")
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            data = inflater.decompress(raw[start : start + self.header.stored], self.header.size + 1)
+        except zlib.error as e:
+            raise ValueError(f"its deflated bytes are damaged: {e}") from e
+        if len(data) != self.header.size or not inflater.eof or inflater.unused_data:
+            raise ValueError(f"its bytes do not inflate to the {self.header.size} that the directory promises")
+        if zlib.crc32(data) != self.header.crc:
+            raise ValueError(f"its CRC-32 is {zlib.crc32(data):08x}, where {self.header.crc:08x} is stored")
+        return data
+
+
+class ZipKeySpace:
+    """The members of the archive ``source`` at ``url``. Those with names such as ``../x`` are not among the keys."""
+
+    def __init__(self, url: str, source: Span | Inline, members: Members) -> None:
+        self.url = url
+        self.grids: Mapping[str, ChunkGrid] = {}
+        self._source = source
+        self._members = members
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        members = self._members
+        place = members.names.find(key.encode("utf-8", "surrogatepass"))
+        if place is None:
+            if key in members.withheld:
+                raise ManifestError(
+                    f"the ZIP at {self.url} has {members.withheld[key]!r}, which is no path below its root: "
+                    f"it is not taken for the key {key!r}"
+                )
+            return None
+        stored, size = int(members.stored[place]), int(members.sizes[place])
+        method = int(members.methods[place])
+        if members.encrypted[place]:
+            raise ReferenceNotReachable(key, self.url, "it is encrypted, which is not read here")
+        if method not in (STORED, DEFLATED):
+            named = _METHODS.get(method, "a method of number")
+            raise ReferenceNotReachable(key, self.url, f"it is compressed by {named} ({method}), not read here")
+        if not size:
+            return Inline(b"")
+        start, head = int(members.locals[place]), int(members.heads[place])
+        header = LocalHeader(method, stored, size, int(members.crcs[place]))
+        limit = int(members.limits[place])
+        if method == DEFLATED:
+            return self._inflated(key, start, min(limit, start + HEADER + _LONGEST + stored), header)
+        if not head:
+            head = yield Load(self._source.part(start, HEADER), header)
+            if start + head + stored > limit:
+                raise ReferenceNotReachable(key, self.url, "its local header pushes it into the next member")
+        return self._source.part(start + head, stored)
+
+    def _inflated(self, key: str, start: int, stop: int, header: LocalHeader) -> Entry:
+        recipe = Inflated(header)
+        match self._source:
+            case Span(url=url, pin=pin):
+                return Packed(Span(url, start, stop, pin=pin), recipe, header.size)
+            case Inline(data):
+                try:
+                    return Inline(recipe.make(data[start:stop]))
+                except ValueError as e:
+                    raise ReferenceNotReachable(key, self.url, str(e)) from e
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        yield from ()
+        directory = _directory(prefix)
+        sizes = self._members.sizes
+        found = [
+            Listed(name.decode(), None if place is None else int(sizes[place]), place is None)
+            for name, place in self._members.names.children(directory)
+        ]
+        if not found and prefix and not self._members.names.below(directory):
+            return None
+        return sorted(found, key=lambda listed: listed.name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        yield from ()
+        return not prefix or bool(self._members.names.below(_directory(prefix)))
+
+
+def _directory(prefix: str) -> bytes:
+    return f"{prefix}/".encode("utf-8", "surrogatepass") if prefix else b""
+
+
+def _recognises(probe: Probe) -> bool:
+    return not probe.is_directory and probe.head.startswith((_LOCAL, END))
+
+
+def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    if probe.is_directory:
+        raise ManifestError(f"{probe.url} is a directory, and no ZIP")
+    facts = probe.facts or Facts(None)
+    size = facts.size
+    source = Span(probe.url, 0, size, pin=Pin(facts.etag, facts.last_modified, size))
+    held = Inline(probe.head) if size is not None and size == len(probe.head) else source
+    tail = held.window(-TAIL) if size is None or size > TAIL else held
+    found: Members | End = yield Load(tail, TailIndex(probe.url, size))
+    match found:
+        case End(start=start, size=length) as end:
+            members: Members = yield Load(held.part(start, length), DirectoryIndex(probe.url, end))
+        case _:
+            members = found
+    return ZipKeySpace(probe.url, held, members)
+
+
+FORMAT = Format("zip", _recognises, _open)

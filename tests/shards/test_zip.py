@@ -1,0 +1,405 @@
+"""ZIP archives of Python's zipfile, of Info-ZIP and of others: members as keys, and no byte of a damaged one."""
+
+from __future__ import annotations
+
+import io
+import random
+import shutil
+import struct
+import subprocess
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
+from refshard_fs.model import Inline, Load, Packed, Span, Steps
+from refshard_fs.shards.zip import ZipKeySpace
+from refshard_fs.shards.zip_directory import Members, TailIndex
+from tests.servers.http import RangeServer
+
+DATA = Path(__file__).parent.parent / "data" / "zips"
+URL = "s3://bucket/a.zip"
+
+
+def some_members(seed: int = 1, size: int = 3000) -> dict[str, bytes]:
+    source = random.Random(seed)
+    return {f"a/{i}/x{j}": source.randbytes(source.randrange(1, size)) for i in range(3) for j in range(12)}
+
+
+MEMBERS = some_members()
+
+
+class Unseekable(io.RawIOBase):
+    """A pipe, as zipfile sees one."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.data += data
+        return len(data)
+
+
+def zipped(
+    members: Mapping[str, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"", *, piped: bool = False
+) -> bytes:
+    buffer: Any = Unseekable() if piped else io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+        archive.comment = comment
+    return bytes(buffer.data if piped else buffer.getvalue())
+
+
+def opened(data: bytes, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo=data, **options)
+
+
+def contents(fs: RefShardFileSystem) -> dict[str, bytes]:
+    return {name: fs.cat_file(name) for name in fs.find("")}
+
+
+def listed(data: bytes) -> Members:
+    found = TailIndex("it", len(data)).decode(data[-66_000:])
+    assert isinstance(found, Members)
+    return found
+
+
+def entry_of(data: bytes, key: str) -> tuple[Any, list[Any]]:
+    """Return the entry of ``key`` in an archive that lies at `URL`, and what had to be loaded for it."""
+    steps: Steps[Any] = ZipKeySpace(URL, Span(URL, 0, len(data)), listed(data)).lookup(key)
+    needs: list[Any] = []
+    answer = None
+    try:
+        while True:
+            need = steps.send(answer)
+            assert isinstance(need, Load)
+            assert isinstance(need.entry, Span)
+            needs.append(need)
+            answer = need.index.decode(data[need.entry.start : need.entry.stop])
+    except StopIteration as stop:
+        return stop.value, needs
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("piped", [False, True])
+@pytest.mark.parametrize("comment", [b"", b"a comment", b"c" * 65535])
+def test_members_written_by_zipfile_are_keys(method: int, piped: bool, comment: bytes) -> None:
+    fs = opened(zipped(MEMBERS, method, comment, piped=piped))
+    assert contents(fs) == MEMBERS
+    assert fs.info("a/0/x1") == {"name": "a/0/x1", "size": len(MEMBERS["a/0/x1"]), "type": "file"}
+    assert fs.ls("a", detail=False) == ["a/0", "a/1", "a/2"]
+    assert fs.isdir("a/1")
+    assert not fs.exists("a/1/x99")
+    assert not fs.exists("a/9")
+    assert fs.cat_file("a/2/x3", 1, -1) == MEMBERS["a/2/x3"][1:-1]
+
+
+@pytest.mark.parametrize("options", ["-0", "-6", "-0 -X", "-0 -D", "-0 -fz", "-6 -fz", "piped -0", "piped -6"])
+def test_members_written_by_info_zip_are_keys(options: str, tmp_path: Path) -> None:
+    if shutil.which("zip") is None:
+        pytest.skip("the command zip is not installed")
+    for name, data in MEMBERS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    piped = options.startswith("piped ")
+    command = ["zip", "-qr", *options.removeprefix("piped ").split(), "-" if piped else "../out.zip", "a"]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "a").rename(tmp_path / "in" / "a")
+    run = subprocess.run(command, cwd=tmp_path / "in", stdout=subprocess.PIPE, check=True)
+    data = run.stdout if piped else (tmp_path / "out.zip").read_bytes()
+    assert contents(opened(data)) == MEMBERS
+    entry, needs = entry_of(data, "a/1/x1")
+    if "-0" in options:
+        assert isinstance(entry, Span)
+        assert data[entry.start : entry.stop] == MEMBERS["a/1/x1"]
+        assert len(needs) == int(piped), "its extra fields are those that the directory tells of"
+
+
+def test_archives_of_others_read_as_zipfile_reads_them() -> None:
+    for path in sorted(DATA.glob("*.zip")):
+        with zipfile.ZipFile(path) as archive:
+            want = {n: archive.read(n) for n in archive.namelist() if not n.endswith("/")}
+        assert contents(RefShardFileSystem(fo=str(path))) == want, path.name
+
+
+def test_a_stored_member_is_a_range_and_needs_no_read_where_the_directory_proves_it() -> None:
+    data = zipped(MEMBERS)
+    for key, value in MEMBERS.items():
+        entry, needs = entry_of(data, key)
+        assert isinstance(entry, Span)
+        assert (data[entry.start : entry.stop], needs) == (value, [])
+
+
+def test_a_gap_between_members_makes_the_local_header_necessary() -> None:
+    parts = [zipped({"a": b"one"}), zipped({"b": b"two"})]
+    ends = [part.index(b"PK\1\2") for part in parts]
+    first = parts[0][: ends[0]]
+    body = first + b"left over from a deleted member" + parts[1][: ends[1]]
+    second = bytearray(parts[1][ends[1] :])
+    second[42:46] = struct.pack("<L", len(body) - ends[1])
+    entry_a, entry_b = parts[0][ends[0] :][:47], bytes(second[:47])
+    data = body + entry_a + entry_b + b"PK\5\6" + struct.pack("<4H2LH", 0, 0, 2, 2, 94, len(body), 0)
+    assert contents(opened(data)) == {"a": b"one", "b": b"two"}
+    assert [len(entry_of(data, key)[1]) for key in "ab"] == [1, 0]
+
+
+def test_a_local_extra_field_that_the_directory_does_not_tell_of_is_read() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive, archive.open("a", "w", force_zip64=True) as member:
+        member.write(b"data")
+    entry, needs = entry_of(buffer.getvalue(), "a")
+    assert len(needs) == 1
+    assert buffer.getvalue()[entry.start : entry.stop] == b"data"
+
+
+def test_an_archive_behind_a_program_is_read_when_its_format_is_named() -> None:
+    data = b"#!/bin/sh\nexit 0\n" + zipped(MEMBERS)
+    with pytest.raises(ManifestError, match="Name one with format="):
+        opened(data).ls("")
+    assert contents(opened(data, format="zip")) == MEMBERS
+    assert len(entry_of(data, "a/0/x0")[1]) == 1, "what was put before it may as well be within"
+
+
+def test_an_empty_archive_is_an_empty_directory() -> None:
+    fs = opened(zipped({}))
+    assert fs.find("") == []
+    assert fs.isdir("")
+
+
+def test_of_members_with_one_name_the_last_is_read() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a", "old")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("a", "new")
+        archive.writestr("b", "other")
+    assert contents(opened(buffer.getvalue())) == {"a": b"new", "b": b"other"}
+
+
+def test_names_beyond_ascii_are_read_by_flag_and_by_code_page() -> None:
+    data = zipped({"Käse/Å": b"1"})
+    assert contents(opened(data)) == {"Käse/Å": b"1"}
+    old = zipped({"K?se": b"2"}).replace(b"K?se", b"K\x84se")  # code page 437, no flag
+    assert contents(opened(old)) == {"Käse": b"2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("../evil", "evil"), ("a/../../b", "b"), ("/abs", "abs"), ("a\\b", "a/b"), ("a//b", "a/b"), ("./a", "./a")],
+)
+def test_a_name_that_is_no_path_below_the_root_is_never_served(name: str, key: str) -> None:
+    plain = "x" * len(name)
+    data = zipped({plain: b"data", "fine": b"1"}).replace(plain.encode(), name.encode())
+    fs = opened(data)
+    assert fs.find("") == ["fine"]
+    for asked in (name, key):
+        with pytest.raises((ManifestError, FileNotFoundError)):
+            fs.cat_file(asked)
+    if key in ("abs", "a/b"):  # what a reader may mean by that key is there, so that it is not missing
+        with pytest.raises(ManifestError, match="no path below its root"):
+            fs.cat_file(key)
+
+
+def test_encrypted_and_unknown_members_are_listed_and_say_why_they_are_not_read() -> None:
+    data = zipped({"a": b"abc", "b": b"bcd"})
+    entry = data.index(b"PK\1\2")
+    encrypted, packed = bytearray(data), bytearray(data)
+    for at in (6, entry + 8):
+        encrypted[at] |= 1
+    for at in (8, entry + 10):
+        packed[at] = 12
+    for harmed, reason in ((encrypted, "encrypted"), (packed, r"bzip2 \(12\)")):
+        fs = opened(bytes(harmed))
+        assert fs.find("") == ["a", "b"]
+        assert fs.cat_file("b") == b"bcd"
+        with pytest.raises(ReferenceNotReachable, match=reason):
+            fs.cat_file("a")
+
+
+def test_a_deflated_member_is_inflated_whole_and_checked() -> None:
+    data = zipped({"a": b"text " * 999}, zipfile.ZIP_DEFLATED)
+    entry, needs = entry_of(data, "a")
+    assert isinstance(entry, Packed)
+    assert (entry.size, needs) == (4995, [])
+    raw = data[entry.source.start : entry.source.stop]
+    assert entry.window(5, 9).finish(raw) == b"text"
+    for harmed in (raw[:-1], raw[:40] + bytes([raw[40] ^ 1]) + raw[41:], b"PK\3\5" + raw[4:]):
+        with pytest.raises(ValueError, match=r"\w"):
+            entry.finish(harmed)
+
+
+def test_a_member_that_promises_too_little_is_not_inflated_without_bound() -> None:
+    data = zipped({"a": bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
+    size, crc = struct.pack("<L", 50_000_000), struct.pack("<L", zlib.crc32(bytes(50_000_000)))
+    small = data.replace(size, struct.pack("<L", 10)).replace(crc, struct.pack("<L", zlib.crc32(bytes(10))))
+    with pytest.raises(ReferenceNotReachable, match="do not inflate to the 10"):
+        opened(small).cat_file("a")
+    with pytest.raises(ManifestError, match="cannot have"):
+        opened(data.replace(size, struct.pack("<L", 4_000_000_000))).ls("")
+
+
+def test_a_truncated_archive_is_refused() -> None:
+    data = zipped(some_members(2, 50), comment=b"end")
+    for cut in [1, 2, 3, 4, 10, 24, 25, 26, 100, len(data) // 2, len(data) - 5]:
+        with pytest.raises(RefShardError):
+            opened(data[:-cut], format="zip").ls("")
+    for start, stop in [(0, 5), (100, 101), (len(data) - 200, len(data) - 150)]:
+        with pytest.raises(RefShardError):
+            opened(data[:start] + data[stop:], format="zip").ls("")
+
+
+def test_two_end_records_that_both_fit_are_refused() -> None:
+    inner = zipped({"a": b"another"})
+    with pytest.raises(ManifestError, match="two end records"):
+        opened(zipped({"a": b"one"}, comment=inner)).ls("")
+
+
+def test_members_that_overlap_are_refused() -> None:
+    data = bytearray(zipped({"a": b"0123", "b": b"4567"}))
+    second = data.index(b"PK\1\2", data.index(b"PK\1\2") + 1)
+    data[second + 42 : second + 46] = struct.pack("<L", 20)
+    with pytest.raises(ManifestError, match="reaches into the next"):
+        opened(bytes(data)).ls("")
+
+
+def test_parts_of_a_split_archive_are_refused() -> None:
+    data = bytearray(zipped({"a": b"0123"}))
+    data[-18] = 1
+    with pytest.raises(ManifestError, match="several disks"):
+        opened(bytes(data)).ls("")
+
+
+SMALL = {"a/b": b"0123456789", "a/c": b"text" * 30, "d": b"x"}
+INDEXED = zipped({k: v for k, v in SMALL.items() if k != "a/c"}, zipfile.ZIP_STORED)
+MIXED = zipped(SMALL, zipfile.ZIP_DEFLATED)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.sampled_from([INDEXED, MIXED]), place=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_a_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, bit: int) -> None:
+    """Not where nothing tells: the names in the directory, and the stored bytes themselves."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        infos = archive.infolist()
+        blind = [range(i.header_offset + 30, i.header_offset + 30 + len(i.filename) + i.compress_size) for i in infos]
+        start = archive.start_dir
+    for info in infos:
+        blind.append(range(start + 46, start + 46 + len(info.filename)))
+        start += 46 + len(info.filename)
+    place %= len(data)
+    if any(place in span for span in blind) and data is INDEXED:
+        return
+    harmed = bytearray(data)
+    harmed[place] ^= 1 << bit
+    try:
+        fs = opened(bytes(harmed), format="zip")
+        names = fs.find("")
+    except RefShardError:
+        return
+    for name in names:
+        if name not in SMALL:
+            continue
+        try:
+            got = fs.cat_file(name)
+        except (RefShardError, FileNotFoundError):
+            continue
+        assert got == SMALL[name]
+
+
+def test_opening_takes_a_request_for_the_end_and_members_no_more_than_their_bytes(http_server: RangeServer) -> None:
+    members = some_members(3, 60_000)
+    url = http_server.put("/a.zip", zipped(members))
+    fs = RefShardFileSystem(fo=url)
+    assert sorted(fs.find("")) == sorted(members)
+    asked = [r for r in http_server.requests() if r.method == "GET"]
+    assert len(asked) == 2, "its first bytes, to recognise it, and its last ones"
+    http_server.clear()
+    assert fs.cat(list(members)) == members
+    total = sum(map(len, members.values()))
+    sent = http_server.bytes_sent
+    assert sent < 1.05 * total + 20_000
+    assert len(http_server.requests()) <= 2 + total // 500_000
+    http_server.clear()
+    assert fs.cat_ranges(["a/0/x1", "a/0/x1"], [10, 30], [20, 40]) == [
+        members["a/0/x1"][10:20],
+        members["a/0/x1"][30:40],
+    ]
+    assert len(http_server.requests()) == 1
+
+
+def test_local_headers_are_read_once_and_together(http_server: RangeServer) -> None:
+    members = some_members(4, 40_000)
+    fs = RefShardFileSystem(fo=http_server.put("/a.zip", zipped(members, piped=True)))
+    keys = ["a/0/x0", "a/1/x5", "a/2/x11"]
+    fs.find("")
+    http_server.clear()
+    assert fs.cat(keys) == {key: members[key] for key in keys}
+    sizes = sorted((r.stop or 0) - (r.start or 0) for r in http_server.requests())
+    assert sizes == sorted([30, 30, 30, *(len(members[key]) for key in keys)])
+    http_server.clear()
+    assert fs.cat(keys) == {key: members[key] for key in keys}
+    assert len(http_server.requests()) == len(keys)
+
+
+def test_a_directory_before_the_last_bytes_is_read_by_itself(http_server: RangeServer) -> None:
+    members = {f"group/array/c/{i}/{j}": b"%d" % i for i in range(40) for j in range(40)}
+    data = zipped(members)
+    fs = RefShardFileSystem(fo=http_server.put("/a.zip", data))
+    assert len(fs.find("")) == 1600
+    ranges = [(r.start, r.stop) for r in http_server.requests() if r.method == "GET"]
+    assert len(ranges) == 3
+    assert ranges[2] == (data.index(b"PK\1\2"), len(data) - 22)
+    assert fs.cat_file("group/array/c/39/0") == b"39"
+    assert len(fs.ls("group/array/c")) == 40
+
+
+def test_an_archive_replaced_while_it_is_read_is_noticed(http_server: RangeServer) -> None:
+    url = http_server.put("/a.zip", zipped(MEMBERS))
+    fs = RefShardFileSystem(fo=url)
+    assert fs.cat_file("a/0/x0") == MEMBERS["a/0/x0"]
+    http_server.put("/a.zip", zipped(some_members(9)))
+    with pytest.raises(ReferenceNotReachable):
+        fs.cat_file("a/1/x5")
+    again = RefShardFileSystem(fo=url, skip_instance_cache=True)
+    assert again.cat_file("a/1/x5") == some_members(9)["a/1/x5"]
+
+
+def test_a_large_directory_makes_no_object_for_each_member() -> None:
+    names = [f"a/{i // 100}/{i % 100}" for i in range(20_000)]
+    members = listed_from(names)
+    assert isinstance(members, Members)
+    assert members.nbytes < 70 * len(names)
+    assert [members.names.name(i).decode() for i in range(len(names))] == sorted(names)
+
+
+def listed_from(names: list[str]) -> Members:
+    """Return the columns of an archive whose members have no bytes."""
+    parts, start = [], 0
+    for name in names:
+        head = struct.pack(
+            "<4sHHHHHHLLLHHHHHLL", b"PK\1\2", 20, 20, 0, 0, 0, 0, 0, 0, 0, len(name), 0, 0, 0, 0, 0, start
+        )
+        parts.append(head + name.encode())
+        start += 30 + len(name)
+    directory = b"".join(parts)
+    end = b"PK\5\6" + struct.pack("<4H2LH", 0, 0, len(names), len(names), len(directory), start, 0)
+    found = TailIndex("it", None).decode(bytes(start) + directory + end)
+    assert isinstance(found, Members)
+    return found
+
+
+def test_bytes_at_hand_stay_at_hand() -> None:
+    data = zipped({"a": b"one"})
+    keyspace = ZipKeySpace("it", Inline(data), listed(data))
+    with pytest.raises(StopIteration) as found:
+        next(keyspace.lookup("a"))
+    assert found.value.value == Inline(b"one")
