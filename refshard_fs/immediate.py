@@ -55,7 +55,7 @@ class Immediate:
         """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
         try:
             found = self.look(keyspace.lookup(key))
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame(key, e) from (e.__cause__ or e)
         if found is None:
             return None

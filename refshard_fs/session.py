@@ -116,6 +116,7 @@ class Session:
 
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
+        self._home = weakref.ref(asyncio.get_running_loop())
         keyspace = self._keyspace or await self.keyspace()
         data = self._at_once(keyspace, request)
         if data is not None:
