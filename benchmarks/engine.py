@@ -198,7 +198,7 @@ def told(pattern: Pattern, on: Scene) -> tuple[float, int]:
 
 
 def through_xarray(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """xarray with ``engine="refshard"``."""
+    """Xarray with ``engine="refshard"``."""
     data = xr.open_dataset(
         on.refs, engine=RefShardBackend, mask_and_scale=False, storage_options={"skip_instance_cache": True}
     )[pattern.array]

@@ -254,6 +254,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
             keys = [self._strip_protocol(key) for key in what]
         await self._session.prefetch(keys, wait=wait)
 
+    def announce(self, array: str, selection: Any, *, mode: Mode = "numpy") -> None:
+        """Say, from any thread, what will be read of ``array`` next: `prefetch` that neither waits nor fails."""
+        self._session.announce(self._strip_protocol(array), selection, mode)
+
     def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
         """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.
 

@@ -64,6 +64,10 @@ class Immediate:
             raise FileNotFoundError(key)
         return entry
 
+    def reaches(self, url: str) -> bool:
+        """Whether the bytes at ``url`` need no event loop."""
+        return self._pool.place(url) is not None
+
     def look(self, steps: Steps[Any]) -> Found | None:
         """Return what ``steps`` return if all they need is in the cache."""
         answer = None

@@ -52,7 +52,10 @@ class _Array:
 
 
 class Ahead:
-    """What is fetched before it is asked for, on one event loop. ``most`` bounds guesses, in bytes (0: none)."""
+    """What is fetched before it is asked for, on one event loop.
+
+    ``most`` bounds guesses, in bytes (0: none); what is ``near`` is read at once, and never fetched ahead.
+    """
 
     def __init__(
         self,
@@ -60,11 +63,13 @@ class Ahead:
         run_all: RunAll,
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         most: int,
+        near: Callable[[str], bool],
     ) -> None:
         self._fetcher = fetcher
         self._run_all = run_all
         self._start = start
         self._most = most
+        self._near = near
         self._arrays: dict[tuple[int, str], _Array] = {}
         self._told: dict[str, int] = {}  # keys that the reader said would be read, and how often
 
@@ -136,7 +141,7 @@ class Ahead:
                 steps.close()
                 slow.append(number)
                 continue
-            if isinstance(entry, Span) and entry.size and room >= entry.size:
+            if isinstance(entry, Span) and entry.size and room >= entry.size and not self._near(entry.url):
                 room -= entry.size
                 found[number] = entry
         issued.update(found)
@@ -194,11 +199,12 @@ class Ahead:
             for first in range(0, len(keys), WAVE):
                 some = [key for key in keys[first : first + WAVE] if key in self._told]
                 entries = await self._run_all([keyspace.lookup(key) for key in some])
-                wave = [
-                    entry
-                    for key, entry in zip(some, entries, strict=True)
-                    if isinstance(entry, Span) and entry.size and key in self._told
-                ]
+                wave = []
+                for key, entry in zip(some, entries, strict=True):
+                    if not (isinstance(entry, Span) and entry.size) or self._near(entry.url):
+                        self._read(key)  # nothing to hold
+                    elif key in self._told:
+                        wave.append(entry)
                 spans += wave
                 self._fetcher.read((), wave)
                 while self._fetcher.queued and first + WAVE < len(keys):
