@@ -150,7 +150,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         verify: bool = False,
         readahead: int = 64 * MIB,
         max_memory: int = 256 * MIB,
-        concurrency: int = 32,
+        concurrency: int = 64,
         block_cache: int = 0,
         **kwargs: Any,
     ) -> None:

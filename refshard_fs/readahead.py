@@ -56,11 +56,11 @@ class ReadAhead:
         self._tick = 0
         self._trust = 1.0
 
-    def observe(self, numbers: Sequence[int], chunk: int, growth: float, most: int) -> Advice:
+    def observe(self, numbers: Sequence[int], chunk: int, growth: float, most: int, ticks: int = 1) -> Advice:
         """Take note that chunks ``numbers``, about ``chunk`` bytes each, were asked for, together and in this order.
 
         ``growth`` chunks may be fetched ahead for each one that was read of a run, and up
-        to ``most`` bytes.
+        to ``most`` bytes; but nothing before a run has gone on for ``ticks`` calls.
         """
         self._tick += 1
         drop: list[int] = []
@@ -72,7 +72,7 @@ class ReadAhead:
                 touched.append(run)
         fetch: list[int] = []
         for run in touched:
-            if run in self._runs:
+            if run in self._runs and run.ticks >= ticks:
                 fetch += self._extend(run, max(chunk, 1), growth, most)
         for run in [r for r in self._runs if r.idle > IDLE]:
             self._end(run, drop)

@@ -105,6 +105,14 @@ def test_groups_announce_too(chunked: Chunked) -> None:
     assert chunked.ranges == [(48, 64)]
 
 
+def test_a_loop_over_slabs_is_read_ahead_of_its_announcements(chunked: Chunked) -> None:
+    array = open_grid(chunked)
+    for row in range(0, 16, 2):
+        np.testing.assert_array_equal(array.isel(y=slice(row, row + 2), byte=0).values, VALUES[row : row + 2])
+    assert chunked.fetched == 256
+    assert len(chunked.ranges) <= 5
+
+
 @pytest.mark.skipif(not hasattr(xr.Dataset, "load_async"), reason="this xarray loads in its own thread only")
 def test_asynchronous_loading_announces_too(chunked: Chunked) -> None:
     array = open_grid(chunked)
