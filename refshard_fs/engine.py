@@ -9,7 +9,7 @@ together with what will probably be read next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from refshard_fs.cache import Cache
@@ -51,10 +51,18 @@ class _Read(NamedTuple):
 class Engine:
     """Reads keys of key spaces on one event loop; to be used from that loop only."""
 
-    def __init__(self, fetcher: Fetcher, cache: Cache, stats: Stats, token: object, readahead: int) -> None:
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        cache: Cache,
+        stats: Stats,
+        token: object,
+        readahead: int,
+        near: Callable[[str], bool] = lambda url: False,
+    ) -> None:
         self.stats = stats
         self.fetcher = fetcher
-        self.ahead = Ahead(fetcher, self.run_all, self._start, min(readahead, fetcher.budget.ahead // 2))
+        self.ahead = Ahead(fetcher, self.run_all, self._start, min(readahead, fetcher.budget.ahead // 2), near)
         fetcher.on_cancel = self.ahead.give_up
         self._cache = cache
         self._token = token  # tells this filesystem's targets from others' in the shared cache

@@ -31,7 +31,7 @@ logger = logging.getLogger("refshard_fs")
 class Budget(msgspec.Struct, frozen=True):
     """``requests`` under way at once to one host, and ``memory`` bytes under way or held ahead."""
 
-    requests: int = 32
+    requests: int = 64
     memory: int = 256 * plan.MIB
 
     @property
@@ -195,8 +195,13 @@ class Fetcher:
             block = self._covering(span)
             if block is None:
                 continue
-            left = block.held.pop((span.start, span.stop or 0), 0)
-            self._stats.add(ahead_wasted=left)
+            piece = span.start, span.stop or 0
+            unread = min(block.held.get(piece, 0), span.size or 0)
+            self._stats.add(ahead_wasted=unread)
+            if block.held.get(piece, 0) > unread:
+                block.held[piece] -= unread  # it was announced more than once
+                continue
+            block.held.pop(piece, None)
             if not block.held and not block.readers and (stop or all(job.state != 1 for job in block.jobs)):
                 self._forget(block)
         self._pump()

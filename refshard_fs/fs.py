@@ -154,7 +154,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         verify: bool = False,
         readahead: int = 64 * MIB,
         max_memory: int = 256 * MIB,
-        concurrency: int = 32,
+        concurrency: int = 64,
         block_cache: int = 0,
         index_cache: bool | str | os.PathLike[str] | None = None,
         **kwargs: Any,
@@ -263,6 +263,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         else:
             keys = [self._strip_protocol(key) for key in what]
         await self._session.prefetch(keys, wait=wait)
+
+    def announce(self, array: str, selection: Any, *, mode: Mode = "numpy") -> None:
+        """Say, from any thread, what will be read of ``array`` next: `prefetch` that neither waits nor fails."""
+        self._session.announce(self._strip_protocol(array), selection, mode)
 
     def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
         """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.

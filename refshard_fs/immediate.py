@@ -55,7 +55,7 @@ class Immediate:
         """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
         try:
             found = self.look(keyspace.lookup(key))
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame(key, e) from (e.__cause__ or e)
         if found is None:
             return None
@@ -63,6 +63,10 @@ class Immediate:
         if entry is None:
             raise FileNotFoundError(key)
         return entry
+
+    def reaches(self, url: str) -> bool:
+        """Whether the bytes at ``url`` need no event loop."""
+        return self._pool.place(url) is not None
 
     def look(self, steps: Steps[Any]) -> Found | None:
         """Return what ``steps`` return if all they need is in the cache."""

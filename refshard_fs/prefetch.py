@@ -52,7 +52,10 @@ class _Array:
 
 
 class Ahead:
-    """What is fetched before it is asked for, on one event loop. ``most`` bounds guesses, in bytes (0: none)."""
+    """What is fetched before it is asked for, on one event loop.
+
+    ``most`` bounds guesses, in bytes (0: none); what is ``near`` is read at once, and never fetched ahead.
+    """
 
     def __init__(
         self,
@@ -60,11 +63,13 @@ class Ahead:
         run_all: RunAll,
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         most: int,
+        near: Callable[[str], bool],
     ) -> None:
         self._fetcher = fetcher
         self._run_all = run_all
         self._start = start
         self._most = most
+        self._near = near
         self._arrays: dict[tuple[int, str], _Array] = {}
         self._told: dict[str, int] = {}  # keys that the reader said would be read, and how often
 
@@ -96,6 +101,22 @@ class Ahead:
                 ahead += self._follow(array, numbers)
         return ahead
 
+    def _note_announced(self, keyspace: KeySpace, wave: dict[str, Span]) -> list[Span]:
+        """Take note of what is announced; return what to fetch: that, and what may be announced next."""
+        wanted = dict(wave)
+        places = [(key, at) for key in wave if (at := place(keyspace.grids, key)) is not None]
+        guessed: list[Span] = []
+        for path in {at.array for _, at in places}:
+            array = self._array((id(keyspace), path), keyspace, path)
+            keys = {at.number: key for key, at in places if at.array == path}
+            array.chunk = sum(wave[key].size or 0 for key in keys.values()) // len(keys)
+            held = {number for number in keys if number in array.issued}
+            guessed += self._follow(array, list(keys), announced=True)
+            for number in held:
+                if self._fetcher.covers(wave[keys[number]]):
+                    del wanted[keys[number]]  # the guess was right, and holds it
+        return [*wanted.values(), *guessed]
+
     def give_up(self) -> None:
         """Stop all guesses under way: whoever was reading reads no more."""
         for array in self._arrays.values():
@@ -112,8 +133,9 @@ class Ahead:
             array = self._arrays[token] = _Array(keyspace, path, keyspace.grids[path])
         return array
 
-    def _follow(self, array: _Array, numbers: list[int]) -> list[Span]:
-        advice = array.policy.observe(numbers, array.chunk, self._growth(), self._most)
+    def _follow(self, array: _Array, numbers: list[int], *, announced: bool = False) -> list[Span]:
+        growth = min(self._growth(), 2.0) if announced else self._growth()
+        advice = array.policy.observe(numbers, array.chunk, growth, self._most, 3 if announced else 1)
         issued = array.issued
         for number in advice.hits:
             issued.pop(number, None)
@@ -136,7 +158,7 @@ class Ahead:
                 steps.close()
                 slow.append(number)
                 continue
-            if isinstance(entry, Span) and entry.size and room >= entry.size:
+            if isinstance(entry, Span) and entry.size and room >= entry.size and not self._near(entry.url):
                 room -= entry.size
                 found[number] = entry
         issued.update(found)
@@ -194,13 +216,15 @@ class Ahead:
             for first in range(0, len(keys), WAVE):
                 some = [key for key in keys[first : first + WAVE] if key in self._told]
                 entries = await self._run_all([keyspace.lookup(key) for key in some])
-                wave = [
-                    entry
-                    for key, entry in zip(some, entries, strict=True)
-                    if isinstance(entry, Span) and entry.size and key in self._told
-                ]
-                spans += wave
-                self._fetcher.read((), wave)
+                wave: dict[str, Span] = {}
+                for key, entry in zip(some, entries, strict=True):
+                    if not (isinstance(entry, Span) and entry.size) or self._near(entry.url):
+                        self._read(key)  # nothing to hold
+                    elif key in self._told:
+                        wave[key] = entry
+                spans += wave.values()
+                small = len(keys) <= WAVE and self._most > 0
+                self._fetcher.read((), self._note_announced(keyspace, wave) if small else wave.values())
                 while self._fetcher.queued and first + WAVE < len(keys):
                     await self._fetcher.change()
         finally:

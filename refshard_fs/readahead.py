@@ -56,11 +56,11 @@ class ReadAhead:
         self._tick = 0
         self._trust = 1.0
 
-    def observe(self, numbers: Sequence[int], chunk: int, growth: float, most: int) -> Advice:
+    def observe(self, numbers: Sequence[int], chunk: int, growth: float, most: int, ticks: int = 1) -> Advice:
         """Take note that chunks ``numbers``, about ``chunk`` bytes each, were asked for, together and in this order.
 
         ``growth`` chunks may be fetched ahead for each one that was read of a run, and up
-        to ``most`` bytes.
+        to ``most`` bytes; but nothing before a run has gone on for ``ticks`` calls.
         """
         self._tick += 1
         drop: list[int] = []
@@ -72,7 +72,7 @@ class ReadAhead:
                 touched.append(run)
         fetch: list[int] = []
         for run in touched:
-            if run in self._runs:
+            if run in self._runs and run.ticks >= ticks:
                 fetch += self._extend(run, max(chunk, 1), growth, most)
         for run in [r for r in self._runs if r.idle > IDLE]:
             self._end(run, drop)
@@ -187,23 +187,24 @@ class ReadAhead:
         slack = int(SLACK * (run.length + len(run.issued)))
         state = run.state() if run.frontier is None else list(run.frontier)
         beyond = 0 if run.frontier is None else run.beyond
-        fetch: list[int] = []
+        fetch: dict[int, None] = {}  # a box may overlap itself
         before = list(state)
+        others = [other.issued for other in self._runs if other is not run and other.issued]
         ended = True
-        for number in run.steps_from(state, self._size):
+        for number in islice(run.steps_from(state, self._size), 4 * allowed + STRAYS):
             past = limit is not None and (number >= limit if run.step > 0 else number < limit)
             beyond = beyond + 1 if past else 0
             if len(fetch) == room or beyond > slack:
                 state, beyond, ended = before, beyond - past, False
                 break
-            if number not in run.issued and number not in run.early:
-                fetch.append(number)
+            if number not in run.issued and number not in run.early and not any(number in o for o in others):
+                fetch[number] = None
             before = list(state)
         if not ended and not beyond and len(fetch) < allowed / 2 and len(fetch) * chunk < MIB:
             return []  # too little to be worth a request: wait until there is more room
         run.frontier, run.beyond, run.limit = state, beyond, limit
-        run.issued.update(dict.fromkeys(fetch))
-        return fetch
+        run.issued.update(fetch)
+        return list(fetch)
 
     def _natural_end(self, run: _Run) -> int | None:
         """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
@@ -235,8 +236,8 @@ class _Run:
     """One nested progression and how far it has been read; ``levels[0]`` changes fastest."""
 
     __slots__ = (
-        "beyond", "doubt", "early", "first", "frontier", "idle", "issued", "last", "length", "levels", "limit", "tentative",
-        "tick", "ticks", "wasted",
+        "beyond", "doubt", "early", "first", "frontier", "idle", "issued", "last", "length", "levels", "limit",
+        "tentative", "tick", "ticks", "wasted",
     )  # fmt: skip
 
     def __init__(self, first: int, step: int, doubt: int) -> None:
@@ -306,7 +307,7 @@ class _Run:
         self.first = self.last = number
 
     def branch(self, number: int) -> bool:
-        """Try ``number`` as the start of the same progression elsewhere; the next number confirms that or ends it."""
+        """Try ``number`` as the start of the same progression elsewhere; the next one confirms it or ends the run."""
         top = self.levels[-1]
         if len(self.levels) == LEVELS or number == top.start or any(not _complete(v) for v in self.levels[:-1]):
             return False

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,7 +27,7 @@ from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.loading import Keep
 from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.model import Entry, Packed, Span, Stat, Steps
+from refshard_fs.model import Entry, Inline, Packed, Span, Stat, Steps
 from refshard_fs.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.selection import Mode, chunk_numbers
@@ -39,6 +39,7 @@ __all__ = ["Session", "SessionOptions"]
 
 T = TypeVar("T")
 
+_METADATA = ("zarr.json", ".zarray")
 PIECE = 8 * MIB  # of a large key, where it is read in order
 PIECES = 4  # in memory at a time
 INDEXES = Cache(1 << 30)  # what the process remembers of manifests and shard indexes, in bytes
@@ -111,7 +112,8 @@ class Session:
                     pool = self._pool(loop)
                     options = self.options
                     fetcher = Fetcher(pool, options.limits, options.budget, self.stats, self._blocks)
-                    engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead)
+                    near = self._at_once_reader().reaches
+                    engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near)
                     engine.keep = self._keep
                     engine.keeper = _close_with_loop(engine)
                     with contextlib.suppress(StopIteration):
@@ -121,6 +123,7 @@ class Session:
 
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
+        self._home = weakref.ref(asyncio.get_running_loop())
         keyspace = self._keyspace or await self.keyspace()
         data = self._at_once(keyspace, request)
         if data is not None:
@@ -224,31 +227,58 @@ class Session:
         if wait:
             await ahead.arrived(announced)
 
+    def announce(self, array: str, selection: Any, mode: Mode) -> None:
+        """Have the loop that reads fetch what ``selection`` touches, where that helps; any thread may call this."""
+        loop, keyspace = self.home(), self._keyspace
+        if loop is None or keyspace is None:
+            return
+        try:
+            meta = self._metas.get(array) or self._meta_now(array)
+            keys = [] if meta is None or _has_shards(meta) else _keys_of(array, meta, selection, mode)
+            if len(keys) < 2 or self._is_near(keys[0]):
+                return
+        except (IndexError, ValueError, RefShardError):
+            return  # the read will say what is wrong
+        here = _running_loop()
+        if here is not None:
+            self.engine().ahead.tell(keyspace, keys)
+        else:  # zarr's own reads come to the loop the same way, and later
+            loop.call_soon_threadsafe(lambda: self.engine().ahead.tell(keyspace, keys))
+
     async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
         """Return the keys of the chunks of ``array`` that ``selection`` touches; ValueError if that is not known."""
-        meta = await self._array_meta(array)
-        if meta.chunks is None or meta.grid is None:
-            raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
-        tail = meta.grid.tail
-        return [
-            join(array, tail(number)) for number in chunk_numbers(selection, meta.shape, meta.chunks, mode).tolist()
-        ]
-
-    async def _array_meta(self, array: str) -> ArrayMeta:
         meta = self._metas.get(array)
-        if meta is not None:
-            return meta
-        for name in ("zarr.json", ".zarray"):
+        for name in _METADATA:
+            if meta is None:
+                key = join(array, name)
+                with contextlib.suppress(FileNotFoundError):
+                    meta = zarrmeta.array_meta(zarrmeta.loads(await self.read(Request(key))), key)
+        if meta is None:
+            raise FileNotFoundError(f"there is no array {array!r}")
+        self._metas[array] = meta
+        return _keys_of(array, meta, selection, mode)
+
+    def _meta_now(self, array: str) -> ArrayMeta | None:
+        """Return the metadata of ``array``, if that takes no event loop."""
+        for name in _METADATA:
             key = join(array, name)
-            try:
-                document = zarrmeta.loads(await self.read(Request(key)))
-            except FileNotFoundError:
-                continue
-            meta = zarrmeta.array_meta(document, key)
-            if meta is not None:
-                self._metas[array] = meta
-                return meta
-        raise FileNotFoundError(f"there is no array {array!r}")
+            with contextlib.suppress(FileNotFoundError):
+                data = self.read_now(Request(key))
+                meta = None if data is None else zarrmeta.array_meta(zarrmeta.loads(data), key)
+                if meta is not None:
+                    self._metas[array] = meta
+                    return meta
+        return None
+
+    def _is_near(self, key: str) -> bool:
+        """Whether the bytes of ``key`` need no event loop, and so no fetching ahead."""
+        with contextlib.suppress(FileNotFoundError):
+            match self.find_now(key):
+                case Inline():
+                    return True
+                case Span(url) | Packed(Span(url)):
+                    return self._at_once_reader().reaches(url)
+        return False
 
     def home(self) -> asyncio.AbstractEventLoop | None:
         """Return the running loop that read last, other than the caller's; None if there is none."""
@@ -337,6 +367,26 @@ class Session:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._opening = weakref.WeakKeyDictionary()
+
+
+def _keys_of(array: str, meta: ArrayMeta, selection: Any, mode: Mode) -> list[str]:
+    if meta.chunks is None or meta.grid is None:
+        raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
+    tail = meta.grid.tail
+    return [join(array, tail(number)) for number in chunk_numbers(selection, meta.shape, meta.chunks, mode).tolist()]
+
+
+def _has_shards(meta: ArrayMeta) -> bool:
+    """Whether readers take parts of chunks: then a selection does not tell how many bytes of each will be read."""
+    codecs = meta.raw.get("codecs") or ()
+    return any(isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed" for codec in codecs)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 async def _reading(engine: Engine, keyspace: KeySpace, request: Request) -> bytes:

@@ -11,9 +11,10 @@ from typing import Any
 
 import xarray as xr
 from fsspec.core import url_to_fs
-from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
+from xarray.backends import BackendEntrypoint
 
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.xarray_arrays import AnnouncingEntrypoint, open_announcing
 
 __all__ = ["RefShardBackend"]
 
@@ -70,8 +71,9 @@ class RefShardBackend(BackendEntrypoint):
         store = _store(filename_or_obj, storage_options)
         options |= {"drop_variables": drop_variables, "consolidated": consolidated}
         if open_dataset_options:  # there may be some that only open_dataset knows: chunks, decode_cf
-            return xr.open_dataset(store, engine="zarr", **{**options, **open_dataset_options})
-        return ZarrBackendEntrypoint().open_dataset(store, **options)
+            options |= open_dataset_options
+            return xr.open_dataset(open_announcing(store, options), engine="store", **options)
+        return AnnouncingEntrypoint().open_dataset(store, **options)
 
     def open_datatree(
         self,
@@ -83,7 +85,7 @@ class RefShardBackend(BackendEntrypoint):
     ) -> xr.DataTree:
         """Return all groups as a DataTree; they must fit each other."""
         store = _store(filename_or_obj, storage_options)
-        return ZarrBackendEntrypoint().open_datatree(store, consolidated=consolidated, **options)
+        return AnnouncingEntrypoint().open_datatree(store, consolidated=consolidated, **options)
 
     def open_groups_as_dict(
         self,
@@ -95,7 +97,7 @@ class RefShardBackend(BackendEntrypoint):
     ) -> dict[str, xr.Dataset]:
         """Return all groups, each as a Dataset, by path."""
         store = _store(filename_or_obj, storage_options)
-        return ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=consolidated, **options)
+        return AnnouncingEntrypoint().open_groups_as_dict(store, consolidated=consolidated, **options)
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Whether it is a URL of ours; other names do not tell, and looking into files is not for guessing."""

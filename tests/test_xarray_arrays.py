@@ -1,0 +1,125 @@
+"""``engine="refshard"`` announces what it reads: a selection takes the requests of a client that knows all ranges."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.chunked import CHUNK, Chunked
+from tests.servers.http import RangeServer
+
+np = pytest.importorskip("numpy")
+xr = pytest.importorskip("xarray")
+zarr = pytest.importorskip("zarr", minversion="3")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+
+GRID = (16, 16)
+
+
+@pytest.fixture
+def chunked(http_server: RangeServer) -> Chunked:
+    return Chunked(http_server)
+
+
+def open_grid(chunked: Chunked, **options: Any) -> Any:
+    """Return the array whose element (i, j, ·) is the chunk's place."""
+    refs = chunked.refs(GRID)
+    refs["a/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["y", "x", "byte"]})
+    storage = {"max_gap": 0, "skip_instance_cache": True}
+    return xr.open_dataset(refs, engine=RefShardBackend, storage_options=storage, mask_and_scale=False, **options)["a"]
+
+
+VALUES = (np.arange(256) % 251).astype("u1").reshape(GRID)
+
+SELECTIONS = {
+    "whole": np.s_[:, :],
+    "rows": np.s_[3:7, :],
+    "column": np.s_[:, 5],
+    "strided": np.s_[::4, ::2],
+    "backwards": np.s_[::-1, 2],
+    "one": np.s_[4, 4],
+    "fancy": ([1, 5, 9, 14], slice(None)),
+    "orthogonal": ([1, 9, 5], [2, 3, 11]),
+    "boolean": (np.arange(16) % 3 == 0, slice(4, 6)),
+    "nothing": np.s_[4:4, :],
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_a_selection_fetches_its_chunks_once_and_nothing_else(chunked: Chunked, name: str) -> None:
+    selection = dict(zip(("y", "x"), SELECTIONS[name], strict=True))
+    array = open_grid(chunked).isel(selection)
+    places = xr.DataArray(np.arange(256).reshape(GRID), dims=("y", "x")).isel(selection).values
+    np.testing.assert_array_equal(array.isel(byte=0).values, np.asarray(places % 251))
+    needed = sorted(set(np.asarray(places).ravel().tolist()))
+    runs = 1 + sum(b != a + 1 for a, b in pairwise(needed)) if needed else 0
+    assert [i for start, stop in chunked.ranges for i in range(start, stop)] == needed
+    assert len(chunked.ranges) <= runs + len(needed) // 100
+
+
+def test_points_fetch_their_chunks_once(chunked: Chunked) -> None:
+    rows, columns = [1, 7, 7, 15], [3, 3, 9, 0]
+    points = open_grid(chunked).isel(y=("point", rows), x=("point", columns), byte=0)
+    np.testing.assert_array_equal(points.values, VALUES[rows, columns])
+    assert chunked.ranges == [(r * 16 + c, r * 16 + c + 1) for r, c in zip(rows, columns, strict=True)]
+
+
+def test_each_dask_task_announces_its_part(chunked: Chunked) -> None:
+    pytest.importorskip("dask.array")
+    array = open_grid(chunked, chunks={"y": 4, "x": 16})
+    values = array.isel(byte=0).compute(scheduler="threads", num_workers=4).values
+    np.testing.assert_array_equal(values, VALUES)
+    assert chunked.fetched == 256
+    assert len(chunked.ranges) <= 8
+
+
+def test_arrays_read_the_same_after_pickling(chunked: Chunked) -> None:
+    array = pickle.loads(pickle.dumps(open_grid(chunked)))
+    np.testing.assert_array_equal(array.isel(y=2, byte=0).values, VALUES[2])
+    assert len(chunked.ranges) == 1
+
+
+def test_missing_chunks_are_filled_and_failed_ones_are_errors(chunked: Chunked) -> None:
+    refs = chunked.refs(GRID)
+    refs["a/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["y", "x", "byte"]})
+    del refs["a/0.1.0"]
+    refs["a/1.1.0"] = [chunked.url + ".gone", 0, CHUNK]
+    array = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)["a"].isel(byte=0)
+    assert array[0].values.tolist() == [0, 0, *range(2, 16)]
+    with pytest.raises(Exception, match="cannot be had"):
+        array[1].values  # noqa: B018  # it reads
+
+
+def test_groups_announce_too(chunked: Chunked) -> None:
+    refs = {f"sub/{k}" if k != ".zgroup" else k: v for k, v in chunked.refs(GRID).items()}
+    refs["sub/.zgroup"] = refs[".zgroup"]
+    refs["sub/a/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["y", "x", "byte"]})
+    tree = xr.open_datatree(refs, engine=RefShardBackend, mask_and_scale=False)
+    np.testing.assert_array_equal(tree["sub/a"].isel(y=3, byte=0).values, VALUES[3])
+    assert chunked.ranges == [(48, 64)]
+
+
+def test_a_loop_over_slabs_is_read_ahead_of_its_announcements(chunked: Chunked) -> None:
+    array = open_grid(chunked)
+    for row in range(0, 16, 2):
+        np.testing.assert_array_equal(array.isel(y=slice(row, row + 2), byte=0).values, VALUES[row : row + 2])
+    assert chunked.fetched == 256
+    assert len(chunked.ranges) <= 5
+
+
+@pytest.mark.skipif(not hasattr(xr.Dataset, "load_async"), reason="this xarray loads in its own thread only")
+def test_asynchronous_loading_announces_too(chunked: Chunked) -> None:
+    array = open_grid(chunked)
+
+    async def load() -> Any:
+        return (await array.isel(y=slice(2, 6)).load_async()).isel(byte=0).values
+
+    np.testing.assert_array_equal(asyncio.run(load()), VALUES[2:6])
+    assert chunked.fetched == 64
+    assert len(chunked.ranges) <= 2
