@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.keys import ChunkGrid
 
-__all__ = ["ABSENT", "WHOLE", "ChunkTable", "Row", "UInt32s", "UInt64s"]
+__all__ = ["ABSENT", "WHOLE", "ChunkTable", "Part", "Row", "UInt32s", "UInt64s"]
 
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 
 ABSENT = 2**32 - 1  # in the target column: no such chunk
+DENSE, SPARSE = 20, 28  # bytes per chunk of the grid, and per chunk there is
 WHOLE = 2**64 - 1  # in the length column: to the end of the target
 
 
@@ -25,6 +26,37 @@ class Row(NamedTuple):
     target: int
     offset: int
     length: int | None
+
+
+class Part(NamedTuple):
+    """Some rows of a table, in any order."""
+
+    numbers: npt.NDArray[np.unsignedinteger[Any]]
+    targets: UInt32s
+    offsets: UInt64s
+    lengths: UInt64s
+
+    @classmethod
+    def none(cls) -> Part:
+        """Return no rows."""
+        return cls.from_rows(())
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[tuple[int, Row]]) -> Part:
+        """Return (chunk number, row) pairs as columns."""
+        pairs = list(rows)
+        numbers = np.fromiter((n for n, _ in pairs), np.uint64, len(pairs))
+        targets = np.fromiter((r.target for _, r in pairs), np.uint32, len(pairs))
+        offsets = np.fromiter((r.offset for _, r in pairs), np.uint64, len(pairs))
+        lengths = np.fromiter((WHOLE if r.length is None else r.length for _, r in pairs), np.uint64, len(pairs))
+        return cls(numbers, targets, offsets, lengths)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows without their numbers."""
+        for target, offset, length in zip(
+            self.targets.tolist(), self.offsets.tolist(), self.lengths.tolist(), strict=True
+        ):
+            yield Row(target, offset, None if length == WHOLE else length)
 
 
 class ChunkTable:
@@ -48,31 +80,25 @@ class ChunkTable:
         return type(self), (self.grid, self.targets, self.offsets, self.lengths, self.numbers)
 
     @classmethod
-    def from_rows(cls, grid: ChunkGrid, rows: Iterable[tuple[int, Row]]) -> ChunkTable:
-        """Return the table of (chunk number, row) pairs in any order; the last one of a number wins."""
-        pairs = list(rows)
-        numbers = np.fromiter((n for n, _ in pairs), np.uint64, len(pairs))
-        targets = np.fromiter((r.target for _, r in pairs), np.uint32, len(pairs))
-        offsets = np.fromiter((r.offset for _, r in pairs), np.uint64, len(pairs))
-        lengths = np.fromiter((WHOLE if r.length is None else r.length for _, r in pairs), np.uint64, len(pairs))
-        return cls.from_columns(grid, numbers, targets, offsets, lengths)
-
-    @classmethod
-    def from_columns(
-        cls, grid: ChunkGrid, numbers: UInt64s, targets: UInt32s, offsets: UInt64s, lengths: UInt64s
-    ) -> ChunkTable:
-        """Return the table of chunks ``numbers`` (any order, the last of equals wins), dense where that is smaller."""
+    def from_parts(cls, grid: ChunkGrid, parts: list[Part]) -> ChunkTable:
+        """Return the table of all ``parts``, dense where that is smaller; the last row of a chunk wins."""
         size = grid.size
-        if size * 20 <= len(numbers) * 28:
+        if size * DENSE <= sum(len(part.numbers) for part in parts) * SPARSE:
             dense = cls(grid, np.full(size, ABSENT, np.uint32), np.zeros(size, np.uint64), np.zeros(size, np.uint64))
-            dense.targets[numbers], dense.offsets[numbers], dense.lengths[numbers] = targets, offsets, lengths
+            for part in parts:
+                numbers = part.numbers
+                dense.targets[numbers], dense.offsets[numbers] = part.targets, part.offsets
+                dense.lengths[numbers] = part.lengths
             return dense
+        numbers, targets, offsets, lengths = map(np.concatenate, zip(*parts, strict=True)) if parts else Part.none()
         if len(numbers) > 1 and not (numbers[1:] > numbers[:-1]).all():
             order = np.argsort(numbers, kind="stable")
-            last = np.append(numbers[order[1:]] != numbers[order[:-1]], True)
-            order = order[last]
+            order = order[np.append(numbers[order[1:]] != numbers[order[:-1]], True)]
             numbers, targets, offsets, lengths = numbers[order], targets[order], offsets[order], lengths[order]
-        return cls(grid, targets, offsets, lengths, numbers)
+        there = targets != ABSENT
+        if not there.all():
+            numbers, targets, offsets, lengths = numbers[there], targets[there], offsets[there], lengths[there]
+        return cls(grid, targets, offsets, lengths, numbers.astype(np.uint64, copy=False))
 
     def __len__(self) -> int:
         """Number of chunks that exist."""

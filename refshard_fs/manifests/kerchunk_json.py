@@ -6,26 +6,25 @@ told by their first bytes, whatever the name.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from numcodecs.zstd import Zstd
 
-from refshard_fs import policy, zarrmeta
-from refshard_fs.columns import WHOLE, Row
+from refshard_fs import policy
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats import Format, OpenOptions, Probe
-from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet, Value
-from refshard_fs.manifests.templates import Templates, expand_gen
+from refshard_fs.manifests.gathering import Gathering
+from refshard_fs.manifests.inflate import MAGIC, DamagedStream, Inflate, inflate_for, is_compressed
+from refshard_fs.manifests.json_blocks import Reader
+from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet
+from refshard_fs.manifests.templates import Templates
 from refshard_fs.model import Facts, Inline, Load, Pin, Span, Steps
 
-__all__ = ["FORMAT", "JsonIndex", "decompress", "parse", "parse_document", "resolver"]
+__all__ = ["FORMAT", "Decoder", "JsonIndex", "parse", "parse_document", "resolver"]
+
+PIECE: Final = 1 << 23  # bytes that are decoded at a time
 
 
 class JsonIndex(msgspec.Struct, frozen=True):
@@ -36,125 +35,107 @@ class JsonIndex(msgspec.Struct, frozen=True):
     simple: bool = True
 
     def decode(self, data: bytes) -> ReferenceSet:
-        return parse(data, self.where, dict(self.overrides), simple=self.simple)
+        decoder = self.decoder()
+        view = memoryview(data)
+        for start in range(0, len(view), PIECE):
+            decoder.feed(view[start : start + PIECE])
+        return decoder.finish()
+
+    def decoder(self) -> Decoder:
+        """Return what decodes the same bytes as they come."""
+        return Decoder(self)
 
 
-def decompress(data: bytes, where: str) -> bytes:
-    """Return ``data`` inflated, if its first bytes are those of gzip, zstd, bzip2 or xz."""
-    try:
-        if data.startswith(b"\x1f\x8b"):
-            return gzip.decompress(data)
-        if data.startswith(b"\x28\xb5\x2f\xfd"):
-            return bytes(Zstd().decode(data))
-        if data.startswith(b"BZh"):
-            return bz2.decompress(data)
-        if data.startswith(b"\xfd7zXZ\x00"):
-            return lzma.decompress(data)
-    except (OSError, EOFError, RuntimeError, ValueError, lzma.LZMAError) as e:
-        raise ManifestError(f"{where} is compressed and damaged: {e}") from e
-    return data
+class Decoder:
+    """Reads one reference set as its bytes come; nothing is kept of them but columns."""
+
+    def __init__(self, index: JsonIndex) -> None:
+        self._index = index
+        self._inflate: Inflate | None = None
+        self._head = b""
+        self._started = False
+        self._reader = Reader(index.where)
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Read on in ``data``; ManifestError if that cannot be."""
+        if not self._started:
+            self._head += data
+            if len(self._head) < MAGIC:
+                return
+            data, self._head = self._begin(), b""
+        self._pass(data)
+
+    def finish(self) -> ReferenceSet:
+        """Return the reference set; ManifestError if it is none."""
+        if not self._started:
+            self._pass(self._begin())
+        if self._inflate is not None:
+            try:
+                for piece in self._inflate.finish():
+                    self._reader.feed(piece)
+            except DamagedStream as e:
+                raise self._damaged(e) from e
+        self._reader.finish()
+        return _reference_set(self._reader, self._index)
+
+    def _begin(self) -> bytes:
+        self._started = True
+        self._inflate = inflate_for(self._head)
+        return self._head
+
+    def _pass(self, data: bytes | memoryview) -> None:
+        if self._inflate is None:
+            self._reader.feed(data)
+            return
+        try:
+            for piece in self._inflate.feed(data):
+                self._reader.feed(piece)
+        except DamagedStream as e:
+            raise self._damaged(e) from e
+
+    def _damaged(self, error: DamagedStream) -> ManifestError:
+        return ManifestError(f"{self._index.where} is compressed and damaged: {error}")
 
 
 def parse(data: bytes, where: str, overrides: Mapping[str, str], *, simple: bool = True) -> ReferenceSet:
     """Return the reference set in ``data``; ManifestError naming ``where`` and the key if it is none."""
-    data = decompress(data, where)
-    try:
-        document = zarrmeta.loads(data)
-    except ValueError as e:
-        raise ManifestError(f"{where} is not JSON: {e}") from e
-    if not isinstance(document, dict):
-        raise ManifestError(f"{where} is no reference set: its JSON is no object, but {type(document).__name__}")
-    return parse_document(document, where, overrides, simple=simple)
+    return JsonIndex(where, tuple(overrides.items()), simple).decode(data)
 
 
 def parse_document(
     document: Mapping[str, Any], where: str, overrides: Mapping[str, str], *, simple: bool = True
 ) -> ReferenceSet:
     """Return the reference set that ``document`` (of either version) spells; it is not changed."""
-    refs, templates, gen = _parts(document, where, overrides, simple)
-    urls: dict[str | None, int] = {}
-    expanded: dict[str, str] = {}
-    values: dict[str, Value] = {}
-    for key, value in refs.items():
-        if not isinstance(key, str):
-            raise ManifestError(f"{where}: the key {key!r} is no string")
-        try:
-            values[_key(key)] = _value(value, urls, expanded, templates)
-        except ManifestError as e:
-            raise ManifestError(f"{key!r} of {where}: {e}") from e
-    if gen:
-        try:
-            for key, url, offset, length in expand_gen(gen, templates):
-                target = urls.setdefault(url, len(urls))
-                values[_key(key)] = Row(target, offset or 0, length)
-        except ManifestError as e:
-            raise ManifestError(f"{where}: {e}") from e
-    return ReferenceSet.build(urls, values, where)
+    reader = Reader(where)
+    reader.take(document)
+    return _reference_set(reader, JsonIndex(where, tuple(overrides.items()), simple))
 
 
-def _parts(
-    document: Mapping[str, Any], where: str, overrides: Mapping[str, str], simple: bool
-) -> tuple[Mapping[str, Any], Templates, list[Any]]:
-    version = document.get("version")
+def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
+    where, header = index.where, reader.header
+    version = header.get("version")
     if version is None or isinstance(version, (str, list, dict)):
-        if isinstance(document.get("refs"), Mapping):
+        if reader.refs is not None:
             raise ManifestError(f'{where} has "refs" and no "version": add "version": 1 to it')
-        return document, Templates({}), []
+        reader.top.add_members(header)
+        return reader.top.finish(Templates({}))
     if version != 1 or isinstance(version, bool):
         raise ManifestError(f"{where} is of version {version!r}; versions 0 and 1 are known")
-    refs, templates, gen = document.get("refs", {}), document.get("templates") or {}, document.get("gen") or []
-    if "refs" not in document and not gen:
-        strays = [k for k in document if k not in ("version", "templates", "gen")]
-        if strays:
-            raise ManifestError(f'{where} is of version 1, and has keys such as {strays[0]!r} outside of "refs"')
-    for name, part, kind in (("refs", refs, Mapping), ("templates", templates, Mapping), ("gen", gen, list)):
+    templates, gen = header.get("templates") or {}, header.get("gen") or []
+    if reader.refs is None and "refs" not in header and not gen and not reader.top.is_empty:
+        raise ManifestError(f'{where} is of version 1, and has its keys outside of "refs"')
+    for name, part, kind in (
+        ("refs", header.get("refs", {}), Mapping),
+        ("templates", templates, Mapping),
+        ("gen", gen, list),
+    ):
         if not isinstance(part, kind):
             raise ManifestError(f"{name!r} of {where} is a {type(part).__name__}, no {kind.__name__.lower()}")
     try:
-        return refs, Templates(templates, overrides, simple=simple), gen
+        known = Templates(templates, dict(index.overrides), simple=index.simple)
     except ManifestError as e:
         raise ManifestError(f"{where}: {e}") from e
-
-
-def _key(key: str) -> str:
-    if "\\" in key or "//" in key or key[:1] == "/" or key[-1:] == "/":
-        key = normalise(key)
-    if not key or "\0" in key or (".." in key and ".." in key.split("/")) or "/./" in f"/{key}/":
-        raise ManifestError("a key is not empty, and has no NUL, and no segment '.' or '..'")
-    return key
-
-
-def _value(value: Any, urls: dict[str | None, int], expanded: dict[str, str], templates: Templates) -> Value:
-    match value:
-        case str() | bytes():
-            return value
-        case list() | tuple() if len(value) in (1, 3):
-            url = value[0]
-            if isinstance(url, str):
-                full = expanded.get(url)
-                if full is None:
-                    full = expanded[url] = templates.expand(url)
-                url = full
-            elif url is not None:
-                raise ManifestError(f"its URL is {url!r}, neither text nor null")
-            target = urls.setdefault(url, len(urls))
-            if len(value) == 1:
-                return Row(target, 0, None)
-            return Row(target, _count(value[1], "offset"), _count(value[2], "length"))
-        case list() | tuple():
-            raise ManifestError(
-                f"a reference has one element or three, [url] or [url, offset, length], not {len(value)}"
-            )
-        case Mapping():
-            return dict(value)
-        case _:
-            raise ManifestError(f"{value!r} is neither data nor a reference")
-
-
-def _count(value: Any, name: str) -> int:
-    if type(value) is not int or not 0 <= value < WHOLE:
-        raise ManifestError(f"its {name} is {value!r}, no whole number ≥ 0")
-    return value
+    return (reader.refs or Gathering(where)).finish(known, gen)
 
 
 def resolver(options: OpenOptions, directory: str | None) -> Callable[[str | None], str]:
@@ -179,7 +160,7 @@ def _recognises(probe: Probe) -> bool:
     head = probe.head
     if probe.is_directory:
         return False
-    if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\x00")):
+    if is_compressed(head):
         return True
     return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
 

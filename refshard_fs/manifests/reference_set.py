@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from refshard_fs.keys import ChunkGrid, join, parent
 from refshard_fs.keyspace import place
 from refshard_fs.model import Entry, Inline, Listed, Span, Steps
 
-__all__ = ["FlatKeySpace", "ReferenceSet", "References", "Value"]
+__all__ = ["FlatKeySpace", "ReferenceSet", "References", "Value", "grid_of"]
 
 # A value as the manifest spells it: text, an object, bytes, or a reference.
 Value = str | bytes | dict[str, Any] | Row
@@ -33,21 +33,6 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
     urls: tuple[str | None, ...]
     tables: dict[str, ChunkTable]
     side: dict[str, Value]
-
-    @classmethod
-    def build(cls, urls: Iterable[str | None], values: Mapping[str, Value], where: str) -> ReferenceSet:
-        """Sort ``values`` (normal key → value) into columns by the arrays' metadata among them."""
-        grids = _grids(values, where)
-        rows: dict[str, list[tuple[int, Row]]] = {path: [] for path in grids}
-        side: dict[str, Value] = {}
-        for key, value in values.items():
-            at = place(grids, key) if type(value) is Row else None
-            if at is None:
-                side[key] = value
-            else:
-                rows[at.array].append((at.number, value))  # type: ignore[arg-type]  # a Row: `at` says so
-        tables = {path: ChunkTable.from_rows(grid, rows[path]) for path, grid in grids.items()}
-        return cls(tuple(urls), tables, side)
 
     def __len__(self) -> int:
         """Number of keys."""
@@ -104,17 +89,11 @@ class _Grids(Mapping[str, ChunkGrid]):
         return len(self.tables)
 
 
-def _grids(values: Mapping[str, Value], where: str) -> dict[str, ChunkGrid]:
-    grids = {}
-    for key, value in values.items():
-        path, name = parent(key)
-        if name not in (".zarray", "zarr.json") or type(value) is Row:
-            continue
-        doc = value if isinstance(value, dict) else _json(value)
-        meta = zarrmeta.array_meta(doc, f"{key!r} of {where}") if isinstance(doc, dict) else None
-        if meta is not None and meta.grid is not None:
-            grids[path] = meta.grid
-    return grids
+def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
+    """Return the grid that the metadata document ``key`` of ``where`` gives its array, if it is one and has one."""
+    doc = value if isinstance(value, dict) else _json(value)
+    meta = zarrmeta.array_meta(doc, f"{key!r} of {where}") if isinstance(doc, dict) else None
+    return None if meta is None else meta.grid
 
 
 def _json(value: Value) -> object:

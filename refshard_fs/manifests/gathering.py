@@ -1,0 +1,332 @@
+"""References taken in as they come, whole blocks as columns where possible, and made a `ReferenceSet` in the end.
+
+Order counts as in a JSON object: the last value of a key wins. Metadata may come after the chunks that it
+is about. What is held on the way is columns, or the text of blocks whose arrays are not known yet. No I/O here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
+from refshard_fs.errors import ManifestError
+from refshard_fs.keys import ChunkGrid, join, normalise, parent
+from refshard_fs.keyspace import place
+from refshard_fs.manifests.json_fast import Positions, Records, Urls, chunk_numbers, scan
+from refshard_fs.manifests.reference_set import ReferenceSet, Value, grid_of
+from refshard_fs.manifests.templates import Templates, expand_gen
+
+__all__ = ["Gathering"]
+
+BATCH: Final = 16384  # members that are taken at a time from something longer
+FEW: Final = 64  # records of a block that are looked at one by one, and arrays that are looked for in one
+
+
+class _Deferred(NamedTuple):
+    sequence: int
+    records: Records
+
+
+class Gathering:
+    """The members of one JSON object of references, ``where`` naming it in errors."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._urls: Urls = {}
+        self._grids: dict[str, ChunkGrid] = {}
+        self._parts: dict[str, list[tuple[int, Part]]] = {}
+        self._side: list[tuple[int, dict[str, Value]]] = []
+        self._deferred: list[_Deferred] = []
+        self._sequence = 0
+        self._all_known = False  # whether no more metadata can come
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._sequence
+
+    def add_block(self, block: bytes) -> bool:
+        """Take compact members (see `json_fast`); False, and nothing taken, where they are not of that form."""
+        try:
+            records = scan(block, self._urls)
+            if records is None:
+                return False
+            self._add_records(records)
+        except UnicodeDecodeError:
+            return False  # a reader of JSON will say what is wrong
+        return True
+
+    def add_members(self, members: Mapping[Any, Any]) -> None:
+        """Take members as Python values."""
+        ranges: dict[str, Any] = {}
+        of_default: dict[str, Any] = {}
+        wholes: dict[str, Any] = {}
+        others: dict[Any, Any] = {}
+        for key, value in members.items():
+            kind = type(value)
+            if (kind is list or kind is tuple) and type(key) is str:
+                url = value[0] if value else 0
+                if len(value) == 3 and type(url) is str:
+                    ranges[key] = value
+                    continue
+                if len(value) == 1 and type(url) is str:
+                    wholes[key] = (url, 0, 0)
+                    continue
+                if len(value) == 3 and url is None:
+                    of_default[key] = ("", value[1], value[2])
+                    continue
+            others[key] = value
+        self._add_singly(others)
+        for group in (ranges, wholes, of_default):
+            if not group:
+                continue
+            records = _compact(group, {} if group is of_default else self._urls) if len(group) > FEW else None
+            if records is None:
+                self._add_singly({key: members[key] for key in group})
+                continue
+            if group is wholes:
+                records.lengths[:] = WHOLE
+            elif group is of_default:
+                records.targets[:] = self._target(None)
+            self._add_records(records)
+
+    def add_batches(self, members: Mapping[Any, Any]) -> None:
+        """Take the members of a mapping that may be long."""
+        if len(members) <= 2 * BATCH:
+            self.add_members(members)
+            return
+        items = iter(members.items())
+        while batch := dict(islice(items, BATCH)):
+            self.add_members(batch)
+
+    def finish(self, templates: Templates, gen: Sequence[object] = ()) -> ReferenceSet:
+        """Return the reference set, URLs expanded by ``templates`` and the references of ``gen`` added."""
+        self._all_known = True
+        deferred, self._deferred = self._deferred, []
+        for sequence, records in deferred:
+            self._add_records(records, sequence)
+        self._expand(templates)
+        if gen:
+            self._generate(gen, templates)
+        side, inline = self._settle_side()
+        tables = {}
+        for path, grid in self._grids.items():
+            parts = sorted(self._parts.pop(path, ()), key=lambda part: part[0])
+            tables[path] = ChunkTable.from_parts(grid, [part for _, part in parts])
+        for key, (path, number) in inline.items():
+            if tables[path].row(number) is not None:  # a reference that came after the data
+                del side[key]
+        try:
+            urls = tuple(map(_decoded, self._urls))
+        except UnicodeDecodeError as e:
+            raise ManifestError(f"{self._where} is not JSON: a URL is not UTF-8: {e}") from e
+        return ReferenceSet(urls, tables, side)
+
+    # ------------------------------------------------------------------ columns
+
+    def _add_records(self, records: Records, sequence: int | None = None) -> None:
+        placed: list[tuple[str, Part]] = []
+        strays: list[int] = []
+        unplaced = np.arange(len(records))
+        for _ in range(FEW):
+            if not len(unplaced):
+                break
+            first = int(unplaced[0])
+            at = place(self._grids, self._checked_key(records.key(first)))
+            if at is None:
+                strays.append(first)
+                unplaced = unplaced[1:]
+                continue
+            grid = self._grids[at.array]
+            chosen = None if len(unplaced) == len(records) else unplaced
+            numbers, valid = chunk_numbers(records, chosen, _prefix(at.array, grid), grid)
+            if valid.all():
+                unplaced = unplaced[:0]
+            else:
+                chosen, unplaced, numbers = unplaced[valid], unplaced[~valid], numbers[valid]
+            if len(numbers):
+                placed.append((at.array, _part(grid, numbers, records, chosen)))
+            if not valid[0]:  # a chunk, and spelled in a way that is not for columns
+                strays.append(first)
+                unplaced = unplaced[1:]
+        strays += unplaced.tolist()
+        if len(strays) > FEW and not self._all_known:
+            self._deferred.append(_Deferred(self._next(), records))
+            return
+        rows: dict[str, Value] = {}
+        for i in strays:
+            length = int(records.lengths[i])
+            row = Row(int(records.targets[i]), int(records.offsets[i]), None if length == WHOLE else length)
+            rows[self._checked_key(records.key(i))] = row
+        if sequence is None:
+            sequence = self._next()
+        for path, part in placed:
+            self._parts.setdefault(path, []).append((sequence, part))
+        if rows:
+            self._side.append((sequence, rows))
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _target(self, url: bytes | None) -> int:
+        return self._urls.setdefault(url, len(self._urls))
+
+    # ------------------------------------------------------------------ single members
+
+    def _add_singly(self, members: Mapping[Any, Any]) -> None:
+        if not members:
+            return
+        taken: dict[str, Value] = {}
+        for key, value in members.items():
+            if not isinstance(key, str):
+                raise ManifestError(f"{self._where}: the key {key!r} is no string")
+            name = self._checked_key(key)
+            try:
+                taken[name] = found = self._value(value)
+            except ManifestError as e:
+                raise ManifestError(f"{key!r} of {self._where}: {e}") from e
+            if name.endswith((".zarray", "zarr.json")) and type(found) is not Row:
+                self._learn(name, found)
+        self._side.append((self._next(), taken))
+
+    def _checked_key(self, key: str) -> str:
+        try:
+            return _key(key)
+        except ManifestError as e:
+            raise ManifestError(f"{key!r} of {self._where}: {e}") from e
+
+    def _value(self, value: Any) -> Value:
+        match value:
+            case str() | bytes():
+                return value
+            case [str() | None as url]:
+                return Row(self._target(_encoded(url)), 0, None)
+            case [str() | None as url, offset, length]:
+                return Row(self._target(_encoded(url)), _count(offset, "offset"), _count(length, "length"))
+            case [url] | [url, _, _]:
+                raise ManifestError(f"its URL is {url!r}, neither text nor null")
+            case list() | tuple():
+                elements = f"one element or three, [url] or [url, offset, length], not {len(value)}"
+                raise ManifestError(f"a reference has {elements}")
+            case Mapping():
+                return dict(value)
+            case _:
+                raise ManifestError(f"{value!r} is neither data nor a reference")
+
+    def _learn(self, key: str, value: Value) -> None:
+        """Take note of an array's grid. Where it had another one before, its chunks are placed anew."""
+        path, name = parent(key)
+        if name not in (".zarray", "zarr.json"):
+            return
+        grid = grid_of(key, value, self._where)
+        old = self._grids.get(path)
+        if grid is None or grid == old:
+            return
+        self._grids[path] = grid
+        if old is not None:
+            for sequence, part in self._parts.pop(path, ()):
+                keys = (join(path, old.tail(number)) for number in part.numbers.tolist())
+                self._side.append((sequence, dict(zip(keys, part.rows(), strict=True))))
+
+    # ------------------------------------------------------------------ the end
+
+    def _expand(self, templates: Templates) -> None:
+        """Expand every URL, once each; where two become one, or change places, columns follow."""
+        urls: Urls = {}
+        numbers = np.empty(len(self._urls), np.uint32)
+        for number, url in enumerate(self._urls):
+            if url is not None and b"{{" in url:
+                text = _decoded(url) or ""
+                try:
+                    url = _encoded(templates.expand(text))
+                except ManifestError as e:
+                    raise ManifestError(f"the URL {text!r} of {self._where}: {e}") from e
+            numbers[number] = urls.setdefault(url, len(urls))
+        moved = len(urls) < len(self._urls)
+        self._urls = urls
+        if not moved:
+            return
+        for parts in self._parts.values():
+            for _, part in parts:
+                part.targets[:] = numbers[part.targets]
+        for _, members in self._side:
+            for key, value in members.items():
+                if type(value) is Row:
+                    members[key] = value._replace(target=int(numbers[value.target]))
+
+    def _generate(self, gen: Sequence[object], templates: Templates) -> None:
+        try:
+            generated = iter(expand_gen(gen, templates))
+            while batch := list(islice(generated, BATCH)):
+                self.add_members({k: [u] if size is None else [u, start or 0, size] for k, u, start, size in batch})
+        except ManifestError as e:
+            raise ManifestError(f"{self._where}: {e}") from e
+
+    def _settle_side(self) -> tuple[dict[str, Value], dict[str, tuple[str, int]]]:
+        """Return the side table, and the places of the chunks among its data; references to chunks become columns."""
+        side: dict[str, Value] = {}
+        inline: dict[str, tuple[str, int]] = {}
+        for sequence, members in sorted(self._side, key=lambda item: item[0]):
+            rows: dict[str, list[tuple[int, Row]]] = {}
+            for key, value in members.items():
+                at = place(self._grids, key)
+                if at is not None:
+                    # Data in a chunk's place is kept aside, and hides what came before it.
+                    row = value if type(value) is Row else Row(ABSENT, 0, 0)
+                    rows.setdefault(at.array, []).append((at.number, row))
+                    if row is value:
+                        continue
+                    inline[key] = at
+                side[key] = value
+            for path, numbered in rows.items():
+                part = Part.from_rows(numbered)
+                self._parts.setdefault(path, []).append((sequence, part))
+        return side, inline
+
+
+def _part(grid: ChunkGrid, numbers: UInt64s, records: Records, chosen: Positions | None) -> Part:
+    smaller = numbers.astype(np.uint32) if grid.size < 2**32 else numbers
+    if chosen is None:
+        return Part(smaller, records.targets, records.offsets, records.lengths)
+    return Part(smaller, records.targets[chosen], records.offsets[chosen], records.lengths[chosen])
+
+
+def _compact(group: dict[str, Any], urls: Urls) -> Records | None:
+    """Return references as records, by way of their compact JSON; None where they are not that regular."""
+    try:
+        block = msgspec.json.encode(group)[1:-1]
+    except (TypeError, ValueError, OverflowError):  # the reading one by one says what is wrong
+        return None
+    return scan(block, urls)
+
+
+def _prefix(path: str, grid: ChunkGrid) -> bytes:
+    head = "c" + grid.encoding.separator if grid.encoding.name == "default" else ""
+    return (path + "/" + head if path else head).encode()
+
+
+def _key(key: str) -> str:
+    if "\\" in key or "//" in key or key[:1] == "/" or key[-1:] == "/":
+        key = normalise(key)
+    if not key or "\0" in key or (".." in key and ".." in key.split("/")) or "/./" in f"/{key}/":
+        raise ManifestError("a key is not empty, and has no NUL, and no segment '.' or '..'")
+    return key
+
+
+def _count(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value < WHOLE:
+        raise ManifestError(f"its {name} is {value!r}, no whole number ≥ 0")
+    return value
+
+
+def _encoded(url: str | None) -> bytes | None:
+    return None if url is None else url.encode("utf-8", "surrogatepass")
+
+
+def _decoded(url: bytes | None) -> str | None:
+    return None if url is None else url.decode("utf-8", "surrogatepass")
