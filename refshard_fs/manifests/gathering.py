@@ -103,14 +103,19 @@ class Gathering:
         while batch := dict(islice(items, BATCH)):
             self.add_members(batch)
 
-    def finish(self, templates: Templates, gen: Sequence[object] = ()) -> ReferenceSet:
-        """Return the reference set, URLs expanded by ``templates`` and the references of ``gen`` added."""
+    def finish(self, templates: Templates | None = None, gen: Sequence[object] = ()) -> ReferenceSet:
+        """Return the reference set, URLs expanded by ``templates`` (if any) and ``gen``'s references added."""
         self._all_known = True
         deferred, self._deferred = self._deferred, []
-        for sequence, records in deferred:
-            self._add_records(records, sequence)
-        self._expand(templates)
-        if gen:
+        try:
+            for sequence, records in deferred:
+                self._add_records(records, sequence)
+            for url in self._urls:
+                _decoded(url)
+        except UnicodeDecodeError as e:
+            raise ManifestError(f"{self._where} is not JSON: it is not UTF-8: {e.reason}") from e
+        if templates is not None:
+            self._expand(templates)
             self._generate(gen, templates)
         side, inline = self._settle_side()
         tables = {}
@@ -120,11 +125,7 @@ class Gathering:
         for key, (path, number) in inline.items():
             if tables[path].row(number) is not None:  # a reference that came after the data
                 del side[key]
-        try:
-            urls = tuple(map(_decoded, self._urls))
-        except UnicodeDecodeError as e:
-            raise ManifestError(f"{self._where} is not JSON: a URL is not UTF-8: {e}") from e
-        return ReferenceSet(urls, tables, side)
+        return ReferenceSet(tuple(map(_decoded, self._urls)), tables, side)
 
     # ------------------------------------------------------------------ columns
 
@@ -245,7 +246,7 @@ class Gathering:
                 try:
                     url = _encoded(templates.expand(text))
                 except ManifestError as e:
-                    raise ManifestError(f"the URL {text!r} of {self._where}: {e}") from e
+                    raise ManifestError(f"{self._key_of(number)!r} of {self._where}: its URL {text!r}: {e}") from e
             numbers[number] = urls.setdefault(url, len(urls))
         moved = len(urls) < len(self._urls)
         self._urls = urls
@@ -258,6 +259,15 @@ class Gathering:
             for key, value in members.items():
                 if type(value) is Row:
                     members[key] = value._replace(target=int(numbers[value.target]))
+
+    def _key_of(self, target: int) -> str:
+        """Return a key that refers to ``target``."""
+        for path, parts in self._parts.items():
+            for _, part in parts:
+                for index in np.flatnonzero(part.targets == target)[:1]:
+                    return join(path, self._grids[path].tail(int(part.numbers[index])))
+        rows = (item for _, members in self._side for item in members.items())
+        return next((key for key, value in rows if type(value) is Row and value.target == target), "")
 
     def _generate(self, gen: Sequence[object], templates: Templates) -> None:
         try:

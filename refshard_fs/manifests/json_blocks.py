@@ -208,7 +208,7 @@ class Reader:
         for match in _REFS.finditer(self._text, self._at, end):
             try:
                 members = msgspec.json.decode(b"{" + self._text[self._at : match.start()] + b"}")
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             self.take(members)
             self._advance(match.start())
@@ -219,7 +219,7 @@ class Reader:
         text = b"{" + self._text[self._at : end] + b"}"
         try:
             members = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError) as e:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             if "truncated" in str(e):
                 raise _Short from None
             self._read_lax(text, end)

@@ -118,7 +118,7 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
         if reader.refs is not None:
             raise ManifestError(f'{where} has "refs" and no "version": add "version": 1 to it')
         reader.top.add_members(header)
-        return reader.top.finish(Templates({}))
+        return reader.top.finish()  # version 0 has no templates: braces are the URL's own
     if version != 1 or isinstance(version, bool):
         raise ManifestError(f"{where} is of version {version!r}; versions 0 and 1 are known")
     templates, gen = header.get("templates") or {}, header.get("gen") or []

@@ -1,0 +1,336 @@
+"""The block reader finds what a JSON reader would, wherever the text is cut and however it is spelled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.manifests import gathering, json_blocks, json_fast
+from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
+from refshard_fs.manifests.reference_set import References, ReferenceSet
+
+ARRAY = {"zarr_format": 2, "shape": [40, 6], "chunks": [1, 2], "dtype": "<f4", "compressor": None, "fill_value": 0}
+ARRAY |= {"order": "C", "filters": None}
+ARRAY_3 = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [40, 6],
+    "data_type": "float32",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 2]}},
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    "codecs": [{"name": "bytes"}],
+    "fill_value": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut often: most false cuts happen in what is larger than a block."""
+    monkeypatch.setattr(json_blocks, "BLOCK", 512)
+    monkeypatch.setattr(json_blocks, "PART", 128)
+    monkeypatch.setattr(json_blocks, "SAMPLE", 64)
+    monkeypatch.setattr(gathering, "FEW", 2)
+    monkeypatch.setattr(gathering, "BATCH", 8)
+
+
+def read(text: str | bytes, piece: int = 1 << 20) -> ReferenceSet:
+    data = text if isinstance(text, bytes) else text.encode()
+    decoder = JsonIndex("refs.json").decoder()
+    for start in range(0, len(data), piece):
+        decoder.feed(data[start : start + piece])
+    return decoder.finish()
+
+
+def plain(refs: dict[str, Any]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, (list, tuple)) else v for k, v in refs.items()}
+
+
+def shown(refs: ReferenceSet) -> dict[str, Any]:
+    return dict(References(refs).items())
+
+
+def sample(count: int = 120) -> dict[str, Any]:
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format":2}', "a/.zarray": json.dumps(ARRAY), "a/.zattrs": "{}"}
+    refs |= {f"a/{i // 3}.{i % 3}": [f"s3://bucket/file-{i // 7}.nc", i * 10007, 90 + i] for i in range(count)}
+    return refs
+
+
+def number_of_columns(refs: ReferenceSet) -> int:
+    return sum(map(len, refs.tables.values()))
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"separators": (",", ":")},
+        {},
+        {"indent": 2},
+        {"indent": 0, "separators": (" ,", " :\t")},
+        {"separators": (", ", ":")},
+    ],
+)
+@pytest.mark.parametrize("slashes", [False, True])
+@pytest.mark.parametrize("version", [0, 1])
+def test_every_spelling_of_a_document_is_the_same_set(spelling: dict[str, Any], slashes: bool, version: int) -> None:
+    refs = sample()
+    text = json.dumps({"version": 1, "templates": {}, "refs": refs} if version else refs, **spelling)
+    found = read(text.replace("/", "\\/") if slashes else text)
+    assert shown(found) == refs
+    assert number_of_columns(found) == 120
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100, 1000])
+def test_pieces_may_end_anywhere(piece: int) -> None:
+    refs = {**sample(), "text é": 'a"],"b', "a/.zattrs": '{"é":[1,2],"x":"y"}'}
+    assert shown(read(json.dumps({"version": 1, "refs": refs}, ensure_ascii=False), piece)) == refs
+
+
+@pytest.mark.parametrize("array", [ARRAY, {**ARRAY, "dimension_separator": "/"}])
+@pytest.mark.parametrize("path", ["", "a", "deep/er/a"])
+def test_chunk_keys_of_both_separators_go_to_columns(array: dict[str, Any], path: str) -> None:
+    stem = path + "/" if path else ""
+    separator = array.get("dimension_separator", ".")
+    refs: dict[str, Any] = {stem + ".zarray": json.dumps(array)}
+    refs |= {f"{stem}{i // 3}{separator}{i % 3}": ["u", i, i + 1] for i in range(120)}
+    found = read(json.dumps(refs, separators=(",", ":")))
+    assert shown(found) == refs
+    assert number_of_columns(found) == 120
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_version_3_keys_go_to_columns_though_metadata_come_last(first: bool) -> None:
+    refs: dict[str, Any] = {f"a/c/{i // 3}/{i % 3}": ["u", i, i + 1] for i in range(120)}
+    refs = {"a/zarr.json": ARRAY_3, **refs} if first else {**refs, "a/zarr.json": ARRAY_3}
+    found = read(json.dumps(refs, separators=(",", ":")))
+    assert shown(found) == refs
+    assert number_of_columns(found) == 120
+
+
+def test_interleaved_arrays_and_nested_ones_are_told_apart() -> None:
+    refs: dict[str, Any] = {f"{p}/.zarray": json.dumps(ARRAY) for p in ("a", "a/b", "ab", "z")}
+    for i in range(120):
+        refs |= {f"{p}/{i // 3}.{i % 3}": [f"u-{p}", i, 1] for p in ("a", "a/b", "ab")}
+    found = read(json.dumps(refs, separators=(",", ":")))
+    assert shown(found) == refs
+    assert {p: len(t) for p, t in found.tables.items()} == {"a": 120, "a/b": 120, "ab": 120, "z": 0}
+
+
+def test_the_last_value_of_a_key_wins_whatever_came_before() -> None:
+    body = ",".join(f'"a/{i}.0":["u",{i},1]' for i in range(40))
+    head = f'"a/.zarray":{json.dumps(ARRAY)}'
+    later = ",".join(f'"a/{i}.0":["v",{i},2]' for i in range(0, 40, 2))
+    data = ",".join(f'"a/{i}.0":"data"' for i in range(0, 40, 3))
+    again = '"a/6.0":["w",6,6],"a/7.0":"x"'
+    for order in ([head, body, later, data, again], [body, later, data, again, head]):
+        text = "{" + ",".join(order) + "}"
+        assert shown(read(text)) == json.loads(text)
+
+
+def test_an_array_that_is_described_twice_has_the_last_grid() -> None:
+    body = ",".join(f'"a/{i // 3}.{i % 3}":["u",{i},1]' for i in range(60))
+    small = json.dumps({**ARRAY, "shape": [40, 2]})
+    text = f'{{"a/.zarray":{json.dumps(ARRAY)},{body},"a/.zarray":{small}}}'
+    found = read(text)
+    assert shown(found) == json.loads(text)
+    assert len(found.tables["a"]) == 20
+
+
+def test_numbers_of_any_length_are_exact() -> None:
+    sizes = [
+        0,
+        9,
+        10,
+        9_999_999,
+        10_000_000,
+        99_999_999,
+        2**32 - 1,
+        2**32,
+        10**15 - 1,
+        10**15,
+        10**16,
+        2**63,
+        2**64 - 2,
+    ]
+    refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY)}
+    refs |= {f"a/{i}.{j}": ["u", sizes[i], sizes[-1 - i - j]] for i in range(11) for j in range(2)}
+    assert shown(read(json.dumps(refs, separators=(",", ":")))) == refs
+
+
+def test_urls_of_any_length_are_told_apart() -> None:
+    names = ["x" * n + c for n in (0, 1, 6, 7, 8, 9, 15, 16, 17, 40, 600) for c in ("a", "b", "a")]
+    refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY)}
+    refs |= {f"a/{i}.{j}": [names[i], 1, 2] for i in range(33) for j in range(3)}
+    found = read(json.dumps(refs, separators=(",", ":")))
+    assert shown(found) == refs
+    assert len(found.urls) == 22
+
+
+def test_odd_keys_beside_chunks_are_kept_aside() -> None:
+    odd = ["a/00.0", "a/0", "a/0.0.0", "a/99.0", "a/0.-1", "a/x.y", "b/0.0", "a.0", "a/0.0/x", "a/1.", "a/.1", "a/1..1"]
+    refs = {**sample(6), **{key: ["odd", 1, 2] for key in odd}}
+    found = read(json.dumps(refs, separators=(",", ":")))
+    assert shown(found) == refs
+    assert {key for key in found.side if not key.startswith((".z", "a/.z"))} == set(odd)
+
+
+def test_wholes_defaults_and_data_mix_with_ranges() -> None:
+    refs = sample()
+    refs |= {f"a/{i}.1": [f"file-{i}"] for i in range(20)}
+    refs |= {f"a/{i}.2": [None, i, 5] for i in range(20)}
+    refs |= {"a/30.0": [None], "a/31.0": "base64:AAAA", "a/32.0": {"x": [1, 2], "y": "z"}}
+    assert shown(read(json.dumps({"version": 1, "refs": refs}))) == refs
+    assert shown(parse_document(refs, "refs", {})) == refs
+
+
+def test_templates_are_expanded_wherever_they_stand() -> None:
+    refs = sample()
+    short = {k: ["{{u}}" + v[0][11:], *v[1:]] if isinstance(v, list) else v for k, v in refs.items()}
+    short["b"] = ["{{f(c='x')}}"]
+    templates = {"u": "s3://bucket", "f": "s3://{{c}}.nc"}
+    gen = [{"key": "g/{{i}}", "url": "{{u}}/{{i}}", "offset": "{{i}}", "length": "7", "dimensions": {"i": {"stop": 3}}}]
+    parts = [
+        f'"version":1,"refs":{json.dumps(short)}',
+        f'"templates":{json.dumps(templates)}',
+        f'"gen":{json.dumps(gen)}',
+    ]
+    expected = {**refs, "b": ["s3://x.nc"], **{f"g/{i}": [f"s3://bucket/{i}", i, 7] for i in range(3)}}
+    for order in (parts, parts[::-1], [parts[1], parts[0], parts[2]]):
+        assert shown(read("{" + ",".join(order) + "}")) == expected
+
+
+def test_what_only_lenient_readers_take_is_taken() -> None:
+    text = '{"a/.zarray":{"fill_value":NaN,"x":[-Infinity]},"b":"\\ud800","c":"tab\tnewline\n","a/0.0":["u",1,2]}'
+    found = shown(read("\ufeff" + text))
+    assert found["b"] == "\ud800"
+    assert found["c"] == "tab\tnewline\n"
+    assert str(found["a/.zarray"]["fill_value"]) == "nan"
+    assert found["a/0.0"] == ["u", 1, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":["u",1,2]',
+        '{"a":["u",1,2],}',
+        '{"a":["u",1,2]}}',
+        '{"a":["u",1,2]} x',
+        '{"a":["u",01,2]}',
+        '{"a":["u",1 1,2]}',
+        '{"a":["u",1,2] "b":["u",1,2]}',
+        '{"a" ["u",1,2]}',
+        '{,"a":["u",1,2]}',
+        '["u",1,2]',
+        '{"a":["u",1,2],"b',
+        '{"a":["\\x",1,2]}',
+        "",
+        "   ",
+        "{",
+        '{"version":1,"refs":{"a":["u",1,2]}',
+        '{"version":1,"refs":{"a":["u",1,2]},"templates":{"u"}}',
+        b'{"a":["\xff",1,2]}',
+        b'{"\xff":["u",1,2]}',
+    ],
+)
+@pytest.mark.parametrize("many", [0, 60])
+def test_what_is_no_json_is_refused(text: str | bytes, many: int) -> None:
+    filler = "".join(f'"k{i}":["u",{i},1],' for i in range(many)).encode()
+    data = text if isinstance(text, bytes) else text.encode()
+    for broken in (
+        data.replace(b'"a"', filler + b'"a"', 1),
+        data.replace(b'"a":', b'"a":["u",1,2],' + filler + b'"z":', 1),
+    ):
+        if many and broken == data:
+            continue
+        with pytest.raises(ManifestError, match=r"refs\.json"):
+            read(broken)
+
+
+@pytest.mark.parametrize("value", ["1", "-1", "1.0", "true", "null", '"1"', "[1]", "1e3"])
+def test_an_offset_that_is_no_count_is_refused_with_its_key(value: str) -> None:
+    body = ",".join(f'"k{i}":["u",{i},1]' for i in range(60))
+    text = f'{{{body},"a/0":["u",{value},1]}}'
+    if value == "1":
+        assert shown(read(text)) == json.loads(text)
+        return
+    with pytest.raises(ManifestError, match=r"'a/0' of refs\.json"):
+        read(text)
+
+
+keys = st.one_of(
+    st.builds("a/{}.{}".format, st.integers(0, 41), st.integers(0, 3)),
+    st.builds("b/c/{}/{}".format, st.integers(0, 41), st.integers(0, 3)),
+    st.sampled_from(["a/.zattrs", "x", "a/b", "ключ", 'quo"te', "a/0.0 ", "version", "refs", "templates"]),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/\\."), min_size=1, max_size=5),
+)
+urls = st.one_of(
+    st.sampled_from(["u", "s3://bucket/file.nc", "s3://bucket/file.nd", "a],", "b],[", "{", '"', "é" * 9, "\\"]),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{"), max_size=20),
+)
+counts = st.one_of(st.integers(0, 10**9), st.integers(0, 2**64 - 2))
+values = st.one_of(
+    st.tuples(urls, counts, counts).map(list),
+    st.tuples(urls, counts, counts).map(list),
+    st.tuples(urls).map(list),
+    st.tuples(st.none(), counts, counts).map(list),
+    st.sampled_from(["data", 'a"],"b', "base64:AA==", "],", ""]),
+    st.dictionaries(st.sampled_from(["shape", "x"]), st.lists(st.integers(), max_size=2), max_size=2),
+)
+members = st.lists(st.tuples(keys, values), max_size=60)
+spellings = st.sampled_from([{"separators": (",", ":")}, {}, {"indent": 1}])
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(members, spellings, st.booleans(), st.booleans(), st.integers(0, 60), st.sampled_from([13, 301, 1 << 20]))
+def test_any_document_reads_as_json_reads_it(
+    items: list[tuple[str, Any]], spelling: Any, ascii_only: bool, wrap: bool, at: int, piece: int
+) -> None:
+    # An object with repeated keys, spelled member by member; metadata anywhere among them.
+    if not wrap:
+        items = [(k, v) for k, v in items if k not in ("version", "refs", "templates")]
+    metadata: list[tuple[str, Any]] = [("a/.zarray", json.dumps(ARRAY)), ("b/zarr.json", ARRAY_3)]
+    items = items[:at] + metadata + items[at:]
+    colon = spelling.get("separators", (", ", ": "))
+    spelled = [
+        json.dumps(k, ensure_ascii=ascii_only) + colon[1] + json.dumps(v, ensure_ascii=ascii_only, **spelling)
+        for k, v in items
+    ]
+    body = "{" + colon[0].join(spelled) + "}"
+    text = '{"version":1,"refs":' + body + "}" if wrap else body
+    assert shown(read(text, piece)) == json.loads(body)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=40), st.integers(0, 600), st.integers(0, 3))
+def test_damage_is_an_error_or_what_json_reads(noise: bytes, at: int, cut: int) -> None:
+    text = json.dumps({f"k{i}": ["s3://b/u", i, 1] for i in range(30)}, separators=(",", ":")).encode()
+    damaged = text[:at] + noise + text[at + cut :]
+    try:
+        expected = json.loads(damaged.decode(), strict=False)
+    except ValueError:
+        with pytest.raises(ManifestError):
+            read(damaged)
+        return
+    try:
+        found = shown(read(damaged))
+    except ManifestError:
+        return  # valid JSON, and no reference set
+    assert found == expected
+
+
+def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
+    assert json_fast.scan(b'"a":["u",1,2]', {}) is not None
+    for block in (
+        b'"a":["u",1]',
+        b'"a":["u","b",2]',
+        b'"a":["u",1,2],"b":"c"',
+        b'"a":["u",1,-2]',
+        b'"a":["u",,2]',
+        b"",
+        b'"',
+    ):
+        assert json_fast.scan(block, {}) is None
