@@ -123,11 +123,15 @@ class ChunkTable:
         length = self._lengths[number]
         return Row(target, self._offsets[number], None if length == WHOLE else length)
 
-    def present(self) -> UInt64s:
-        """Return the numbers of all chunks that exist, ascending."""
+    def present(self, start: int = 0, stop: int | None = None) -> UInt64s:
+        """Return the numbers of all chunks that exist (of ``start`` to ``stop``), ascending."""
         if self.numbers is not None:
-            return self.numbers
-        return np.flatnonzero(self.targets != ABSENT).astype(np.uint64)
+            if start == 0 and stop is None:
+                return self.numbers
+            first, last = self.numbers.searchsorted(np.array([start, stop or self.grid.size], np.uint64)).tolist()
+            return self.numbers[first:last]
+        found = np.flatnonzero(self.targets[start:stop] != ABSENT)
+        return (found + start).astype(np.uint64) if start else found.view(np.uint64)
 
     def sizes(self, numbers: UInt64s) -> list[int | None]:
         """Return the lengths in bytes of chunks ``numbers``, which exist; None for whole targets."""

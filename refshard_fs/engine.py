@@ -17,6 +17,7 @@ from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.failures import ABSENT, blame, describe, fail
 from refshard_fs.fetch import Fetcher, Reader
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.loading import Keep, load
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.prefetch import Ahead, Chunk
 from refshard_fs.stats import Stats
@@ -61,6 +62,7 @@ class Engine:
         self._batch: list[_Read] = []
         self._soon: list[Reader] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
         self._loading: dict[Need, asyncio.Task[Any]] = {}
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
 
@@ -263,18 +265,15 @@ class Engine:
         match need:
             case Load(entry, index):
                 try:
-                    data = await self._bytes(entry)
+                    value, weight = await load(self._token, need, self._bytes, self._cache, self.keep)
                 except ABSENT:
                     if isinstance(entry, Span) and entry.optional:
                         return None
                     raise
-                try:
-                    value = index.decode(data)
                 except RefShardError:
                     raise
                 except ValueError as e:
                     raise DamagedIndex("", describe(entry), str(e)) from e
-                weight = getattr(value, "nbytes", len(data))
                 quota = getattr(index, "quota", None)
             case Stat(url):
                 value, weight = await self._facts(url), 256

@@ -76,6 +76,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         The directory that relative URLs in a manifest start from; default: where it lies.
     format:
         Name of the source's format, where recognising it is not wanted.
+    index_cache:
+        Where manifests are kept in decoded form, for other processes to open at once: a
+        directory; True: this platform's for the user's caches; False: nowhere; by default, as
+        True, but large ones only.
     max_gap, max_block:
         Ranges of one target are merged over gaps up to ``max_gap`` bytes (negative:
         never) into requests of up to ``max_block`` bytes.
@@ -152,6 +156,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         max_memory: int = 256 * MIB,
         concurrency: int = 32,
         block_cache: int = 0,
+        index_cache: bool | str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -193,6 +198,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                 readahead=readahead,
                 block_cache=block_cache,
                 token=repr((by_protocol, by_prefix)),
+                index_cache=os.fspath(index_cache) if isinstance(index_cache, os.PathLike) else index_cache,
             )
         )
 

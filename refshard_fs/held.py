@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests import kerchunk_json
+from refshard_fs.manifests import kerchunk_json, pickled
 from refshard_fs.manifests.reference_set import References, ReferenceSet
 
 __all__ = ["Held", "settle"]
@@ -39,6 +39,11 @@ class Held(msgspec.Struct, frozen=True, eq=False, weakref=True):
             out["base64"] = base64.b64encode(data).decode()
         return out
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self.content, bytes):
+            return _unpickled, (self.digest, pickled.shrink_bytes(self.content))
+        return _unpickled, (self.digest, pickled.shrink(self.content))
+
     def __repr__(self) -> str:  # fsspec tells instances apart by this
         return f"<held in memory: {self.digest}>"
 
@@ -54,6 +59,19 @@ class Held(msgspec.Struct, frozen=True, eq=False, weakref=True):
 _held: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
 
 
+def _unpickled(digest: str, content: bytes | list[bytes]) -> Held:
+    """Return what this process has under ``digest``; only where it has nothing is the content unpacked."""
+    held = _held.get(digest)
+    if held is None:
+        held = Held(pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content), digest)
+        _held[digest] = held
+    return held
+
+
+def _remembered(content: ReferenceSet | bytes, digest: str) -> Held:
+    return _held.setdefault(digest, Held(content, digest))
+
+
 def _recall(spelled: Mapping[str, Any]) -> Held:
     held = _held.get(spelled[_MARK])
     if held is not None:
@@ -64,7 +82,7 @@ def _recall(spelled: Mapping[str, Any]) -> Held:
             "pickle the filesystem, or save them to a file and give its path"
         )
     data = base64.b64decode(spelled["base64"])
-    return Held(data, hashlib.sha256(data).hexdigest())
+    return _remembered(data, hashlib.sha256(data).hexdigest())
 
 
 def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool) -> str | Held:
@@ -76,17 +94,17 @@ def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | 
             return _absolute(str(fo), target_protocol)
         case bytes() | bytearray() | memoryview():
             data = bytes(fo)
-            return Held(data, hashlib.sha256(data).hexdigest())
+            return _remembered(data, hashlib.sha256(data).hexdigest())
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _recall(fo)
         case Mapping():
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
-            return Held(refs, _digest(refs))
+            return _remembered(refs, _digest(refs))
         case _ if hasattr(fo, "read"):
             data = fo.read()
             if not isinstance(data, bytes):
                 raise TypeError(f"fo= is a file opened as text ({fo!r}): open it in binary mode")
-            return Held(data, hashlib.sha256(data).hexdigest())
+            return _remembered(data, hashlib.sha256(data).hexdigest())
         case _:
             raise TypeError(f"fo= is a {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file")
 
@@ -101,7 +119,9 @@ def _absolute(url: str, protocol: str | None) -> str:
 
 
 def _digest(refs: ReferenceSet) -> str:
-    state = hashlib.sha256(msgspec.msgpack.encode([refs.urls, list(refs.side.items())]))
+    state = hashlib.sha256(repr(list(refs.side.items())).encode("utf-8", "surrogatepass"))
+    state.update(refs.urls.data.data)
+    state.update(refs.urls.ends.data)
     for path, table in refs.tables.items():
         state.update(repr((path, table.grid)).encode())
         for column in (table.targets, table.offsets, table.lengths, table.numbers):

@@ -7,11 +7,12 @@ from typing import Any
 
 from refshard_fs.engine import Request
 from refshard_fs.errors import ReferenceNotReachable
-from refshard_fs.keys import join
-from refshard_fs.model import Entry, Listed, Span, Stat
+from refshard_fs.model import Entry, Span, Stat
 from refshard_fs.session import Session
 
 __all__ = ["find", "info", "ls"]
+
+KIND = ("file", "directory")
 
 
 async def info(session: Session, key: str) -> dict[str, Any]:
@@ -43,7 +44,9 @@ async def ls(session: Session, key: str, *, detail: bool) -> list[Any]:
     stem = key + "/" if key else ""
     if not detail:
         return [stem + child.name for child in children]
-    return [_described(stem + child.name, child) for child in children]
+    return [
+        {"name": stem + c.name, "size": 0 if c.is_directory else c.size, "type": KIND[c.is_directory]} for c in children
+    ]
 
 
 async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
@@ -65,12 +68,15 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
     while level:
         below = []
         for prefix, listed in level:
+            stem = prefix + "/" if prefix else ""
             for child in listed:
-                name = join(prefix, child.name)
+                name = stem + child.name
                 if child.is_directory:
                     below.append(name)
-                if withdirs or not child.is_directory:
-                    out[name] = _described(name, child)
+                    if withdirs:
+                        out[name] = {"name": name, "size": 0, "type": "directory"}
+                else:
+                    out[name] = {"name": name, "size": child.size, "type": "file"}
         depth += 1
         if maxdepth is not None and depth > maxdepth:
             break
@@ -81,12 +87,6 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
                 raise found
             level.append((name, found or []))
     return {name: out[name] for name in sorted(out)}
-
-
-def _described(name: str, child: Listed) -> dict[str, Any]:
-    if child.is_directory:
-        return {"name": name, "size": 0, "type": "directory"}
-    return {"name": name, "size": child.size, "type": "file"}
 
 
 async def _measure(session: Session, key: str, entry: Entry) -> int | None:

@@ -219,7 +219,7 @@ class Stat(msgspec.Struct, frozen=True):
     fresh: bool = False
 
 
-class Listed(msgspec.Struct, frozen=True):
+class Listed(msgspec.Struct, frozen=True, gc=False):
     """One name directly below a prefix: ``size`` in bytes; None for a directory, or where only the target knows it."""
 
     name: str

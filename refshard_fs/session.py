@@ -22,12 +22,14 @@ from refshard_fs.fetch import Budget, Fetcher
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.immediate import Found, Immediate
+from refshard_fs.index_cache import IndexCache, default_directory
 from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.loading import Keep
 from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.model import Entry, Packed, Span, Steps
+from refshard_fs.model import Entry, Packed, Span, Stat, Steps
 from refshard_fs.plan import MIB, Limits, Planned, requests_for
-from refshard_fs.policy import protocol_of
+from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.selection import Mode, chunk_numbers
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, PoolOptions, Versions
@@ -55,6 +57,7 @@ class SessionOptions(msgspec.Struct, frozen=True, eq=False):
     readahead: int
     block_cache: int
     token: str
+    index_cache: bool | str | None = None
 
 
 class Session:
@@ -74,6 +77,7 @@ class Session:
         self._home: weakref.ref[asyncio.AbstractEventLoop] | None = None  # the loop that read last
         self._metas: dict[str, ArrayMeta] = {}
         self._blocks = Cache(options.block_cache) if options.block_cache else None
+        self._keep = _keep(options.index_cache)
         _sessions.add(self)
 
     async def keyspace(self) -> KeySpace:
@@ -108,6 +112,7 @@ class Session:
                     options = self.options
                     fetcher = Fetcher(pool, options.limits, options.budget, self.stats, self._blocks)
                     engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead)
+                    engine.keep = self._keep
                     engine.keeper = _close_with_loop(engine)
                     with contextlib.suppress(StopIteration):
                         engine.keeper.__anext__().send(None)
@@ -275,6 +280,8 @@ class Session:
             options = self.options
             match options.source:
                 case str(url):
+                    if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
+                        INDEXES.discard((options.token, Stat(url)))
                     steps = catalog.open_source(url, options.open, options.format)
                 case Held(bytes(data)):
                     steps = catalog.open_bytes(data, options.open, options.format)
@@ -334,6 +341,13 @@ class Session:
 
 async def _reading(engine: Engine, keyspace: KeySpace, request: Request) -> bytes:
     return await engine.read(keyspace, request)
+
+
+def _keep(index_cache: bool | str | None) -> Keep | None:
+    if index_cache is False:
+        return None
+    directory = os.path.expanduser(index_cache) if isinstance(index_cache, str) else default_directory()
+    return None if directory is None else Keep(IndexCache(directory), everything=index_cache is not None)
 
 
 async def _close_with_loop(engine: Engine) -> AsyncGenerator[None, None]:

@@ -20,6 +20,7 @@ from refshard_fs.keyspace import place
 from refshard_fs.manifests.json_fast import Positions, Records, Urls, chunk_numbers, scan
 from refshard_fs.manifests.reference_set import ReferenceSet, Value, grid_of
 from refshard_fs.manifests.templates import Templates, expand_gen
+from refshard_fs.texts import Texts
 
 __all__ = ["Gathering"]
 
@@ -125,7 +126,7 @@ class Gathering:
         for key, (path, number) in inline.items():
             if tables[path].row(number) is not None:  # a reference that came after the data
                 del side[key]
-        return ReferenceSet(tuple(map(_decoded, self._urls)), tables, side)
+        return ReferenceSet(Texts.of(self._urls), tables, side)
 
     # ------------------------------------------------------------------ columns
 

@@ -7,6 +7,7 @@ told by their first bytes, whatever the name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from mmap import mmap
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from refshard_fs import policy
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats import Format, OpenOptions, Probe
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests import compiled
 from refshard_fs.manifests.gathering import Gathering
 from refshard_fs.manifests.inflate import MAGIC, DamagedStream, Inflate, inflate_for, is_compressed
 from refshard_fs.manifests.json_blocks import Reader
@@ -44,6 +46,15 @@ class JsonIndex(msgspec.Struct, frozen=True):
     def decoder(self) -> Decoder:
         """Return what decodes the same bytes as they come."""
         return Decoder(self)
+
+    def identity(self) -> bytes:
+        return repr((compiled.VERSION, self.overrides, self.simple)).encode("utf-8", "surrogatepass")
+
+    def pack(self, value: ReferenceSet) -> list[bytes | memoryview]:
+        return compiled.pack(value)
+
+    def unpack(self, data: mmap) -> ReferenceSet:
+        return compiled.unpack(data)
 
 
 class Decoder:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import bisect
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Row
@@ -17,6 +17,8 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, parent
 from refshard_fs.keyspace import place
 from refshard_fs.model import Entry, Inline, Listed, Span, Steps
+from refshard_fs.names import by_name, chunk_names, chunks_below, has_chunks_below
+from refshard_fs.texts import Texts
 
 __all__ = ["FlatKeySpace", "ReferenceSet", "References", "Value", "grid_of"]
 
@@ -30,7 +32,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
     ``urls[row.target]`` is a reference's URL; None stands for the default target.
     """
 
-    urls: tuple[str | None, ...]
+    urls: Texts
     tables: dict[str, ChunkTable]
     side: dict[str, Value]
 
@@ -42,7 +44,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         """Bytes of memory that the columns and inline data take, roughly."""
         inline = sum(len(v) if isinstance(v, (str, bytes)) else 64 for v in self.side.values())
-        return inline + sum(table.nbytes for table in self.tables.values())
+        return inline + self.urls.nbytes + sum(table.nbytes for table in self.tables.values())
 
     def value(self, key: str) -> Value | None:
         """Return the value of ``key`` as written, or None if there is no such key."""
@@ -60,9 +62,9 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
         """Yield every key."""
         yield from self.side
         for path, table in self.tables.items():
-            tail = table.grid.tail
-            for number in table.present().tolist():
-                key = join(path, tail(number))
+            names, _ = chunk_names(table.grid, table.present())
+            for name in names:
+                key = join(path, name)
                 if key not in self.side:
                     yield key
 
@@ -133,7 +135,7 @@ class FlatKeySpace:
         self._tree: dict[str, dict[str, bool]] | None = None
 
     @property
-    def urls(self) -> tuple[str | None, ...]:
+    def urls(self) -> Texts:
         """The URLs of all targets, as written."""
         return self.refs.urls
 
@@ -164,24 +166,22 @@ class FlatKeySpace:
         yield from ()
         tree = self._directories()
         names = tree.get(prefix)
-        found: dict[str, Listed] = {}
+        listed: list[Listed] = []
         for path, below in self._tables_at(prefix):
-            for listed in _chunks_below(self.refs.tables[path], below):
-                found[listed.name] = listed
-        if names is None and not found:
-            return None
-        for name, is_directory in (names or {}).items():
-            if is_directory:
-                found[name] = Listed(name, None, True)
-            else:
-                found[name] = Listed(name, self._size(join(prefix, name)))
-        return sorted(found.values(), key=lambda listed: listed.name)
+            listed += chunks_below(self.refs.tables[path], below)
+        if names is None:
+            return listed or None
+        aside = [
+            Listed(name, None if is_directory else self._size(join(prefix, name)), is_directory)
+            for name, is_directory in names.items()
+        ]
+        return _merged(listed, aside) if listed else sorted(aside, key=by_name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
         if prefix in self._directories():
             return True
-        return any(next(_chunks_below(self.refs.tables[p], below), None) for p, below in self._tables_at(prefix))
+        return any(has_chunks_below(self.refs.tables[path], below) for path, below in self._tables_at(prefix))
 
     def _span(self, row: Row) -> Span:
         url = self._urls[row.target]
@@ -231,51 +231,16 @@ class FlatKeySpace:
                 yield path, prefix[end + 1 :]
 
 
-def _chunks_below(table: ChunkTable, below: str) -> Iterator[Listed]:
-    """Yield what lies directly below the directory ``below`` (relative to the array) of a table's chunks."""
-    encoding, counts = table.grid.encoding, table.grid.counts
-    flat = encoding.separator != "/" or not (counts or encoding.name == "default")
-    if flat or (len(counts) <= 1 and encoding.name == "v2"):
-        if not below:
-            numbers = table.present()
-            for number, size in zip(numbers.tolist(), table.sizes(numbers), strict=True):
-                yield Listed(table.grid.tail(number), size)
-        return
-    parts = below.split("/") if below else []
-    if encoding.name == "default":
-        if not counts:
-            if not parts and len(table):
-                yield Listed("c", table.sizes(table.present())[0])
-            return
-        if not parts:
-            if len(table):
-                yield Listed("c", None, True)
-            return
-        if parts.pop(0) != "c":
-            return
-    coords = []
-    for part in parts:
-        if not (part.isascii() and part.isdigit()) or str(int(part)) != part:
-            return
-        coords.append(int(part))
-    depth = len(coords)
-    if depth >= len(counts) or any(i >= n for i, n in zip(coords, counts, strict=False)):
-        return
-    inside = int(np.prod(counts[depth:], dtype=object))
-    first = 0
-    for coord, count in zip(coords, counts[:depth], strict=True):
-        first = first * count + coord
-    first *= inside
-    numbers = table.present()
-    lo, hi = numbers.searchsorted(np.array([first, first + inside], np.uint64)).tolist()
-    numbers = numbers[lo:hi]
-    if depth == len(counts) - 1:
-        for number, size in zip(numbers.tolist(), table.sizes(numbers), strict=True):
-            yield Listed(str(number - first), size)
-    else:
-        stride = inside // counts[depth]
-        for coord in np.unique((numbers - np.uint64(first)) // np.uint64(stride)).tolist():
-            yield Listed(str(coord), None, True)
+def _merged(many: list[Listed], few: list[Listed]) -> list[Listed]:
+    """Return both by name; where both have one, that of ``few``."""
+    many.sort(key=by_name)
+    for child in few:
+        at = bisect.bisect_left(many, child.name, key=by_name)
+        if at < len(many) and many[at].name == child.name:
+            many[at] = child
+        else:
+            many.insert(at, child)
+    return many
 
 
 class References(Mapping[str, Any]):

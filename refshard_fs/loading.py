@@ -1,0 +1,266 @@
+"""Loads that are worth care: decoded off the event loop, once in a process, and found again in the index cache.
+
+An index of any kind is decoded in a thread if its bytes are many. One that has a `Decoder` is moreover read piece by
+piece, so that its source is never whole in memory, and shared: of all event loops of the process that ask for it, one
+reads. One that can be packed is looked for in the `IndexCache` first, and put there afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import hashlib
+import mmap
+import os
+import threading
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Final, Protocol, runtime_checkable
+
+from refshard_fs import policy
+from refshard_fs.cache import Cache
+from refshard_fs.index_cache import IndexCache
+from refshard_fs.model import Entry, Index, Inline, Load, Span
+
+__all__ = ["Decoder", "Keep", "Packable", "Streamed", "load", "settle"]
+
+MANY: Final = 1 << 20  # bytes that take too long to decode on an event loop
+PIECE: Final = 1 << 21  # bytes of a local source at a time,
+REMOTE_PIECE: Final = 1 << 26  # and of others, where each request has its price
+WORTH_A_LOOK: Final = 1 << 18  # bytes of a source that may be in the cache,
+WORTH_KEEPING: Final = 1 << 22  # and of an index that is put there, unless the user says so of all
+PATIENCE: Final = 1.0  # seconds between two looks at whether a leader's event loop still runs
+
+
+class Decoder(Protocol):
+    """Makes an index of bytes as they come."""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes; ValueError where they are damaged."""
+
+    def finish(self) -> Any:
+        """Return the index."""
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """An index that is decoded piece by piece."""
+
+    def decoder(self) -> Decoder:
+        """Return what decodes one document."""
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """An index whose decoded form can be kept in a file."""
+
+    def identity(self) -> bytes:
+        """Return what, beside the document, the decoded form depends on: options, and the version of its layout."""
+
+    def pack(self, value: Any) -> list[bytes | memoryview]:
+        """Return the bytes that stand for ``value``; ValueError where that is not possible."""
+
+    def unpack(self, data: mmap.mmap) -> Any:
+        """Return the decoded form, on the memory of ``data``; ValueError if it is damaged or of another version."""
+
+
+class Keep:
+    """Where decoded indexes are kept: in ``cache``, all of them (``everything``) or those that are worth it."""
+
+    def __init__(self, cache: IndexCache, *, everything: bool) -> None:
+        self.cache = cache
+        self.everything = everything
+
+
+Read = Callable[[Entry], Awaitable[bytes]]
+
+
+class _Flight:
+    """A load under way, of which other event loops wait for the end."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    @property
+    def is_stranded(self) -> bool:
+        return self.loop.is_closed() or not self.loop.is_running()
+
+
+_flights: dict[Hashable, _Flight] = {}
+_lock = threading.Lock()
+_given_up = object()
+_writers: list[threading.Thread] = []
+
+
+async def load(token: Hashable, need: Load, read: Read, cache: Cache, keep: Keep | None) -> tuple[Any, int]:
+    """Return the decoded index of ``need``, whose bytes ``read`` returns, and its weight in memory."""
+    index = need.index
+    if not isinstance(index, Streamed):
+        data = await read(need.entry)
+        value = await _decode(index, data)
+        return value, getattr(value, "nbytes", len(data))
+    key = (token, need)
+    while True:
+        with _lock:
+            flight = _flights.get(key)
+            if leads := flight is None or flight.is_stranded:
+                flight = _flights[key] = _Flight()
+        if not leads:
+            value = await _follow(flight)
+            if value is _given_up:
+                continue
+            return value, _weight(value)
+        try:
+            value = cache.get(key)  # which another loop may have filled meanwhile
+            if value is None:
+                value = await _load(need, index, read, keep)
+                cache.put(key, value, _weight(value))
+        except Exception as e:
+            _land(key, flight)
+            flight.done.set_exception(e)
+            raise
+        except BaseException:
+            _land(key, flight)
+            flight.done.set_result(_given_up)
+            raise
+        _land(key, flight)
+        flight.done.set_result(value)
+        return value, _weight(value)
+
+
+def settle() -> None:
+    """Wait until what is being written to index caches has been written."""
+    while _writers:
+        with contextlib.suppress(IndexError):
+            _writers.pop().join()
+
+
+def _weight(value: Any) -> int:
+    return int(getattr(value, "nbytes", MANY))
+
+
+def _land(key: Hashable, flight: _Flight) -> None:
+    with _lock:
+        if _flights.get(key) is flight:
+            del _flights[key]
+
+
+async def _follow(flight: _Flight) -> Any:
+    done = asyncio.wrap_future(flight.done)
+    done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be left to ask
+    while True:
+        await asyncio.wait({done}, timeout=PATIENCE)
+        if done.done():
+            return done.result()
+        if flight.is_stranded:
+            return _given_up
+
+
+async def _decode(index: Index, data: bytes) -> Any:
+    if len(data) <= MANY:
+        return index.decode(data)
+    return await asyncio.to_thread(index.decode, data)
+
+
+async def _load(need: Load, index: Any, read: Read, keep: Keep | None) -> Any:
+    entry = need.entry
+    if keep is None or not isinstance(index, Packable):
+        return await _stream(entry, index, read)
+    name = _name(entry, index, keep)
+    if name is None:
+        return await _stream(entry, index, read)
+    value = await asyncio.to_thread(_kept, keep.cache, name, index)
+    if value is None:
+        value = await _stream(entry, index, read)
+        if keep.everything or getattr(value, "nbytes", 0) >= WORTH_KEEPING:
+            _put(keep.cache, name, index, value)
+    return value
+
+
+async def _stream(entry: Entry, index: Any, read: Read) -> Any:
+    """Decode piece by piece, the next one being read meanwhile."""
+    match entry:
+        case Span(url, 0, None, pin=pin) if pin is not None and (pin.size or 0) > MANY:
+            local = policy.protocol_of(url) in (None, *policy.LOCAL)
+            pieces = _pieces(entry, pin.size or 0, PIECE if local else REMOTE_PIECE)
+        case _:
+            pieces = []
+    if len(pieces) < 2:
+        return await _decode(index, await read(entry))
+    decoder: Decoder = index.decoder()
+    ahead: asyncio.Future[bytes] | None = None
+    try:
+        for number, piece in enumerate(pieces):
+            data = await (read(piece) if ahead is None else ahead)
+            ahead = asyncio.ensure_future(read(pieces[number + 1])) if piece is not pieces[-1] else None
+            await asyncio.to_thread(decoder.feed, data)
+            del data
+        value = await asyncio.to_thread(decoder.finish)
+        del decoder
+        import ctypes
+
+        ctypes.CDLL(None).malloc_trim(0)
+        return value
+    finally:
+        if ahead is not None:
+            ahead.cancel()
+
+
+def _pieces(entry: Span, size: int, step: int) -> list[Span]:
+    """Return ``entry``, of ``size`` bytes, as spans of ``step`` bytes."""
+    starts = range(0, size, step)
+    return [Span(entry.url, start, min(start + step, size), pin=entry.pin) for start in starts]
+
+
+def _name(entry: Entry, index: Packable, keep: Keep) -> str | None:
+    """Return the name of the decoded form of ``entry``; None if it is not worth one, or nothing tells its version."""
+    state = hashlib.sha256(index.identity())
+    match entry:
+        case Inline(data) if keep.everything or len(data) >= WORTH_A_LOOK:
+            state.update(b"\0bytes\0" + hashlib.sha256(data).digest())
+        case Span(url, 0, None, pin=pin) if pin is not None and (pin.etag or pin.last_modified):
+            if not keep.everything and (pin.size or 0) < WORTH_A_LOOK:
+                return None
+            state.update(repr((url, pin.etag, pin.last_modified, pin.size)).encode("utf-8", "surrogatepass"))
+        case _:
+            return None
+    return state.hexdigest()
+
+
+def _kept(cache: IndexCache, name: str, index: Packable) -> Any:
+    found = cache.get(name)
+    if found is None:
+        return None
+    try:
+        value = index.unpack(found)
+    except ValueError:
+        cache.discard(name)
+        return None
+    if hasattr(mmap, "MADV_DONTNEED"):  # the check has touched every page: let go of all that is not used
+        found.madvise(mmap.MADV_DONTNEED)
+    return value
+
+
+def _put(cache: IndexCache, name: str, index: Packable, value: Any) -> None:
+    """Write in a thread that the process waits for at its end; nobody else does."""
+
+    def write() -> None:
+        with contextlib.suppress(ValueError):
+            cache.put(name, index.pack(value))
+
+    thread = threading.Thread(target=write, name="refshard-index-cache")
+    _writers.append(thread)
+    thread.start()
+    _writers[:] = [t for t in _writers if t.is_alive() or t is thread]
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _flights.clear()
+    _writers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,145 @@
+"""A reference set as one run of bytes that can be mapped from a file and used as it stands. No I/O here.
+
+Sixteen bytes of magic and version, then little-endian: u64 length of the whole, u32 length of the header, u32 CRC-32 of
+all that follows; the header (msgpack); and the columns, each at a multiple of 64 bytes. Whatever is not as it was
+written is a ValueError: `unpack` never returns a part of a set.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from mmap import mmap
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.columns import ChunkTable, Row
+from refshard_fs.keys import ChunkGrid
+from refshard_fs.manifests.reference_set import ReferenceSet, Value
+from refshard_fs.texts import Texts
+
+__all__ = ["VERSION", "pack", "unpack"]
+
+Bytes: TypeAlias = bytes | memoryview
+
+VERSION: Final = 1
+_MAGIC: Final = b"refshard index" + VERSION.to_bytes(2, "little")
+_FIXED: Final = struct.Struct("<16sQII")
+_ALIGN: Final = 64
+_DTYPES: Final = ("|u1", "<u4", "<u8")
+
+
+class _Column(msgspec.Struct, frozen=True, array_like=True):
+    start: int  # counted from the end of the header
+    count: int
+    dtype: int  # its place in _DTYPES
+
+
+class _Table(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    grid: ChunkGrid
+    targets: _Column
+    offsets: _Column
+    lengths: _Column
+    numbers: _Column | None
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True):
+    urls: _Column
+    url_ends: _Column
+    tables: list[_Table]
+    side: _Column  # msgpack of key → value; a Row is an array
+
+
+class _Layout:
+    """Places columns one after the other."""
+
+    def __init__(self) -> None:
+        self.parts: list[Bytes] = []
+        self.size = 0
+
+    def add(self, array: npt.NDArray[Any]) -> _Column:
+        dtype = _DTYPES.index(array.dtype.newbyteorder("<").str)
+        if sys.byteorder == "big":
+            array = array.astype(_DTYPES[dtype])
+        column = _Column(self.size, len(array), dtype)
+        self.parts.append(np.ascontiguousarray(array).view(np.uint8).data)
+        padding = -array.nbytes % _ALIGN
+        self.parts.append(bytes(padding))
+        self.size += array.nbytes + padding
+        return column
+
+
+def pack(refs: ReferenceSet) -> list[Bytes]:
+    """Return the bytes that stand for ``refs``, in parts; ValueError where something in it cannot be written."""
+    layout = _Layout()
+    tables = [
+        _Table(
+            path,
+            table.grid,
+            layout.add(table.targets),
+            layout.add(table.offsets),
+            layout.add(table.lengths),
+            None if table.numbers is None else layout.add(table.numbers),
+        )
+        for path, table in refs.tables.items()
+    ]
+    try:
+        side = msgspec.msgpack.encode({key: _written(value) for key, value in refs.side.items()})
+    except (TypeError, OverflowError, RecursionError) as e:
+        raise ValueError(f"the data among the references cannot be written: {e}") from e
+    urls, ends = layout.add(refs.urls.data), layout.add(refs.urls.ends)
+    header = msgspec.msgpack.encode(_Header(urls, ends, tables, layout.add(np.frombuffer(side, np.uint8))))
+    padding = _columns_start(len(header)) - _FIXED.size - len(header)
+    parts: list[Bytes] = [header, bytes(padding), *layout.parts]
+    check = 0
+    for part in parts:
+        check = zlib.crc32(part, check)
+    length = _columns_start(len(header)) + layout.size
+    return [_FIXED.pack(_MAGIC, length, len(header), check), *parts]
+
+
+def unpack(data: Bytes | mmap) -> ReferenceSet:
+    """Return the reference set that `pack` wrote, on the memory of ``data``; ValueError if it is not whole."""
+    view = memoryview(data).cast("B")
+    if len(view) < _FIXED.size:
+        raise ValueError("it is cut short")
+    magic, length, header_length, check = _FIXED.unpack_from(view)
+    if magic != _MAGIC:
+        raise ValueError("it is of another version, or none of ours")
+    if length != len(view) or header_length > length - _FIXED.size:
+        raise ValueError(f"it has {len(view)} bytes of {length}")
+    body = view[_FIXED.size :]
+    if zlib.crc32(body) != check:
+        raise ValueError("its checksum is wrong")
+    try:
+        header = msgspec.msgpack.decode(body[:header_length], type=_Header)
+    except msgspec.MsgspecError as e:
+        raise ValueError(str(e)) from e
+    return _build(header, view[_columns_start(header_length) :])
+
+
+def _columns_start(header_length: int) -> int:
+    end = _FIXED.size + header_length
+    return end + -end % _ALIGN
+
+
+def _build(header: _Header, columns: memoryview) -> ReferenceSet:
+    def array(column: _Column) -> npt.NDArray[Any]:
+        return np.frombuffer(columns, _DTYPES[column.dtype], column.count, column.start)
+
+    tables = {}
+    for t in header.tables:
+        numbers = None if t.numbers is None else array(t.numbers)
+        tables[t.path] = ChunkTable(t.grid, array(t.targets), array(t.offsets), array(t.lengths), numbers)
+    spelled = msgspec.msgpack.decode(array(header.side).tobytes(), type=dict[str, Any])
+    side: dict[str, Value] = {key: Row(*value) if type(value) is list else value for key, value in spelled.items()}
+    return ReferenceSet(Texts(array(header.urls), array(header.url_ends)), tables, side)
+
+
+def _written(value: Value) -> Any:
+    return list(value) if type(value) is Row else value

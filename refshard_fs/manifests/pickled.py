@@ -1,0 +1,107 @@
+"""Reference sets in as few bytes as little time buys, for pickles. No I/O here."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.columns import ChunkTable, Row
+from refshard_fs.keys import ChunkGrid
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.texts import Texts
+
+__all__ = ["shrink", "shrink_bytes", "swell", "swell_bytes"]
+
+BLOCK: Final = 1 << 30  # bytes that blosc takes at a time, at most
+
+
+class _Table(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    grid: ChunkGrid
+    columns: list[list[bytes] | None]  # targets, offsets, lengths, numbers
+
+
+class _Set(msgspec.Struct, frozen=True, array_like=True):
+    urls: list[bytes]
+    url_ends: list[bytes]
+    tables: list[_Table]
+    side: dict[str, Any]  # a Row is an array
+
+
+_DTYPES: Final = (np.uint32, np.uint64, np.uint64, np.uint64)
+
+
+def shrink(refs: ReferenceSet) -> bytes:
+    """Return bytes that `swell` makes ``refs`` of; ValueError where something in it cannot be written."""
+    tables = []
+    for path, t in refs.tables.items():
+        columns: list[list[bytes] | None] = [_packed(_steps(t.targets)), _packed(_steps(t.offsets)), _packed(t.lengths)]
+        columns.append(None if t.numbers is None else _packed(_steps(t.numbers)))
+        tables.append(_Table(path, t.grid, columns))
+    side = {key: list(value) if type(value) is Row else value for key, value in refs.side.items()}
+    urls = refs.urls
+    try:
+        return msgspec.msgpack.encode(_Set(_packed(urls.data), _packed(_steps(urls.ends)), tables, side))
+    except (TypeError, OverflowError, RecursionError) as e:
+        raise ValueError(f"the data among the references cannot be written: {e}") from e
+
+
+def swell(data: bytes) -> ReferenceSet:
+    """Return the reference set that `shrink` wrote."""
+    found = msgspec.msgpack.decode(data, type=_Set)
+    tables = {}
+    for t in found.tables:
+        targets, offsets, lengths, numbers = (
+            None if column is None else _unpacked(column, dtype)
+            for column, dtype in zip(t.columns, _DTYPES, strict=True)
+        )
+        if targets is None or offsets is None or lengths is None:
+            raise ValueError("a table lacks a column")
+        absolute = None if numbers is None else _sums(numbers)
+        tables[t.path] = ChunkTable(t.grid, _sums(targets), _sums(offsets), lengths, absolute)
+    side = {key: Row(*value) if type(value) is list else value for key, value in found.side.items()}
+    return ReferenceSet(
+        Texts(_unpacked(found.urls, np.uint8), _sums(_unpacked(found.url_ends, np.uint64))), tables, side
+    )
+
+
+def shrink_bytes(data: bytes) -> list[bytes]:
+    """Return ``data``, compressed."""
+    return _packed(np.frombuffer(data, np.uint8))
+
+
+def swell_bytes(parts: list[bytes]) -> bytes:
+    """Return the bytes that `shrink_bytes` took."""
+    return _unpacked(parts, np.uint8).tobytes()
+
+
+def _steps(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the first value, and then from each one to the next; differences wrap around."""
+    out = array.copy()
+    out[1:] -= array[:-1]
+    return out
+
+
+def _sums(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.cumsum(array, dtype=array.dtype, out=array)
+
+
+def _packed(array: npt.NDArray[Any]) -> list[bytes]:
+    from numcodecs import blosc  # slow to import, and only pickles need it
+
+    step = BLOCK // array.itemsize
+    shuffle = blosc.SHUFFLE if array.itemsize > 1 else blosc.NOSHUFFLE
+    return [
+        bytes(blosc.compress(np.ascontiguousarray(array[i : i + step]), b"zstd", 1, shuffle))
+        for i in range(0, len(array), step)
+    ]
+
+
+def _unpacked(parts: list[bytes], dtype: type[Any]) -> npt.NDArray[Any]:
+    from numcodecs import blosc
+
+    arrays = [np.frombuffer(blosc.decompress(part), dtype) for part in parts]
+    return arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays or [np.empty(0, dtype)])

@@ -1,0 +1,125 @@
+"""Chunk keys by the hundred thousand: spelled, ordered and listed from the columns of a table. No I/O here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.columns import ChunkTable, UInt64s
+from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.model import Listed
+
+__all__ = ["by_name", "chunk_names", "chunks_below", "has_chunks_below"]
+
+MERGED: Final = 1 << 12  # spellings of several dimensions that are made beforehand
+
+_BARE: Final = ChunkKeyEncoding("v2", ".")
+
+by_name: Callable[[Listed], Any] = attrgetter("name")
+
+
+def chunk_names(grid: ChunkGrid, numbers: UInt64s) -> tuple[list[str], UInt64s]:
+    """Return the keys, relative to the array, of chunks ``numbers``, in order of their spelling, and the numbers so.
+
+    Separators sort before digits, and so keys sort as the spellings of their coordinates do, one after the other.
+    """
+    head, separator = ("c" if grid.encoding.name == "default" else ""), grid.encoding.separator
+    if not grid.counts:
+        return [head or "0"] * len(numbers), numbers
+    left = numbers
+    spelled: list[npt.NDArray[np.object_]] = []
+    ranks = np.zeros(len(numbers), np.uint64)
+    weight = 1
+    dimensions = list(grid.counts)
+    while dimensions:
+        # The spellings of the last dimensions together, as many as are few enough.
+        count = dimensions.pop()
+        labels = _labels(count, len(numbers), separator if dimensions or head else "")
+        while dimensions and labels is not None and count * dimensions[-1] <= min(MERGED, len(numbers)):
+            outer = dimensions.pop()
+            first = separator if dimensions or head else ""
+            labels = [f"{first}{i}{label}" for i in range(outer) for label in labels]
+            count *= outer
+        left, places = np.divmod(left, np.uint64(count)) if dimensions else (left, left)
+        if labels is None:
+            coords, places = np.unique(places, return_inverse=True)
+            labels = [f"{separator if dimensions or head else ''}{coord}" for coord in coords.tolist()]
+        order = np.argsort(np.array(labels), kind="stable")
+        rank = np.empty(len(labels), np.uint64)
+        rank[order] = np.arange(len(labels), dtype=np.uint64)
+        ranks += rank[places] * np.uint64(weight)
+        weight *= len(labels)
+        spelled.append(np.array(labels, object)[places])
+    order = np.argsort(ranks, kind="stable")
+    names = spelled.pop()[order]
+    while spelled:
+        names = names + spelled.pop()[order]
+    out: list[str] = (head + names if head else names).tolist()
+    return out, numbers[order]
+
+
+def _labels(count: int, wanted: int, head: str) -> list[str] | None:
+    """Return the spellings of all coordinates of a dimension; None where few of many are wanted."""
+    return [f"{head}{i}" for i in range(count)] if count <= 2 * wanted + MERGED else None
+
+
+class _Level(NamedTuple):
+    """A directory of chunks ``first`` to ``first + size``: those of one place in the first ``depth`` dimensions."""
+
+    first: int
+    size: int
+    depth: int
+
+
+def chunks_below(table: ChunkTable, below: str) -> list[Listed]:
+    """Return what lies directly below the directory ``below`` (relative to the array) of a table's chunks, by name."""
+    grid = table.grid
+    match _level(grid, below):
+        case None:
+            return []
+        case "c":
+            return [Listed("c", None, True)] if len(table) else []
+        case "":
+            names, numbers = chunk_names(grid, table.present())
+            return list(map(Listed, names, table.sizes(numbers)))
+        case _Level(first, size, depth):
+            places = table.present(first, first + size) - np.uint64(first)
+            if depth < len(grid.counts) - 1:
+                coords = np.unique(places // np.uint64(size // grid.counts[depth]))
+                return [Listed(name, None, True) for name in sorted(map(str, coords.tolist()))]
+            names, places = chunk_names(ChunkGrid((size,), _BARE), places)
+            return list(map(Listed, names, table.sizes(places + np.uint64(first))))
+
+
+def has_chunks_below(table: ChunkTable, below: str) -> bool:
+    """Whether ``below`` is a directory of chunks."""
+    match _level(table.grid, below):
+        case None:
+            return False
+        case _Level(first, size, _):
+            return bool(len(table.present(first, first + size)))
+    return bool(len(table))
+
+
+def _level(grid: ChunkGrid, below: str) -> _Level | Literal["c", ""] | None:
+    """Return the directory ``below``: "" where all chunks lie in it, "c" where that is all; None if there is none."""
+    encoding, counts = grid.encoding, grid.counts
+    if encoding.separator != "/" or not counts:
+        return None if below else ""
+    parts = below.split("/") if below else []
+    if encoding.name == "default":
+        if not parts:
+            return "c"
+        if parts.pop(0) != "c":
+            return None
+    coords = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 20]
+    if list(map(str, coords)) != parts or len(coords) >= len(counts):
+        return None
+    first = grid.number_of(coords + [0] * (len(counts) - len(coords)))
+    depth = len(coords)
+    return None if first is None else _Level(first, math.prod(counts[depth:]), depth)

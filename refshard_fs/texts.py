@@ -1,0 +1,66 @@
+"""Many texts in two arrays: a sequence that costs its bytes and eight more for each. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Texts"]
+
+_NONE = np.uint64(1 << 63)  # set in the end of a text that is None
+
+
+class Texts(Sequence[str | None]):
+    """An immutable sequence of texts, or None; ``data`` holds them in a row, ``ends`` where each one ends."""
+
+    __slots__ = ("data", "ends")
+
+    def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[np.uint64]) -> None:
+        self.data = data
+        self.ends = ends
+
+    @classmethod
+    def of(cls, texts: Iterable[bytes | None]) -> Texts:
+        """Return the sequence of ``texts``, which are in UTF-8 (surrogates allowed)."""
+        parts: list[bytes] = []
+        ends: list[int] = []
+        end = 0
+        for text in texts:
+            if text is None:
+                ends.append(end | int(_NONE))
+            else:
+                end += len(text)
+                parts.append(text)
+                ends.append(end)
+        return cls(np.frombuffer(b"".join(parts), np.uint8), np.array(ends, np.uint64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the arrays take."""
+        return self.data.nbytes + self.ends.nbytes
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str | None]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str | None] | None:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self.ends))[index]
+        stop = int(self.ends[place])
+        if stop & int(_NONE):
+            return None
+        start = int(self.ends[place - 1]) & ~int(_NONE) if place else 0
+        return self.data[start:stop].tobytes().decode("utf-8", "surrogatepass")
+
+    def __iter__(self) -> Iterator[str | None]:
+        return map(self.__getitem__, range(len(self.ends)))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} texts>"
