@@ -4,6 +4,7 @@ The filesystem is imported at its first use: who merely has this package install
 nothing.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from refshard_fs.errors import (
@@ -43,14 +44,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    match name:
+    match name:  # at first use: see above
         case "RefShardFileSystem" | "replace_reference_filesystem":
-            from refshard_fs import fs as module  # at first use: see above
+            return getattr(importlib.import_module("refshard_fs.fs"), name)
         case "tune_zarr":
-            from refshard_fs import tuning as module
-        case _:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(module, name)
+            return importlib.import_module("refshard_fs.tuning").tune_zarr
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
