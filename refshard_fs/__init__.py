@@ -1,4 +1,11 @@
-"""Reference manifests and shard indexes as plain zarr chunks, for any fsspec-aware tool."""
+"""Reference manifests and shard indexes as plain zarr chunks, for any fsspec-aware tool.
+
+The filesystem is imported at its first use: who merely has this package installed, or catches its errors, waits for
+nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from refshard_fs.errors import (
     ConflictError,
@@ -12,8 +19,10 @@ from refshard_fs.errors import (
     TargetNotAllowed,
     UnknownSource,
 )
-from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
-from refshard_fs.tuning import tune_zarr
+
+if TYPE_CHECKING:
+    from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
+    from refshard_fs.tuning import tune_zarr
 
 __version__ = "0.1.0"
 
@@ -32,3 +41,16 @@ __all__ = [
     "replace_reference_filesystem",
     "tune_zarr",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    match name:  # at first use: see above
+        case "RefShardFileSystem" | "replace_reference_filesystem":
+            return getattr(importlib.import_module("refshard_fs.fs"), name)
+        case "tune_zarr":
+            return importlib.import_module("refshard_fs.tuning").tune_zarr
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

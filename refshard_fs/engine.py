@@ -70,6 +70,7 @@ class Engine:
         self._batch: list[_Read] = []
         self._soon: list[Reader] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
         self._loading: dict[Need, asyncio.Task[Any]] = {}
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
         self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next

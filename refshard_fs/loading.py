@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import ctypes
 import hashlib
 import mmap
 import os
@@ -198,13 +199,17 @@ async def _stream(entry: Entry, index: Any, read: Read) -> Any:
             del data
         value = await asyncio.to_thread(decoder.finish)
         del decoder
-        import ctypes
-
-        ctypes.CDLL(None).malloc_trim(0)
+        _return_memory()
         return value
     finally:
         if ahead is not None:
             ahead.cancel()
+
+
+def _return_memory() -> None:
+    """Give back what decoding has freed: glibc keeps most of it otherwise, for a process that never needs it again."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _pieces(entry: Span, size: int, step: int) -> list[Span]:

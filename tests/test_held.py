@@ -1,0 +1,70 @@
+"""Sources held in memory: one object a process, compact pickles, JSON forms by name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import fsspec
+import pytest
+
+from refshard_fs import RefShardFileSystem, held
+
+ARRAY = {"zarr_format": 2, "shape": [300, 10], "chunks": [1, 1], "dtype": "|u1", "compressor": None, "fill_value": 0}
+ARRAY |= {"order": "C", "filters": None}
+
+
+def references(step: int = 1) -> dict[str, Any]:
+    refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY), "a/.zattrs": {"é": [1.5, None]}, "raw": b"\0\xff"}
+    refs |= {f"a/{i}.{j}": ["s3://b/x", 100 * i, 2**40 + j] for i in range(0, 300, step) for j in range(10)}
+    return refs | {"whole": ["s3://b/y"], "default": [None, 1, 2], "b64": "base64:AA=="}
+
+
+@pytest.mark.parametrize("step", [1, 50])
+def test_a_pickle_is_compact_and_whole(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    refs = references(step)
+    fs = RefShardFileSystem(refs)
+    data = pickle.dumps(fs)
+    assert len(data) < len(pickle.dumps(refs)) / 8 or step > 1
+    held._held.clear()  # as in another process
+    other = pickle.loads(data)
+    assert other.fo is not fs.fo
+    assert other == fs
+    assert dict(other.references) == refs
+    assert pickle.loads(data).fo is other.fo
+
+
+def test_a_process_that_has_it_does_not_unpack_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = RefShardFileSystem(references())
+    data = pickle.dumps(fs)
+    monkeypatch.delattr(held.pickled, "swell")
+    assert pickle.loads(data).fo is fs.fo
+    again = fsspec.AbstractFileSystem.from_json(fs.to_json())
+    assert again.fo is fs.fo
+    options = {**fs.storage_options, "asynchronous": True}
+    assert RefShardFileSystem(*fs.storage_args, **options).fo is fs.fo
+
+
+def test_equal_references_are_held_once() -> None:
+    first, second = RefShardFileSystem(references()), RefShardFileSystem(references())
+    assert first.fo is second.fo
+    assert RefShardFileSystem(b'{"a":"b"}').fo is not RefShardFileSystem(b'{"a":"c"}').fo
+
+
+def test_bytes_pickle_too() -> None:
+    fs = RefShardFileSystem(json.dumps({"a": "text" * 1000}).encode())
+    data = pickle.dumps(fs)
+    assert len(data) < 1000
+    held._held.clear()
+    assert pickle.loads(data).cat("a") == b"text" * 1000
+
+
+def test_another_process_reads_the_same(tmp_path: Any) -> None:
+    path = tmp_path / "fs.pickle"
+    path.write_bytes(pickle.dumps(RefShardFileSystem(references())))
+    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).references['a/299.9'])"
+    run = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == str(["s3://b/x", 29900, 2**40 + 9])

@@ -1,0 +1,266 @@
+"""The index cache: written whole or not at all, bounded, mapped, and never believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem, index_cache, loading, session
+from refshard_fs.index_cache import IndexCache, default_directory
+from refshard_fs.manifests import kerchunk_json
+
+ARRAY = {"zarr_format": 2, "shape": [100], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
+ARRAY |= {"order": "C", "filters": None}
+
+
+@pytest.fixture(autouse=True)
+def fresh_process() -> Iterator[None]:
+    session.INDEXES.clear()
+    yield
+    loading.settle()
+
+
+@pytest.fixture
+def parses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was decoded from its source."""
+    seen: list[str] = []
+    finish = kerchunk_json.Decoder.finish
+
+    def watched(self: kerchunk_json.Decoder) -> Any:
+        seen.append(self._index.where)
+        return finish(self)
+
+    monkeypatch.setattr(kerchunk_json.Decoder, "finish", watched)
+    return seen
+
+
+def source(tmp_path: Path, size: int = 100) -> Path:
+    (tmp_path / "data").write_bytes(bytes(range(200)))
+    refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY), "a/.zattrs": {"x": float("nan")}, "text": "base64:AAEC"}
+    refs |= {f"a/{i}": ["data", i, 1] for i in range(size)}
+    refs |= {"whole": ["data"], "b/0": [None, 5, 2]}
+    path = tmp_path / "refs.json"
+    # Larger than what is decoded where it is found, so that it is read from the file.
+    path.write_text(json.dumps({"version": 1, "templates": {}, "refs": {**refs, "pad": "x" * 8192}}))
+    return path
+
+
+def opened(path: Path, cache: Path | bool | None, **options: Any) -> RefShardFileSystem:
+    session.INDEXES.clear()
+    fs = RefShardFileSystem(str(path), index_cache=cache, target=str(path.parent / "data"), **options)
+    assert fs.cat("a/7") == b"\7"
+    loading.settle()
+    return fs
+
+
+def everything(fs: RefShardFileSystem) -> dict[str, bytes]:
+    return {key: fs.cat_file(key) for key in fs.find("")}
+
+
+def test_a_second_process_maps_what_the_first_one_decoded(tmp_path: Path, parses: list[str]) -> None:
+    path, cache = source(tmp_path), tmp_path / "cache"
+    first = everything(opened(path, cache))
+    second = opened(path, cache)
+    assert everything(second) == first
+    assert len(parses) == 1
+    assert json.loads(first["a/.zattrs"].replace(b"NaN", b"1")) == {"x": 1}
+    assert second.references["b/0"] == [None, 5, 2]
+
+
+def test_another_process_of_the_user_finds_it(tmp_path: Path) -> None:
+    path, cache = source(tmp_path), tmp_path / "cache"
+    opened(path, cache)
+    code = (
+        "import sys\nfrom refshard_fs import RefShardFileSystem\nfrom refshard_fs.manifests import kerchunk_json\n"
+        "del kerchunk_json.Decoder.finish\n"
+        "print(RefShardFileSystem(sys.argv[1], index_cache=sys.argv[2]).cat('a/9'))"
+    )
+    run = subprocess.run([sys.executable, "-c", code, path, cache], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == repr(b"\t")
+
+
+def test_a_changed_source_is_decoded_anew(tmp_path: Path, parses: list[str]) -> None:
+    path, cache = source(tmp_path), tmp_path / "cache"
+    opened(path, cache)
+    text = path.read_text()
+    path.write_text(text.replace('["data", 7, 1]', '["data", 8, 1]'))
+    session.INDEXES.clear()
+    assert RefShardFileSystem(str(path), index_cache=cache).cat("a/7") == b"\10"
+    assert len(parses) == 2
+
+
+def test_options_that_change_the_set_have_an_index_of_their_own(tmp_path: Path, parses: list[str]) -> None:
+    path, cache = source(tmp_path), tmp_path / "cache"
+    opened(path, cache)
+    opened(path, cache, template_overrides={"u": "v"})
+    opened(path, cache)
+    assert len(parses) == 2
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "flip", "header", "magic", "version", "longer", "garbage"])
+def test_a_damaged_file_is_replaced_in_silence(tmp_path: Path, parses: list[str], harm: str) -> None:
+    path, cache = source(tmp_path), tmp_path / "cache"
+    first = everything(opened(path, cache))
+    (kept,) = cache.iterdir()
+    good = kept.read_bytes()
+    harmed = {
+        "cut": good[: len(good) // 2],
+        "empty": b"",
+        "flip": good[:-100] + bytes([good[-100] ^ 1]) + good[-99:],
+        "header": good[:40] + b"\xff" * 8 + good[48:],
+        "magic": b"x" + good[1:],
+        "version": good[:14] + b"\xff\xff" + good[16:],
+        "longer": good + bytes(64),
+        "garbage": os.urandom(len(good)),
+    }[harm]
+    kept.unlink()
+    kept.write_bytes(harmed)
+    assert everything(opened(path, cache)) == first
+    assert len(parses) == 2
+    assert kept.read_bytes() == good
+    opened(path, cache)
+    assert len(parses) == 2
+
+
+def test_every_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path, cache = source(tmp_path, 3), tmp_path / "cache"
+    fs = RefShardFileSystem(str(path), index_cache=cache)
+    fs.ls("")
+    loading.settle()
+    (kept,) = cache.iterdir()
+    good = kept.read_bytes()
+    index = kerchunk_json.JsonIndex("x")
+    for at in range(0, len(good), 7):
+        harmed = bytearray(good)
+        harmed[at] ^= 1 << at % 8
+        with pytest.raises(ValueError):  # noqa: PT011  # whichever check finds it
+            index.unpack(bytes(harmed))  # type: ignore[arg-type]  # read like a mapped file
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="nothing is read-only to root")
+def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    path, cache = source(tmp_path), tmp_path / "cache"
+    cache.mkdir(mode=0o500)
+    opened(path, cache / "below")
+    opened(path, cache)
+    assert not list(cache.iterdir())
+
+
+def test_a_cache_in_the_place_of_a_file_is_no_error(tmp_path: Path) -> None:
+    path, cache = source(tmp_path), tmp_path / "cache"
+    cache.write_text("no directory")
+    opened(path, cache)
+    opened(path, cache / "below")
+    assert cache.read_text() == "no directory"
+
+
+def test_nothing_is_written_where_that_is_not_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    path = source(tmp_path)
+    opened(path, False)
+    opened(path, None)  # far too small
+    assert not (tmp_path / "xdg").exists()
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="XDG directories are those of other platforms")
+def test_large_sets_are_kept_by_default_in_the_users_cache_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parses: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(loading, "WORTH_A_LOOK", 1)
+    monkeypatch.setattr(loading, "WORTH_KEEPING", 1)
+    path = source(tmp_path)
+    opened(path, None)
+    (kept,) = (tmp_path / "xdg" / "refshard_fs").iterdir()
+    assert kept.stat().st_mode & 0o077 == 0
+    assert (kept.parent.stat().st_mode & 0o077) == 0
+    opened(path, True)
+    assert len(parses) == 1
+
+
+def test_nobodys_home_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setattr(index_cache.Path, "home", homeless)
+    assert default_directory() is None
+    assert RefShardFileSystem({"a": "b"}, index_cache=None).cat("a") == b"b"
+
+
+def test_a_url_is_not_to_be_found_in_what_is_written(tmp_path: Path, http_server: Any) -> None:
+    path, cache = source(tmp_path), tmp_path / "cache"
+    http_server.put("/refs.json", path.read_bytes())
+    session.INDEXES.clear()
+    url = http_server.url + "/refs.json?token=SECRET"
+    fs = RefShardFileSystem(url, index_cache=cache)
+    assert fs.cat("text") == b"\0\1\2"
+    loading.settle()
+    (kept,) = cache.iterdir()
+    assert b"SECRET" not in kept.read_bytes()
+    assert "SECRET" not in kept.name
+
+
+def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
+    cache = IndexCache(tmp_path, capacity=250)
+    for age, name in ((30, "a"), (20, "b")):
+        cache.put(name, [bytes(100)])
+        stamp = time.time() - age
+        os.utime(tmp_path / f"{name}.refindex", (stamp, stamp))
+    assert cache.get("a") is not None
+    cache.put("c", [bytes(60), memoryview(bytes(40))])
+    assert cache.get("b") is None
+    assert cache.get("a") is not None
+    found = cache.get("c")
+    assert found is not None
+    assert found[:] == bytes(100)
+    cache.put("d", [bytes(251)])
+    assert cache.get("d") is None
+    assert cache.get("a") is not None
+
+
+def test_unfinished_files_are_swept_once_they_are_old(tmp_path: Path) -> None:
+    old, new = tmp_path / "x-1.tmp", tmp_path / "x-2.tmp"
+    old.write_bytes(b"x")
+    new.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    IndexCache(tmp_path).put("a", [b"1"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.refindex", "x-2.tmp"]
+
+
+def test_readers_and_writers_of_one_name_never_see_a_part(tmp_path: Path) -> None:
+    cache = IndexCache(tmp_path)
+    wrong: list[bytes] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            found = cache.get("a")
+            if found is not None and (len(found) != 4096 or len(set(found[:])) != 1):
+                wrong.append(found[:])
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    writers = [
+        threading.Thread(target=lambda i=i: [cache.put("a", [bytes([i]) * 4096]) for _ in range(40)]) for i in (1, 2)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not wrong
+    assert [p.name for p in tmp_path.iterdir()] == ["a.refindex"]

@@ -1,0 +1,202 @@
+"""Loads: once in a process, whoever asks and on whichever loop; off the loop; piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from refshard_fs import RefShardFileSystem, loading, session
+from refshard_fs.cache import Cache
+from refshard_fs.errors import ManifestError
+from refshard_fs.loading import load
+from refshard_fs.manifests.kerchunk_json import JsonIndex
+from refshard_fs.model import Entry, Inline, Load, Pin, Span
+
+ARRAY = {"zarr_format": 2, "shape": [5000], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
+ARRAY |= {"order": "C", "filters": None}
+
+
+def document(count: int = 5000) -> bytes:
+    refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY), "c": "text"}
+    return json.dumps({**refs, **{f"a/{i}": ["s3://b/x", i, 1] for i in range(count)}}).encode()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "MANY", 1000)
+    monkeypatch.setattr(loading, "PIECE", 5000)
+    monkeypatch.setattr(loading, "REMOTE_PIECE", 20000)
+
+
+class Reads:
+    """A source that tells what was read of it."""
+
+    def __init__(self, data: bytes, delay: float = 0) -> None:
+        self.data = data
+        self.delay = delay
+        self.spans: list[tuple[int, int | None]] = []
+
+    async def __call__(self, entry: Entry) -> bytes:
+        assert isinstance(entry, Span)
+        self.spans.append((entry.start, entry.stop))
+        await asyncio.sleep(self.delay)
+        return self.data[entry.start : entry.stop]
+
+
+def need(data: bytes, url: str = "/refs.json") -> Load:
+    return Load(Span(url, pin=Pin("etag", None, len(data))), JsonIndex(url))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(("url", "step"), [("/refs.json", 5000), ("https://host/refs.json", 20000)])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_large_source_is_read_in_pieces(url: str, step: int, compress: Any) -> None:
+    data = compress(document())
+    reads = Reads(data)
+    refs, weight = asyncio.run(load("", need(data, url), reads, Cache(1 << 20), None))
+    assert len(refs) == 5002
+    assert weight == refs.nbytes
+    assert reads.spans == [(at, min(at + step, len(data))) for at in range(0, len(data), step)] or len(data) <= step
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_load_that_several_event_loops_want_is_done_once() -> None:
+    data = document()
+    reads, cache = Reads(data, delay=0.01), Cache(1 << 20)
+    found: list[Any] = []
+
+    def one() -> None:
+        found.append(asyncio.run(load("", need(data), reads, cache, None))[0])
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(refs is found[0] for refs in found)
+    assert len(reads.spans) == len(set(reads.spans))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_rest_go_on_when_the_one_who_reads_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "PATIENCE", 0.05)
+    data = document()
+    reads, cache = Reads(data, delay=0.02), Cache(1 << 20)
+
+    def leader() -> None:
+        async def give_up() -> None:
+            async with asyncio.timeout(0.03):
+                await load("", need(data), reads, cache, None)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(give_up())
+
+    thread = threading.Thread(target=leader)
+    thread.start()
+    time.sleep(0.01)
+    refs, _ = asyncio.run(load("", need(data), reads, cache, None))
+    thread.join()
+    assert len(refs) == 5002
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_loop_that_stopped_in_between_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "PATIENCE", 0.05)
+    data = document()
+    cache = Cache(1 << 20)
+    stopped = asyncio.new_event_loop()
+    task = stopped.create_task(load("", need(data), Reads(data, delay=10), cache, None))
+    stopped.run_until_complete(asyncio.sleep(0.01))
+    refs, _ = asyncio.run(load("", need(data), Reads(data), cache, None))
+    assert len(refs) == 5002
+    task.cancel()
+    stopped.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    stopped.close()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_error_reaches_everybody_and_is_not_remembered() -> None:
+    data = document()[:-9]
+    reads, cache = Reads(data), Cache(1 << 20)
+
+    async def both() -> list[Any]:
+        loads = (load("", need(data), reads, cache, None) for _ in range(2))
+        return await asyncio.gather(*loads, return_exceptions=True)
+
+    found = asyncio.run(both())
+    assert [type(e) for e in found] == [ManifestError] * 2
+    good = document()
+    refs, _ = asyncio.run(load("", need(good), Reads(good), cache, None))
+    assert len(refs) == 5002
+
+
+def test_a_long_decode_leaves_the_event_loop_free() -> None:
+    class Slow:
+        def decode(self, data: bytes) -> int:
+            time.sleep(0.3)
+            return len(data)
+
+    async def ticks() -> int:
+        count = 0
+        task = asyncio.ensure_future(load("", Load(Inline(bytes(loading.MANY + 1)), Slow()), read, Cache(1), None))
+        while not task.done():
+            await asyncio.sleep(0.01)
+            count += 1
+        return count
+
+    async def read(entry: Entry) -> bytes:
+        assert isinstance(entry, Inline)
+        return entry.data
+
+    assert asyncio.run(ticks()) > 5
+
+
+def test_a_manifest_is_parsed_once_by_all_filesystems_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.INDEXES.clear()
+    path = tmp_path / "refs.json"
+    path.write_bytes(document())
+    fs = RefShardFileSystem(str(path), index_cache=False)
+    assert fs.cat("c") == b"text"
+    monkeypatch.delattr(JsonIndex, "decode")
+    monkeypatch.delattr(JsonIndex, "decoder")
+    again = RefShardFileSystem(str(path), index_cache=False)
+    assert again.cat("c") == b"text"
+
+    async def read() -> Any:
+        other = RefShardFileSystem(str(path), index_cache=False, asynchronous=True)
+        return await other._cat_file("c")
+
+    assert asyncio.run(read()) == b"text"
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "refs.json"
+    for text in ("one", "two"):
+        path.write_text(json.dumps({"a": text}))
+        assert RefShardFileSystem(str(path)).cat("a") == text.encode()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_pieces_of_a_remote_source_make_the_same_set(http_server: Any) -> None:
+    session.INDEXES.clear()
+    http_server.put("/refs.json", document())
+    fs = RefShardFileSystem(http_server.url + "/refs.json", index_cache=False)
+    assert fs.references["a/4999"] == ["s3://b/x", 4999, 1]
+    assert len(fs.references) == 5002
+
+
+def test_memory_filesystems_work_as_sources() -> None:
+    session.INDEXES.clear()
+    fsspec.filesystem("memory").pipe_file("/refs-of-loading.json", document())
+    assert len(RefShardFileSystem("memory://refs-of-loading.json", index_cache=False).references) == 5002

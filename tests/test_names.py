@@ -1,0 +1,85 @@
+"""Listings of chunks agree with their keys, whatever the grid, the encoding and what exists."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refshard_fs import names
+from refshard_fs.columns import ChunkTable, Part, Row
+from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.names import chunk_names, chunks_below, has_chunks_below
+
+encodings = st.builds(ChunkKeyEncoding, st.sampled_from(["default", "v2"]), st.sampled_from([".", "/"]))
+grids = st.builds(ChunkGrid, st.lists(st.integers(0, 13), max_size=4).map(tuple), encodings)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> ChunkTable:
+    grid = draw(grids)
+    numbers = draw(st.sets(st.integers(0, grid.size - 1), max_size=40)) if grid.size else set()
+    if draw(st.booleans()) and grid.size < 500:
+        numbers = set(range(grid.size)) - numbers
+    rows = [(n, Row(0, n, None if n % 5 == 0 else n + 1)) for n in numbers]
+    return ChunkTable.from_parts(grid, [Part.from_rows(rows)])
+
+
+def expected(table: ChunkTable, below: str) -> dict[str, int | str | None]:
+    out: dict[str, int | str | None] = {}
+    for number, row in table.rows():
+        tail = table.grid.tail(number)
+        if below and not tail.startswith(below + "/"):
+            continue
+        rest = tail[len(below) + 1 :] if below else tail
+        name, slash, _ = rest.partition("/")
+        out[name] = "directory" if slash else row.length
+    return out
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables(), st.integers(0, 3), st.sampled_from([1, 7, 1 << 12]))
+def test_listings_are_those_of_the_keys(table: ChunkTable, depth: int, merged: int) -> None:
+    names.MERGED, before = merged, names.MERGED  # type: ignore[misc]  # a smaller constant for small grids
+    try:
+        directories = {""}
+        for number, _ in table.rows():
+            directories.add("/".join(table.grid.tail(number).split("/")[:-1][:depth]))
+        for below in [*directories, "c/99", "0/0/0/0/0", "01", "x", "c/-1"]:
+            listed = chunks_below(table, below)
+            found = {child.name: "directory" if child.is_directory else child.size for child in listed}
+            assert found == expected(table, below)
+            assert [child.name for child in listed] == sorted(found)
+            assert has_chunks_below(table, below) == bool(found)
+    finally:
+        names.MERGED = before  # type: ignore[misc]
+
+
+@settings(deadline=None)
+@given(tables())
+def test_names_come_in_order_with_their_numbers(table: ChunkTable) -> None:
+    found, numbers = chunk_names(table.grid, table.present())
+    assert found == sorted(map(table.grid.tail, table.present().tolist()))
+    assert [table.grid.number(name) for name in found] == numbers.tolist()
+
+
+def test_few_chunks_of_a_huge_grid_are_listed_without_its_spellings() -> None:
+    grid = ChunkGrid((10**9, 10**9), ChunkKeyEncoding("v2", "."))
+    table = ChunkTable.from_parts(grid, [Part.from_rows([(n, Row(0, 0, n)) for n in (10**18 - 1, 5, 10**9)])])
+    assert [(child.name, child.size) for child in chunks_below(table, "")] == [
+        ("0.5", 5),
+        ("1.0", 10**9),
+        ("999999999.999999999", 10**18 - 1),
+    ]
+    slashes = ChunkGrid((10**9, 10**9), ChunkKeyEncoding("default", "/"))
+    table = ChunkTable(slashes, table.targets, table.offsets, table.lengths, table.numbers)
+    assert [child.name for child in chunks_below(table, "c")] == ["0", "1", "999999999"]
+    assert [child.name for child in chunks_below(table, "c/999999999")] == ["999999999"]
+
+
+def test_a_part_of_a_table_is_found_by_its_numbers() -> None:
+    grid = ChunkGrid((100,), ChunkKeyEncoding("v2", "."))
+    for step in (1, 30):
+        table = ChunkTable.from_parts(grid, [Part.from_rows([(n, Row(0, n, 1)) for n in range(0, 100, step)])])
+        assert table.present(30, 61).tolist() == list(range(30, 61, step))
+        assert table.present().dtype == np.uint64
