@@ -73,7 +73,6 @@ class Engine:
         self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
         self._loading: dict[Need, asyncio.Task[Any]] = {}
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
-        self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
 
     @property
     def pool(self) -> Pool:

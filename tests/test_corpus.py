@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-
 INNER, WHOLE = "refshard_fs:RefShardFileSystem", "tests.whole_shards:WholeShards"
 
 

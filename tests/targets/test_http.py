@@ -225,7 +225,16 @@ def test_retry_after_is_honoured(http_server: RangeServer) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("3", 3), ("0", 0), ("1.5", 1.5), ("-1", None), ("nan", None), ("", None), ("soon", None), ("Thu, 01 Jan 1970 00:01:40 GMT", 40)],
+    [
+        ("3", 3),
+        ("0", 0),
+        ("1.5", 1.5),
+        ("-1", None),
+        ("nan", None),
+        ("", None),
+        ("soon", None),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 40),
+    ],
 )
 def test_retry_after_is_a_number_or_a_date(text: str, seconds: float | None) -> None:
     assert ranged._wait(text, 60.0) == seconds
