@@ -20,6 +20,7 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.loading import Keep, load
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.prefetch import Ahead, Chunk
+from refshard_fs.recall import bound, recalled
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool
 from refshard_fs.targets.opened import Opened
@@ -240,7 +241,7 @@ class Engine:
     def _known(self, need: Need) -> Any:
         if isinstance(need, Stat) and need.fresh:
             return None
-        return self._cache.get((self._token, need))
+        return recalled(self._cache.get((self._token, need)), self.pool)
 
     async def need(self, need: Need) -> Any:
         """Return the answer to one need; asked by several at once, it is met once."""
@@ -288,7 +289,7 @@ class Engine:
             case Names(url):
                 return await self._names(url)
         if value is not None:
-            self._cache.put((self._token, need), value, weight, quota)
+            self._cache.put((self._token, need), bound(need, value, self.pool), weight, quota)
         return value
 
     async def _bytes(self, entry: Entry) -> bytes:

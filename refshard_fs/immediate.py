@@ -9,6 +9,7 @@ from refshard_fs.engine import Request
 from refshard_fs.failures import blame, fail
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
+from refshard_fs.recall import recalled
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, check
 
@@ -76,7 +77,7 @@ class Immediate:
                 need = steps.send(answer)
                 if not isinstance(need, Load):
                     break
-                answer = self._cache.get((self._token, need))
+                answer = recalled(self._cache.get((self._token, need)), self._pool)
                 if answer is None:
                     break
         except StopIteration as stop:

@@ -76,7 +76,7 @@ class Pool:
     ) -> None:
         self._options = options
         self.loop = loop
-        self._versions = Versions() if versions is None else versions
+        self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
         self._deadlines = None if loop is None else Deadlines(loop)
         self._targets: dict[object, Target] = {}
@@ -93,7 +93,7 @@ class Pool:
             if len(self._places) >= PLACES:
                 self._places.clear()
             retry = self._options.retry.at_most(target.most_retries)
-            opened = Opened(target, self._versions.of(url), retry, self._stats, self._deadlines)
+            opened = Opened(target, self.versions.of(url), retry, self._stats, self._deadlines)
             place = self._places[url] = opened, path
         return place
 
