@@ -340,7 +340,8 @@ class Session:
             protocol = next(filter(None, map(protocol_of, filter(None, urls))), None)
             if protocol is not None and protocol not in self._pool_options.by_protocol:
                 known = {**self._pool_options.by_protocol, protocol: self.options.fallback}
-                self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known)
+                admission = self._pool_options.admission.naming(protocol)
+                self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known, admission=admission)
                 for engine in self._engines.values():
                     engine.pool = self._pool(engine.pool.loop)
         self._keyspace = keyspace
