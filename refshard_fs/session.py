@@ -181,7 +181,7 @@ class Session:
         """Return what ``steps`` return if no event loop is needed for it; for callers that may block."""
         try:
             return self._at_once_reader().look(steps, may_load=True)
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame(key, e) from (e.__cause__ or e)
 
     async def look(self, key: str, steps: Steps[T]) -> T:
