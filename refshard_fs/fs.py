@@ -359,7 +359,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
 
     def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any:
         """Return what ``steps()`` return, at once if possible; an error names ``key``."""
-        found = self._session.look_now(steps())
+        found = self._session.look_now(key, steps())
         return sync(self.loop or get_loop(), self._session.look, key, steps()) if found is None else found.value
 
     # ------------------------------------------------------------------ paths

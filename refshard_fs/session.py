@@ -173,13 +173,16 @@ class Session:
                 task.cancel()
 
     def read_now(self, request: Request) -> bytes | None:
-        """Return the bytes of ``request`` if no event loop is needed for them; any thread may call this."""
+        """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
         keyspace = self._keyspace or self.opened()
-        return None if keyspace is None else self._at_once(keyspace, request)
+        return None if keyspace is None else self._at_once_reader().read(keyspace, request, may_load=True)
 
-    def look_now(self, steps: Steps[Any]) -> Found | None:
-        """Return what ``steps`` return if all they need is in the cache; any thread may call this."""
-        return self._at_once_reader().look(steps)
+    def look_now(self, key: str, steps: Steps[Any]) -> Found | None:
+        """Return what ``steps`` return if no event loop is needed for it; for callers that may block."""
+        try:
+            return self._at_once_reader().look(steps, may_load=True)
+        except Exception as e:  # noqa: BLE001  # `blame` tells which
+            raise blame(key, e) from (e.__cause__ or e)
 
     async def look(self, key: str, steps: Steps[T]) -> T:
         """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
@@ -364,6 +367,7 @@ class Session:
 
     def _after_fork(self) -> None:
         self._versions.after_fork()
+        self._immediate = None  # another thread of the parent may have held its lock
         self._lock = threading.Lock()
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
