@@ -254,7 +254,7 @@ def _put(cache: IndexCache, name: str, index: Packable, value: Any) -> None:
         with contextlib.suppress(ValueError):
             cache.put(name, index.pack(value))
 
-    thread = threading.Thread(target=write, name="refshard-index-cache")
+    thread = threading.Thread(target=write, name="refshard-index-cache", daemon=False)
     _writers.append(thread)
     thread.start()
     _writers[:] = [t for t in _writers if t.is_alive() or t is thread]
