@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from refshard_fs.engine import Request
 from refshard_fs.errors import ReferenceNotReachable
-from refshard_fs.model import Entry, Span, Stat
+from refshard_fs.model import Entry, Listed, Span, Stat
+from refshard_fs.names import Listing
 from refshard_fs.session import Session
 
 __all__ = ["find", "info", "ls"]
@@ -42,11 +44,18 @@ async def ls(session: Session, key: str, *, detail: bool) -> list[Any]:
         known = await info(session, key)
         return [known] if detail else [key]
     stem = key + "/" if key else ""
+    match children:
+        case Listing(stem=given, paths=paths, sizes=sizes) if given == stem:
+            return _files(paths, sizes) if detail else paths
     if not detail:
         return [stem + child.name for child in children]
     return [
         {"name": stem + c.name, "size": 0 if c.is_directory else c.size, "type": KIND[c.is_directory]} for c in children
     ]
+
+
+def _files(paths: list[str], sizes: list[int | None]) -> list[dict[str, Any]]:
+    return [{"name": path, "size": size, "type": "file"} for path, size in zip(paths, sizes, strict=True)]
 
 
 async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
@@ -64,11 +73,16 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
         return out
     if withdirs and key:
         out[key] = {"name": key, "size": 0, "type": "directory"}
-    level, depth = [(key, children)], 1
+    level: list[tuple[str, Sequence[Listed]]] = [(key, children)]
+    depth = 1
     while level:
         below = []
         for prefix, listed in level:
             stem = prefix + "/" if prefix else ""
+            match listed:
+                case Listing(stem=given, paths=paths, sizes=sizes) if given == stem:
+                    out.update(zip(paths, _files(paths, sizes), strict=True))
+                    continue
             for child in listed:
                 name = stem + child.name
                 if child.is_directory:

@@ -177,7 +177,7 @@ class ShardView:
         fixed = inner_names.leading(layout, prefix[len(path) + 1 :] if path else prefix)
         return None if fixed is None else (path, layout, fixed)
 
-    def _documents_sized(self, prefix: str, names: list[Listed]) -> Steps[list[Listed]]:
+    def _documents_sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
         """Return ``names`` with the sizes that metadata documents have when they are shown."""
         documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
         entries = yield from together([self._metadata(join(prefix, name)) for name in documents])
