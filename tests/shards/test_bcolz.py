@@ -126,11 +126,6 @@ def test_a_server_without_listings_is_asked_for_headers_and_full_frames_only(htt
     assert fs.cat_file("data/2", start=4, end=8) == struct.pack("<I", 80)
 
 
-def test_documents_are_read_whole_however_small_requests_are_to_be() -> None:
-    fs = RefShardFileSystem(fo=str(sample("i8_leftover").path), max_block=100)
-    assert json.loads(fs.cat_file("data/.zarray"))["shape"] == [25]
-
-
 def test_column_names_are_quoted_for_http(http_server: Any) -> None:
     values = np.arange(5)
     for url, data in table_of(**{"50% #1?": carray_of(values, 5)}).items():
