@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -124,6 +126,18 @@ def test_a_server_without_listings_is_asked_for_headers_and_full_frames_only(htt
     assert len(fs.cat_file("data/2")) == 80 + 16
     assert fs.info("data/2")["size"] == 80 + 16
     assert fs.cat_file("data/2", start=4, end=8) == struct.pack("<I", 80)
+
+
+def test_a_table_in_an_object_store_is_read(s3_server: Any) -> None:
+    options = s3_server.storage_options
+    bucket = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    s = sample("ct")
+    bucket.makedirs("bcolz", exist_ok=True)
+    bucket.put(str(s.path), "bcolz/ct", recursive=True)
+    fs = RefShardFileSystem(fo="s3://bcolz/ct", target_options=options, remote_protocol="s3", remote_options=options)
+    assert {"id", "x", "tag", "vec", "flag"} <= set(fs.ls("", detail=False))
+    got = b"".join(blosc.decompress(fs.cat_file(f"id/{n}")) for n in range(3))
+    assert hashlib.sha256(got[: 23 * 4]).hexdigest() == s.arrays["id"]["sha256"]
 
 
 def test_column_names_are_quoted_for_http(http_server: Any) -> None:
@@ -284,6 +298,13 @@ def test_a_damaged_document_is_named(name: str, content: bytes) -> None:
     files[f"{ROOT}/{name}"] = content
     with pytest.raises(ManifestError, match=name):
         Files(files).open("bcolz")
+
+
+def test_a_shape_that_the_last_chunk_cannot_fill_is_stale() -> None:
+    files = Files(carray_of(np.arange(25), 10, shape=[26], nbytes=208))
+    assert chunk_of(files, "data/1").tolist() == list(range(10, 20))
+    with pytest.raises(DamagedIndex, match="nbytes 40, where its 6 rows of 8 bytes are due"):
+        chunk_of(files, "data/2")
 
 
 def test_a_missing_shape_is_an_error() -> None:
