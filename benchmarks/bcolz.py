@@ -54,6 +54,7 @@ def open_array(folder: Path, *, forget: bool) -> Any:
 
 
 def main() -> None:
+    """Write, read and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS} rows")
     parser.add_argument("--rows", type=int, default=None)

@@ -17,6 +17,7 @@ from numcodecs import blosc
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.errors import DamagedIndex
+from tests.servers.http import RangeServer
 from tests.shards.blosc_samples import Sample, sample, samples
 from tests.shards.in_memory import ROOT, Files
 
@@ -126,6 +127,25 @@ def test_a_server_without_listings_is_asked_for_headers_and_full_frames_only(htt
     assert len(fs.cat_file("data/2")) == 80 + 16
     assert fs.info("data/2")["size"] == 80 + 16
     assert fs.cat_file("data/2", start=4, end=8) == struct.pack("<I", 80)
+
+
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_zarr_reads_each_frame_once_and_no_other_bytes(s: Sample) -> None:
+    reading = pytest.importorskip("tests.shards.zarr_reading")
+    with RangeServer(directory=s.path.parent) as server:
+        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}"))
+        for name, expected in s.arrays.items():
+            reading.check(reading.values(group[name]), expected, 2)
+        asked: dict[str, list[Any]] = {}
+        for request in server.requests():
+            if "/data/" in request.path:
+                asked.setdefault(request.path, []).append((request.start, request.stop))
+    due = {}
+    for name, expected in s.arrays.items():
+        count = -(-expected["shape"][0] // expected["chunklen"])
+        for path, frame in s.chunks(name)[:count]:
+            due[f"/{s.path.name}/{path}"] = [(0, 32), (16, 16 + frame["ctbytes"])]
+    assert asked == due
 
 
 def test_a_table_in_an_object_store_is_read(s3_server: Any) -> None:
