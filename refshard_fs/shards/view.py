@@ -36,7 +36,7 @@ class ShardView:
 
     def __init__(self, base: KeySpace, options: tuple[tuple[str, Any], ...] = ()) -> None:
         self.base = base
-        self.reports: dict[str, str] = {}
+        self.reports: dict[str, str] = dict(getattr(base, "reports", {}))
         self._options = options
         self._known: dict[str, Seen] = {}
         self.grids: Mapping[str, ChunkGrid] = _Grids(self._known, base.grids)
