@@ -63,7 +63,8 @@ class Engine:
     ) -> None:
         self.stats = stats
         self.fetcher = fetcher
-        self.ahead = Ahead(fetcher, self.run_all, self._start, min(readahead, fetcher.budget.ahead // 2), near)
+        most = min(readahead, fetcher.budget.ahead // 2)
+        self.ahead = Ahead(fetcher, self.run_all, self._advance, self._start, most, near)
         fetcher.on_cancel = self.ahead.give_up
         self._cache = cache
         self._token = token  # tells this filesystem's targets from others' in the shared cache
@@ -106,7 +107,7 @@ class Engine:
         waiting: list[tuple[int, Any]] = []
         many = [keyspace.lookup(request.key) for keyspace, request, _, _ in batch]
         for i, steps in enumerate(many):
-            _advance(results, waiting, i, steps, None)
+            self._advance(results, waiting, i, steps, None)
         if not waiting:
             self._serve(batch, results)
             return
@@ -225,7 +226,7 @@ class Engine:
         results: list[Any] = [None] * len(many)
         waiting: list[tuple[int, Need | tuple[Need, ...]]] = []
         for i, steps in enumerate(many):
-            _advance(results, waiting, i, steps, None)
+            self._advance(results, waiting, i, steps, None)
         await self._drive(results, waiting, many)
         return results
 
@@ -236,7 +237,23 @@ class Engine:
             answers = await self._meet([need for _, need in waiting])
             asked, waiting = waiting, []
             for (i, _), answer in zip(asked, answers, strict=True):
-                _advance(results, waiting, i, many[i], answer)
+                self._advance(results, waiting, i, many[i], answer)
+
+    def _advance(
+        self, results: list[Any], waiting: list[tuple[int, Any]], i: int, steps: Steps[Any], answer: Any
+    ) -> None:
+        """Send ``answer`` to look-up ``i``, and whatever else it needs that is remembered."""
+        try:
+            need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
+            while not isinstance(need, tuple) and (known := self._known(need)) is not None:
+                self.stats.add(cache_hits=1)
+                need = steps.send(known)
+        except StopIteration as stop:
+            results[i] = stop.value
+        except Exception as e:  # noqa: BLE001  # handed to the one look-up that failed; the others go on
+            results[i] = e
+        else:
+            waiting.append((i, need))
 
     def _known(self, need: Need) -> Any:
         if isinstance(need, Stat) and need.fresh:
@@ -344,14 +361,3 @@ class Engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.fetcher.close()
         await self.pool.close()
-
-
-def _advance(results: list[Any], waiting: list[tuple[int, Any]], i: int, steps: Steps[Any], answer: Any) -> None:
-    try:
-        need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
-    except StopIteration as stop:
-        results[i] = stop.value
-    except Exception as e:  # noqa: BLE001  # handed to the one look-up that failed; the others go on
-        results[i] = e
-    else:
-        waiting.append((i, need))

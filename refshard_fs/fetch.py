@@ -25,6 +25,8 @@ from refshard_fs.targets import Answer, Pool, Unfit, check
 
 __all__ = ["Budget", "Fetcher", "Reader"]
 
+SPARE = 16 * plan.MIB  # bytes fetched between dense ranges that are held, in case they are wanted too
+
 logger = logging.getLogger("refshard_fs")
 
 
@@ -55,11 +57,12 @@ class Reader(NamedTuple):
 class _Block:
     """One run of bytes of one target: who waits for it, and what of it was fetched ahead (range → bytes unread)."""
 
-    __slots__ = ("buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span")
+    __slots__ = ("buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span", "spare")
 
     def __init__(self, span: Span, shared: bool) -> None:
         self.span = span
         self.shared = shared  # other readers may join it
+        self.spare = False  # it was merged over gaps that hold what may well be wanted next
         self.readers: list[Reader] = []
         self.held: dict[tuple[int, int], int] = {}
         self.jobs: list[_Job] = []
@@ -113,6 +116,7 @@ class Fetcher:
         self._blocks: dict[str, list[_Block]] = {}
         self._waiting: dict[asyncio.Future[bytes], _Block] = {}
         self._idle: dict[_Block, None] = {}  # held and complete, oldest first
+        self._spare: dict[_Block, None] = {}  # those of them that nobody is known to want, oldest first
         self._used = 0  # bytes of the budget
         self._active = 0
         self._times: deque[float] = deque(maxlen=8)
@@ -180,9 +184,11 @@ class Fetcher:
             else:
                 self._hold(block, span)
         for url, members in fresh.items():
-            for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], self.limits):
+            dense = all(span.dense for span, _ in members)
+            limits = self.limits.dense if dense else self.limits
+            for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], limits):
                 some = [members[i] for i in places]
-                self._open(Span(url, start, stop, pin=some[0][0].pin), some, shared=True)
+                self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)
         self._pump()
 
     def covers(self, span: Span) -> bool:
@@ -250,7 +256,9 @@ class Fetcher:
                 self._wait(block, reader)
         host = self._host(span.url)
         whole = span.stop is None or not span.exact  # where it ends is not known, so neither are its parts
-        cuts = [(span.start, span.stop)] if whole else plan.parts(span.start, span.stop or 0, self.limits)
+        limits = self.limits.dense if span.dense else self.limits
+        cuts = [(span.start, span.stop)] if whole else plan.parts(span.start, span.stop or 0, limits)
+        block.spare = span.dense and sum(member.size or 0 for member, _ in members) < (span.size or 0)
         block.jobs = [_Job(block, host, start, stop) for start, stop in cuts]
         block.missing = len(block.jobs)
         if shared:
@@ -276,6 +284,7 @@ class Fetcher:
             if not blocks:
                 del self._blocks[url], self._starts[url]
         self._idle.pop(block, None)
+        self._spare.pop(block, None)
         self._used -= block.reserved
         block.reserved = 0
 
@@ -345,9 +354,15 @@ class Fetcher:
         """Keep an arrived block while something of it is unread."""
         if block.held:
             self._idle.setdefault(block)
+            return
+        if block.spare and block.shared:
+            self._spare.setdefault(block)
+            self._idle.setdefault(block)
+            while sum(len(b.data or b"") for b in self._spare) > SPARE:
+                self._forget(next(iter(self._spare)))
         else:
             self._forget(block)
-            self._pump()
+        self._pump()
 
     # ------------------------------------------------------------------ requests
 

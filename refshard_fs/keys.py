@@ -73,11 +73,13 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
 class ChunkGrid(msgspec.Struct, frozen=True):
     """The chunks of one array: how many along each dimension, and how their keys are spelled.
 
-    A chunk's *number* is its place in C order; keys here are relative to the array.
+    A chunk's *number* is its place in C order; keys here are relative to the array. Where
+    boxes of chunks lie together, ``shards`` is their size along each dimension.
     """
 
     counts: tuple[int, ...]
     encoding: ChunkKeyEncoding
+    shards: tuple[int, ...] = ()
 
     @classmethod
     def regular(cls, shape: Iterable[int], chunks: Iterable[int], encoding: ChunkKeyEncoding) -> ChunkGrid:

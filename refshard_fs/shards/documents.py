@@ -43,10 +43,11 @@ class Document:
 
 
 class DocumentIndex(msgspec.Struct, frozen=True, cache_hash=True):
-    """How the metadata document ``name`` of the node at ``path`` is read and rewritten."""
+    """How the metadata document ``name`` of the node at ``path`` is read and rewritten, for one view and no other."""
 
     path: str
     name: str
+    view: int
     options: tuple[tuple[str, Any], ...] = ()
 
     def decode(self, data: bytes) -> Document:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ __all__ = ["ShardView"]
 
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
 _DOTTED = re.compile(r"c(?:\.\d+)+", re.ASCII)
+_views = count()  # numbers of views: what one has read, another does not take for its own
 _BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
 
 
@@ -37,6 +39,7 @@ class ShardView:
     def __init__(self, base: KeySpace, options: tuple[tuple[str, Any], ...] = ()) -> None:
         self.base = base
         self.reports: dict[str, str] = dict(getattr(base, "reports", {}))
+        self._number = next(_views)
         self._options = options
         self._known: dict[str, Seen] = {}
         self.grids: Mapping[str, ChunkGrid] = _Grids(self._known, base.grids)
@@ -59,7 +62,7 @@ class ShardView:
             for name in ("zarr.json", ".zarray"):
                 match (yield from self.base.lookup(join(path, name))):
                     case Inline(data) if any(mark in data for mark in marks):
-                        self._adopt(DocumentIndex(path, name, self._options).decode(data))
+                        self._adopt(DocumentIndex(path, name, self._number, self._options).decode(data))
                     case Inline():
                         self._known[path] = Seen(grid)
 
@@ -92,9 +95,23 @@ class ShardView:
         for level, slot in layout.steps(places, lengths):
             if entry is None:
                 return None
-            table = yield _load(entry, level, name, path)
+            table = yield self._load(entry, level, name, path)
             entry = None if table is None else _chunk(entry, table, slot, name, path)
         return entry
+
+    def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
+        """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
+        length, trailer, size = level.length, level.trailer, entry.size
+        if size is None:  # only the target knows where it ends
+            if level.at_end:
+                return Load(entry.window(-length - trailer), TableIndex(level, shard, path, self._number, cut=trailer))
+            return Load(entry.window(0, length), TableIndex(level, shard, path, self._number))
+        if size < length + trailer:
+            raise DamagedIndex(
+                "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"
+            )
+        start = size - length - trailer if level.at_end else 0
+        return Load(entry.part(start, length), TableIndex(level, shard, path, self._number, size - trailer))
 
     def _array_of(self, key: str) -> str | None:
         """Return the path of the known array that ``key`` lies below."""
@@ -109,7 +126,7 @@ class ShardView:
 
     def _metadata(self, key: str) -> Steps[Entry | None]:
         entry = yield from self.base.lookup(key)
-        index = DocumentIndex(*parent(key), self._options)
+        index = DocumentIndex(*parent(key), self._number, self._options)
         match entry:
             case None:
                 return None
@@ -218,7 +235,7 @@ class ShardView:
             groups.setdefault(item[1][depth].slot, []).append(item)
         if not groups:
             return []
-        table = yield _load(entry, wanted[0][1][depth].level, shard, path)
+        table = yield self._load(entry, wanted[0][1][depth].level, shard, path)
         if table is None:
             return []
         found: list[Listed] = []
@@ -277,28 +294,13 @@ def _candidates(key: str) -> Iterator[list[str]]:
         yield ["/".join(parts[:end]) for end in range(first, len(parts))]
 
 
-def _load(entry: Entry, level: Level, shard: str, path: str) -> Load:
-    """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
-    length, trailer, size = level.length, level.trailer, entry.size
-    if size is None:  # only the target knows where it ends
-        if level.at_end:
-            return Load(entry.window(-length - trailer), TableIndex(level, shard, path, cut=trailer))
-        return Load(entry.window(0, length), TableIndex(level, shard, path))
-    if size < length + trailer:
-        raise DamagedIndex(
-            "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"
-        )
-    start = size - length - trailer if level.at_end else 0
-    return Load(entry.part(start, length), TableIndex(level, shard, path, size - trailer))
-
-
 def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:
-    """Return the entry of the chunk in ``slot``; of a shard that has been read, so that it can no longer be absent."""
+    """Return the entry of the chunk in ``slot``; its shard has been read, so that it can no longer be absent."""
     found = table.locate(slot)
     if found is None:
         return None
-    if isinstance(entry, Span) and entry.optional:
-        entry = msgspec.structs.replace(entry, optional=False)
+    if isinstance(entry, Span) and (entry.optional or not entry.dense):
+        entry = msgspec.structs.replace(entry, optional=False, dense=True)
     try:
         return entry.part(*found)
     except ValueError as e:
