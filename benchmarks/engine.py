@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import statistics
@@ -299,6 +300,8 @@ def _measure(on: Scene, link: str, name: str, pattern: Pattern, repeats: int, on
     totals = set()
     for _ in range(repeats):
         for contender in chosen:
+            gc.collect()  # what the last contender left is closed before the next one is timed
+            time.sleep(0.05)
             on.server.get("/__clear__")
             took, total = CONTENDERS[contender](pattern, on)
             times[contender].append(took)
