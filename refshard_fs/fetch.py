@@ -29,6 +29,9 @@ SPARE = 16 * plan.MIB  # bytes fetched between dense ranges that are held, in ca
 
 logger = logging.getLogger("refshard_fs")
 
+FEW = 16  # requests that are begun to a host of which it is not known that answers take time
+PATIENCE = 0.003  # seconds
+
 
 class Budget(msgspec.Struct, frozen=True):
     """``requests`` under way at once to one host, and ``memory`` bytes under way or held ahead."""
@@ -90,12 +93,19 @@ class _Job:
 
 
 class _Host:
-    """The requests to one host: those that readers wait for go first."""
+    """The requests to one host: those that readers wait for go first.
 
-    __slots__ = ("active", "later", "urgent")
+    Few are begun at once, since connections cost more than they bring where answers come
+    at once; where none does in `PATIENCE`, there may be as many as the budget says.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("active", "answered", "later", "limit", "patience", "urgent")
+
+    def __init__(self, limit: int) -> None:
         self.active = 0
+        self.answered = 0
+        self.limit = limit
+        self.patience: asyncio.TimerHandle | None = None
         self.urgent: deque[_Job] = deque()
         self.later: deque[_Job] = deque()
 
@@ -370,18 +380,28 @@ class Fetcher:
         name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = _Host()
+            host = self._hosts[name] = _Host(min(FEW, self.budget.requests))
         return host
 
     def _pump(self) -> None:
         """Begin as many requests as host and budget allow."""
         self.changed()
         for host in self._hosts.values():
-            while host.active < self.budget.requests:
+            while host.active < host.limit:
                 job = self._next(host)
                 if job is None:
                     break
                 self._begin(job)
+            else:
+                if host.limit < self.budget.requests and host.patience is None:
+                    loop = asyncio.get_running_loop()
+                    host.patience = loop.call_later(PATIENCE, self._widen, host, host.answered)
+
+    def _widen(self, host: _Host, answered: int) -> None:
+        host.patience = None
+        if host.answered == answered and host.active:
+            host.limit = self.budget.requests
+        self._pump()
 
     def _next(self, host: _Host) -> _Job | None:
         for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
@@ -432,6 +452,7 @@ class Fetcher:
             if job.state == 1:
                 self._failed(job.block, error)
         else:
+            job.host.answered += 1
             took = loop.time() - began
             self._times.append(took)
             if logger.isEnabledFor(logging.DEBUG):

@@ -366,6 +366,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
+        if type(path) is str and ":" not in path:  # as nearly all are
+            return normalise(path)
         if isinstance(path, list):
             return [cls._strip_protocol(p) for p in path]
         protocol, rest = split_protocol(os.fspath(path))

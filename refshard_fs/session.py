@@ -123,11 +123,15 @@ class Session:
 
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
-        self._home = weakref.ref(asyncio.get_running_loop())
-        keyspace = self._keyspace or await self.keyspace()
-        data = self._at_once(keyspace, request)
+        data = self.read_here(request)
         if data is not None:
             return data
+        keyspace = self._keyspace
+        if keyspace is None:
+            keyspace = await self.keyspace()
+            data = self._at_once(keyspace, request)
+            if data is not None:
+                return data
         engine = self.engine()
         if len(self._engines) > 1:
             elsewhere = self._expecting(request.key)
@@ -171,6 +175,11 @@ class Session:
         finally:
             for task in coming:
                 task.cancel()
+
+    def read_here(self, request: Request) -> bytes | None:
+        """Do as `read_now`, on the running event loop."""
+        self._home = weakref.ref(asyncio.get_running_loop())
+        return self.read_now(request)
 
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""

@@ -15,7 +15,6 @@ from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, parent
-from refshard_fs.keyspace import place
 from refshard_fs.model import Entry, Inline, Listed, Span, Steps
 from refshard_fs.names import Listing, by_name, chunk_names, chunks_below, has_chunks_below
 from refshard_fs.texts import Texts
@@ -53,8 +52,15 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
         value = self.side.get(key)
         if value is not None:
             return value
-        at = place(self.grids, key)
-        return None if at is None else self.tables[at.array].row(at.number)
+        end = len(key)
+        while end >= 0:  # as `keyspace.place` does, without its detours: this is asked for every chunk
+            end = key.rfind("/", 0, end)
+            table = self.tables.get(key[:end] if end >= 0 else "")
+            if table is not None:
+                number = table.grid.number(key[end + 1 :])
+                if number is not None:
+                    return table.row(number)
+        return None
 
     @property
     def grids(self) -> Mapping[str, ChunkGrid]:
@@ -145,10 +151,10 @@ class FlatKeySpace:
         """Return the entry of ``key``, or None; no further reads are ever needed."""
         value = self.refs.value(key)
         match value:
-            case None:
-                return None
             case Row():
                 return self._span(value)
+            case None:
+                return None
             case _:
                 try:
                     return Inline(decode(value))
