@@ -13,10 +13,12 @@ import aiohttp
 import pytest
 from fsspec.implementations.http import HTTPFileSystem
 
-from refshard_fs.errors import TargetChanged
+from refshard_fs.admission import Admission
+from refshard_fs.errors import TargetChanged, TargetNotAllowed
 from refshard_fs.model import Facts, Pin
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, ranged
 from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable
+from refshard_fs.targets.http import HttpTarget
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer
 from tests.targets.reading import AT_ONCE, Reader, with_pool
@@ -404,18 +406,14 @@ def test_what_is_meant_for_one_server_goes_to_no_other(http_server: RangeServer)
 
 
 def test_a_redirect_can_be_refused(http_server: RangeServer) -> None:
-    from refshard_fs.targets.http import HttpTarget
-
     http_server.put("/x", DATA)
     http_server.fault("redirect", "/home", to="/x")
 
-    def admit(url: str) -> None:
-        raise PermissionError(url)
-
     async def go() -> None:
-        target = HttpTarget(HTTPFileSystem(asynchronous=True, skip_instance_cache=True), admit)
+        rule = Admission.of(None, [http_server.url + "/home"], (), ())
+        target = HttpTarget(HTTPFileSystem(asynchronous=True, skip_instance_cache=True), rule)
         try:
-            with pytest.raises(PermissionError, match="/x"):
+            with pytest.raises(TargetNotAllowed, match="/x"):
                 await target.read(http_server.url + "/home", 0, 5)
         finally:
             await target.close()
