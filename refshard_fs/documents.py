@@ -145,7 +145,7 @@ class Documents(Generic[K]):
 
     def learn(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
         """Take in the arrays that the base knows without further reads; without any of ``marks``, as ``plain``."""
-        for path, grid in self.base.grids.items():
+        for path, grid in getattr(self.base, "held_grids", self.base.grids).items():
             for name in ("zarr.json", ".zarray"):
                 match (yield from self.base.lookup(join(path, name))):
                     case Inline(data) if any(mark in data for mark in marks):

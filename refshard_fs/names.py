@@ -14,7 +14,7 @@ from refshard_fs.columns import ChunkTable, UInt64s
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.model import Listed
 
-__all__ = ["by_name", "chunk_names", "chunks_below", "has_chunks_below"]
+__all__ = ["by_name", "chunk_names", "chunks_below", "directory_of_chunks", "has_chunks_below"]
 
 MERGED: Final = 1 << 12  # spellings of several dimensions that are made beforehand
 
@@ -94,6 +94,16 @@ def chunks_below(table: ChunkTable, below: str) -> list[Listed]:
                 return [Listed(name, None, True) for name in sorted(map(str, coords.tolist()))]
             names, places = chunk_names(ChunkGrid((size,), _BARE), places)
             return list(map(Listed, names, table.sizes(places + np.uint64(first))))
+
+
+def directory_of_chunks(grid: ChunkGrid, below: str) -> tuple[int, ...] | None:
+    """Return the leading coordinates that the directory ``below`` (relative to the array) stands for, if it is one."""
+    match _level(grid, below):
+        case None:
+            return None
+        case _Level(first, _, depth):
+            return grid.coords(first)[:depth]
+    return ()
 
 
 def has_chunks_below(table: ChunkTable, below: str) -> bool:
