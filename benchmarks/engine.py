@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import statistics
@@ -41,6 +42,7 @@ from refshard_fs.xarray_backend import RefShardBackend
 warnings.filterwarnings("ignore", module="zarr")
 
 CHUNK = 100_000
+WIDTH = CHUNK // 8  # elements
 CHUNKS = 512
 ROWS, COLUMNS = 64, 8  # of the chunk grid of "grid"
 MB = 1_000_000
@@ -92,14 +94,14 @@ def references(url: str) -> dict[str, Any]:
     """Return a reference set of three arrays over one file."""
 
     def array(shape: list[int], chunks: list[int]) -> str:
-        meta = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "order": "C", "fill_value": 0}
+        meta = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "<u8", "order": "C", "fill_value": 0}
         return json.dumps({**meta, "filters": None, "compressor": None})
 
     refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2})}
-    refs["line/.zarray"] = array([CHUNKS, CHUNK], [1, CHUNK])
+    refs["line/.zarray"] = array([CHUNKS, WIDTH], [1, WIDTH])
     for name, dimensions in {"line": 2, "grid": 3, "fortran": 3}.items():
         refs[f"{name}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": [f"{name}{i}" for i in range(dimensions)]})
-    refs["grid/.zarray"] = refs["fortran/.zarray"] = array([ROWS, COLUMNS, CHUNK], [1, 1, CHUNK])
+    refs["grid/.zarray"] = refs["fortran/.zarray"] = array([ROWS, COLUMNS, WIDTH], [1, 1, WIDTH])
     for i in range(CHUNKS):
         row, column = divmod(i, COLUMNS)
         refs[f"line/{i}.0"] = refs[f"grid/{row}.{column}.0"] = [url, i * CHUNK, CHUNK]
@@ -167,13 +169,18 @@ def scene() -> Iterator[Scene]:
 # ---------------------------------------------------------------------- contenders: seconds, and a sum over the bytes
 
 
+def _sum(values: np.ndarray[Any, Any]) -> int:
+    """Return the sum of the first byte of each chunk."""
+    return int((values[..., 0] & 255).sum())
+
+
 def _read(store: Any, pattern: Pattern, prepare: Callable[[Any], object] = lambda _: None) -> tuple[float, int]:
     array = zarr.open_group(store, mode="r", zarr_format=2)[pattern.array]
     total = 0
     began = time.perf_counter()
     for selection in pattern.selections:
         prepare(selection)
-        total += int(np.asarray(array.oindex[selection])[..., 0].sum())
+        total += _sum(np.asarray(array.oindex[selection]))
     return time.perf_counter() - began, total
 
 
@@ -206,7 +213,7 @@ def through_xarray(pattern: Pattern, on: Scene) -> tuple[float, int]:
     began = time.perf_counter()
     for selection in pattern.selections:
         chosen = selection if isinstance(selection, tuple) else (selection,)
-        total += int(data[chosen].values[..., 0].sum())
+        total += _sum(data[chosen].values)
     return time.perf_counter() - began, total
 
 
@@ -293,6 +300,8 @@ def _measure(on: Scene, link: str, name: str, pattern: Pattern, repeats: int, on
     totals = set()
     for _ in range(repeats):
         for contender in chosen:
+            gc.collect()  # what the last contender left is closed before the next one is timed
+            time.sleep(0.05)
             on.server.get("/__clear__")
             took, total = CONTENDERS[contender](pattern, on)
             times[contender].append(took)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from urllib.parse import urlsplit
 
@@ -141,6 +141,12 @@ class Admission(msgspec.Struct, frozen=True):
             return cls()
         return cls(source, listed, frozenset(p.lower() for p in protocols), tuple(map(_prefix, prefixes)))
 
+    def naming(self, protocol: str) -> Admission:
+        """Return the rule where the user's options turn out to be for ``protocol``: a word only for what is remote."""
+        if self.admits_all or protocol not in ANONYMOUS:
+            return self
+        return msgspec.structs.replace(self, protocols=self.protocols | {protocol})
+
     @property
     def admits_all(self) -> bool:
         """Whether there is nothing to judge."""
@@ -172,6 +178,18 @@ class Admission(msgspec.Struct, frozen=True):
         if self.allow is not None:
             raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", _remedy(url))
         return url, self._admit_by_default(url)
+
+    def admit_real(self, path: str, real: Callable[[str], str]) -> None:
+        """Raise TargetNotAllowed unless the local ``path``, without symbolic links, is where it may be.
+
+        ``real`` follows the links of the directories that the user named.
+        """
+        if self.protocols.intersection(LOCAL) or (self.source is not None and is_trusted(self.source)):
+            return
+        named = [prefix.partition("://")[2] or prefix for prefix in (*(self.allow or ()), *self.prefixes)]
+        roots = {real(prefix): True for prefix in named if prefix.startswith("/")}
+        if longest_prefix(roots, path) is None:
+            raise TargetNotAllowed(path, "a symbolic link leads there from a directory that is allowed", _remedy(path))
 
     def _is_source(self, url: str) -> bool:
         """Whether ``url`` is the source itself or lies below it, or beside it in the same archive."""

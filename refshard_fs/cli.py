@@ -112,8 +112,8 @@ def _mapping(text: str) -> dict[str, Any]:
     return value
 
 
-def _open(arguments: argparse.Namespace) -> RefShardFileSystem:
-    options = dict(arguments.option or ())
+def _open(arguments: argparse.Namespace, **defaults: Any) -> RefShardFileSystem:
+    options = defaults | dict(arguments.option or ())
     if arguments.fo_option:
         options["target_options"] = dict(arguments.fo_option)
     if arguments.remote_protocol is not None:
@@ -163,7 +163,7 @@ def _ls(arguments: argparse.Namespace) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    _open(arguments).save(
+    _open(arguments, index_cache=False).save(  # read once, to be replaced
         arguments.destination,
         arguments.format,
         record_size=arguments.record_size,

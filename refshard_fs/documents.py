@@ -9,7 +9,8 @@ byte for byte.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ __all__ = ["NAMES", "Document", "DocumentIndex", "Documents", "Known", "Rewrite"
 
 NAMES: Final = ("zarr.json", ".zarray", ".zmetadata")
 
+_views = count()  # numbers of views: what one has read, another does not take for its own
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
 _DOTTED = re.compile(r"c(?:\.\d+)+", re.ASCII)
 
@@ -67,10 +69,11 @@ class Document(Generic[K]):
 
 
 class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
-    """How the metadata document ``name`` of the node at ``path`` is read and rewritten."""
+    """How the metadata document ``name`` of the node at ``path`` is read and rewritten, for one view and no other."""
 
     path: str
     name: str
+    view: int
     rewrite: Rewrite[K]
 
     def decode(self, data: bytes) -> Document[K]:
@@ -138,6 +141,7 @@ class Documents(Generic[K]):
         self, base: KeySpace, rewrite: Rewrite[K], on_array: Callable[[str, K], None] = lambda path, known: None
     ) -> None:
         self.base = base
+        self.view = next(_views)
         self.arrays: dict[str, K] = {}
         self.grids: Mapping[str, ChunkGrid] = _Grids(self.arrays, base)
         self._rewrite = rewrite
@@ -149,7 +153,7 @@ class Documents(Generic[K]):
             for name in ("zarr.json", ".zarray"):
                 match (yield from self.base.lookup(join(path, name))):
                     case Inline(data) if any(mark in data for mark in marks):
-                        self._adopt(DocumentIndex(path, name, self._rewrite).decode(data))
+                        self._adopt(DocumentIndex(path, name, self.view, self._rewrite).decode(data))
                     case Inline():
                         self.arrays[path] = plain(grid)
 
@@ -160,7 +164,7 @@ class Documents(Generic[K]):
     def read(self, key: str) -> Steps[Document[K] | None]:
         """Return the document ``key``, or None if there is no such key."""
         entry = yield from self.base.lookup(key)
-        index = DocumentIndex(*parent(key), self._rewrite)
+        index = DocumentIndex(*parent(key), self.view, self._rewrite)
         match entry:
             case None:
                 return None
@@ -185,7 +189,7 @@ class Documents(Generic[K]):
             path = self._known(key)
         return path
 
-    def sized(self, prefix: str, names: list[Listed]) -> Steps[list[Listed]]:
+    def sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
         """Return ``names``, what lies in ``prefix``, with the sizes that metadata documents have when they are shown."""
         documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
         entries = yield from together([self.lookup(join(prefix, name)) for name in documents])

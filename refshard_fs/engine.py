@@ -20,6 +20,7 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.loading import Keep, load
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.prefetch import Ahead, Chunk
+from refshard_fs.recall import bound, recalled
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool
 from refshard_fs.targets.opened import Opened
@@ -62,7 +63,8 @@ class Engine:
     ) -> None:
         self.stats = stats
         self.fetcher = fetcher
-        self.ahead = Ahead(fetcher, self.run_all, self._start, min(readahead, fetcher.budget.ahead // 2), near)
+        most = min(readahead, fetcher.budget.ahead // 2)
+        self.ahead = Ahead(fetcher, self.run_all, self._advance, self._start, most, near)
         fetcher.on_cancel = self.ahead.give_up
         self._cache = cache
         self._token = token  # tells this filesystem's targets from others' in the shared cache
@@ -105,7 +107,7 @@ class Engine:
         waiting: list[tuple[int, Any]] = []
         many = [keyspace.lookup(request.key) for keyspace, request, _, _ in batch]
         for i, steps in enumerate(many):
-            _advance(results, waiting, i, steps, None)
+            self._advance(results, waiting, i, steps, None)
         if not waiting:
             self._serve(batch, results)
             return
@@ -224,7 +226,7 @@ class Engine:
         results: list[Any] = [None] * len(many)
         waiting: list[tuple[int, Need | tuple[Need, ...]]] = []
         for i, steps in enumerate(many):
-            _advance(results, waiting, i, steps, None)
+            self._advance(results, waiting, i, steps, None)
         await self._drive(results, waiting, many)
         return results
 
@@ -235,12 +237,28 @@ class Engine:
             answers = await self._meet([need for _, need in waiting])
             asked, waiting = waiting, []
             for (i, _), answer in zip(asked, answers, strict=True):
-                _advance(results, waiting, i, many[i], answer)
+                self._advance(results, waiting, i, many[i], answer)
+
+    def _advance(
+        self, results: list[Any], waiting: list[tuple[int, Any]], i: int, steps: Steps[Any], answer: Any
+    ) -> None:
+        """Send ``answer`` to look-up ``i``, and whatever else it needs that is remembered."""
+        try:
+            need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
+            while not isinstance(need, tuple) and (known := self._known(need)) is not None:
+                self.stats.add(cache_hits=1)
+                need = steps.send(known)
+        except StopIteration as stop:
+            results[i] = stop.value
+        except Exception as e:  # noqa: BLE001  # handed to the one look-up that failed; the others go on
+            results[i] = e
+        else:
+            waiting.append((i, need))
 
     def _known(self, need: Need) -> Any:
         if isinstance(need, Stat) and need.fresh:
             return None
-        return self._cache.get((self._token, need))
+        return recalled(self._cache.get((self._token, need)), self.pool)
 
     async def need(self, need: Need) -> Any:
         """Return the answer to one need; asked by several at once, it is met once."""
@@ -288,7 +306,7 @@ class Engine:
             case Names(url):
                 return await self._names(url)
         if value is not None:
-            self._cache.put((self._token, need), value, weight, quota)
+            self._cache.put((self._token, need), bound(need, value, self.pool), weight, quota)
         return value
 
     async def _bytes(self, entry: Entry) -> bytes:
@@ -343,14 +361,3 @@ class Engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.fetcher.close()
         await self.pool.close()
-
-
-def _advance(results: list[Any], waiting: list[tuple[int, Any]], i: int, steps: Steps[Any], answer: Any) -> None:
-    try:
-        need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
-    except StopIteration as stop:
-        results[i] = stop.value
-    except Exception as e:  # noqa: BLE001  # handed to the one look-up that failed; the others go on
-        results[i] = e
-    else:
-        waiting.append((i, need))

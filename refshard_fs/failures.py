@@ -36,7 +36,8 @@ def blame(key: str, error: Exception) -> Exception:
 
 def fail(key: str, entry: Entry, error: Exception) -> Exception:
     """Return what a failed read of ``entry`` means to the reader of ``key``."""
-    if isinstance(error, ABSENT) and isinstance(entry, Span) and entry.optional:
+    source = entry.source if isinstance(entry, Packed) else entry
+    if isinstance(error, ABSENT) and isinstance(source, Span) and source.optional:
         return FileNotFoundError(key)
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return blame(key, error)

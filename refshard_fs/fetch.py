@@ -25,7 +25,12 @@ from refshard_fs.targets import Answer, Pool, Unfit, check
 
 __all__ = ["Budget", "Fetcher", "Reader"]
 
+SPARE = 16 * plan.MIB  # bytes fetched between dense ranges that are held, in case they are wanted too
+
 logger = logging.getLogger("refshard_fs")
+
+FEW = 16  # requests that are begun to a host of which it is not known that answers take time
+PATIENCE = 0.003  # seconds
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -55,11 +60,12 @@ class Reader(NamedTuple):
 class _Block:
     """One run of bytes of one target: who waits for it, and what of it was fetched ahead (range → bytes unread)."""
 
-    __slots__ = ("buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span")
+    __slots__ = ("buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span", "spare")
 
     def __init__(self, span: Span, shared: bool) -> None:
         self.span = span
         self.shared = shared  # other readers may join it
+        self.spare = False  # it was merged over gaps that hold what may well be wanted next
         self.readers: list[Reader] = []
         self.held: dict[tuple[int, int], int] = {}
         self.jobs: list[_Job] = []
@@ -87,12 +93,19 @@ class _Job:
 
 
 class _Host:
-    """The requests to one host: those that readers wait for go first."""
+    """The requests to one host: those that readers wait for go first.
 
-    __slots__ = ("active", "later", "urgent")
+    Few are begun at once, since connections cost more than they bring where answers come
+    at once; where none does in `PATIENCE`, there may be as many as the budget says.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("active", "answered", "later", "limit", "patience", "urgent")
+
+    def __init__(self, limit: int) -> None:
         self.active = 0
+        self.answered = 0
+        self.limit = limit
+        self.patience: asyncio.TimerHandle | None = None
         self.urgent: deque[_Job] = deque()
         self.later: deque[_Job] = deque()
 
@@ -113,6 +126,7 @@ class Fetcher:
         self._blocks: dict[str, list[_Block]] = {}
         self._waiting: dict[asyncio.Future[bytes], _Block] = {}
         self._idle: dict[_Block, None] = {}  # held and complete, oldest first
+        self._spare: dict[_Block, None] = {}  # those of them that nobody is known to want, oldest first
         self._used = 0  # bytes of the budget
         self._active = 0
         self._times: deque[float] = deque(maxlen=8)
@@ -180,9 +194,11 @@ class Fetcher:
             else:
                 self._hold(block, span)
         for url, members in fresh.items():
-            for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], self.limits):
+            dense = all(span.dense for span, _ in members)
+            limits = self.limits.dense if dense else self.limits
+            for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], limits):
                 some = [members[i] for i in places]
-                self._open(Span(url, start, stop, pin=some[0][0].pin), some, shared=True)
+                self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)
         self._pump()
 
     def covers(self, span: Span) -> bool:
@@ -250,7 +266,9 @@ class Fetcher:
                 self._wait(block, reader)
         host = self._host(span.url)
         whole = span.stop is None or not span.exact  # where it ends is not known, so neither are its parts
-        cuts = [(span.start, span.stop)] if whole else plan.parts(span.start, span.stop or 0, self.limits)
+        limits = self.limits.dense if span.dense else self.limits
+        cuts = [(span.start, span.stop)] if whole else plan.parts(span.start, span.stop or 0, limits)
+        block.spare = span.dense and sum(member.size or 0 for member, _ in members) < (span.size or 0)
         block.jobs = [_Job(block, host, start, stop) for start, stop in cuts]
         block.missing = len(block.jobs)
         if shared:
@@ -276,6 +294,7 @@ class Fetcher:
             if not blocks:
                 del self._blocks[url], self._starts[url]
         self._idle.pop(block, None)
+        self._spare.pop(block, None)
         self._used -= block.reserved
         block.reserved = 0
 
@@ -345,9 +364,15 @@ class Fetcher:
         """Keep an arrived block while something of it is unread."""
         if block.held:
             self._idle.setdefault(block)
+            return
+        if block.spare and block.shared:
+            self._spare.setdefault(block)
+            self._idle.setdefault(block)
+            while sum(len(b.data or b"") for b in self._spare) > SPARE:
+                self._forget(next(iter(self._spare)))
         else:
             self._forget(block)
-            self._pump()
+        self._pump()
 
     # ------------------------------------------------------------------ requests
 
@@ -355,18 +380,28 @@ class Fetcher:
         name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = _Host()
+            host = self._hosts[name] = _Host(min(FEW, self.budget.requests))
         return host
 
     def _pump(self) -> None:
         """Begin as many requests as host and budget allow."""
         self.changed()
         for host in self._hosts.values():
-            while host.active < self.budget.requests:
+            while host.active < host.limit:
                 job = self._next(host)
                 if job is None:
                     break
                 self._begin(job)
+            else:
+                if host.limit < self.budget.requests and host.patience is None:
+                    loop = asyncio.get_running_loop()
+                    host.patience = loop.call_later(PATIENCE, self._widen, host, host.answered)
+
+    def _widen(self, host: _Host, answered: int) -> None:
+        host.patience = None
+        if host.answered == answered and host.active:
+            host.limit = self.budget.requests
+        self._pump()
 
     def _next(self, host: _Host) -> _Job | None:
         for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
@@ -417,6 +452,7 @@ class Fetcher:
             if job.state == 1:
                 self._failed(job.block, error)
         else:
+            job.host.answered += 1
             took = loop.time() - began
             self._times.append(took)
             if logger.isEnabledFor(logging.DEBUG):

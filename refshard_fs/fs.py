@@ -15,6 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
+from refshard_fs.admission import Admission
 from refshard_fs.engine import Request
 from refshard_fs.fetch import Budget
 from refshard_fs.formats import OpenOptions
@@ -98,6 +99,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         Bytes of chunks to keep after they were read, for reading them again; by default none.
     cache_size:
         Partitions of a lazily read manifest that are kept at a time.
+    allow:
+        URL prefixes that references may point to, and no others; ``"any"`` for all. Without
+        it, a source on this machine, or in memory, may point anywhere; one from elsewhere to
+        where it came from, and without your credentials to other web servers and object
+        stores: not to local files, chains or private networks. What you name in another
+        option (a protocol, a URL prefix, an instance) is allowed.
     shards, shard_options:
         ``"inner"`` shows sharded arrays as ordinary arrays of their inner chunks; ``"whole"``
         leaves them as they are. The options say of zarr v2 prototype shards what no file
@@ -117,6 +124,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         If ``fo`` itself is missing or cannot be read.
     ReferenceNotReachable
         If a key exists and its bytes cannot be had.
+    TargetNotAllowed
+        If a key exists and points where ``allow`` does not let it.
     ManifestError
         If the source breaks its format.
 
@@ -148,6 +157,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         options: Mapping[str, Mapping[str, Any]] | None = None,
         base_url: str | None = None,
         format: str | None = None,
+        allow: Iterable[str] | str | None = None,
         shards: str = "inner",
         shard_options: Mapping[str, Any] | None = None,
         zarr_format: int = 2,
@@ -175,6 +185,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                 by_prefix[fo] = {k: v for k, v in own.items() if k not in ("compression", "protocol")}
             elif fs is not None and longest_prefix(by_prefix, fo) is None:
                 by_prefix[fo] = {}  # fs= serves the references, not the manifest
+        source = fo if isinstance(fo, str) else None
+        admission = Admission.of(source, allow, filter(None, by_protocol), options or ())
         self._session = Session(
             SessionOptions(
                 source=fo,
@@ -192,13 +204,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                     verify=verify,
                 ),
                 format=format,
-                pool=PoolOptions(by_protocol, by_prefix, Retry(retries, timeout), fast_s3),
+                pool=PoolOptions(by_protocol, by_prefix, admission, Retry(retries, timeout), fast_s3),
                 fallback=dict(remote_options or {}) if fs is None and remote_protocol is None else {},
                 limits=Limits(max_gap, max_block),
                 budget=Budget(concurrency, max_memory),
                 readahead=readahead,
                 block_cache=block_cache,
-                token=repr((by_protocol, by_prefix)),
+                token=repr((by_protocol, by_prefix, admission)),
                 index_cache=os.fspath(index_cache) if isinstance(index_cache, os.PathLike) else index_cache,
             )
         )
@@ -347,13 +359,15 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
 
     def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any:
         """Return what ``steps()`` return, at once if possible; an error names ``key``."""
-        found = self._session.look_now(steps())
+        found = self._session.look_now(key, steps())
         return sync(self.loop or get_loop(), self._session.look, key, steps()) if found is None else found.value
 
     # ------------------------------------------------------------------ paths
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
+        if type(path) is str and ":" not in path:  # as nearly all are
+            return normalise(path)
         if isinstance(path, list):
             return [cls._strip_protocol(p) for p in path]
         protocol, rest = split_protocol(os.fspath(path))
@@ -501,10 +515,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
 
     async def _exists(self, path: str, **kwargs: Any) -> bool:
         try:
-            await self._info(path)
+            return not (await self._info(path)).get("empty", False)
         except FileNotFoundError:
             return False
-        return True
 
     async def _isdir(self, path: str) -> bool:
         try:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 from refshard_fs.cache import Cache
 from refshard_fs.engine import Request
-from refshard_fs.failures import blame, fail
+from refshard_fs.errors import DamagedIndex, RefShardError
+from refshard_fs.failures import ABSENT, blame, describe, fail
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.loading import Streamed
 from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
+from refshard_fs.recall import recalled
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, check
 
@@ -29,14 +33,20 @@ class Immediate:
         self._cache = cache
         self._stats = stats
         self._token = token
+        self._loading = threading.Lock()
 
-    def read(self, keyspace: KeySpace, request: Request) -> bytes | None:
+    def read(self, keyspace: KeySpace, request: Request, *, may_load: bool = False) -> bytes | None:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
         key = request.key
-        entry = self.find(keyspace, key)
+        entry = self.find(keyspace, key, may_load=may_load)
         if entry is None:
             return None
         try:
+            if type(entry) is Span and request.start is None and request.end is None:
+                got = self._fetch(entry)
+                if got is not None:
+                    self._stats.add_read(len(got[0]))
+                return None if got is None else got[0]
             if request.start is not None or request.end is not None:
                 if entry.size is None and isinstance(entry, Span):
                     whole = self._fetch(Span(entry.url, 0, 0, optional=entry.optional))
@@ -48,18 +58,22 @@ class Immediate:
         except Exception as e:
             raise fail(key, entry, e) from e
         if data is not None:
-            self._stats.add(keys=1)
+            self._stats.add_read(len(data))
         return data
 
-    def find(self, keyspace: KeySpace, key: str) -> Entry | None:
+    def find(self, keyspace: KeySpace, key: str, *, may_load: bool = False) -> Entry | None:
         """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
         try:
-            found = self.look(keyspace.lookup(key))
+            at_once = getattr(keyspace, "find", None)  # of key spaces that never need anything
+            if at_once is not None:
+                entry: Entry | None = at_once(key)
+            else:
+                found = self.look(keyspace.lookup(key), may_load=may_load)
+                if found is None:
+                    return None
+                entry = found.value
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame(key, e) from (e.__cause__ or e)
-        if found is None:
-            return None
-        entry: Entry | None = found.value
         if entry is None:
             raise FileNotFoundError(key)
         return entry
@@ -68,21 +82,54 @@ class Immediate:
         """Whether the bytes at ``url`` need no event loop."""
         return self._pool.place(url) is not None
 
-    def look(self, steps: Steps[Any]) -> Found | None:
-        """Return what ``steps`` return if all they need is in the cache."""
+    def look(self, steps: Steps[Any], *, may_load: bool = False) -> Found | None:
+        """Return what ``steps`` return if all they need is in the cache.
+
+        With ``may_load`` what is not there is read and decoded if that takes no event loop: for callers that block.
+        """
         answer = None
         try:
             while True:
                 need = steps.send(answer)
                 if not isinstance(need, Load):
                     break
-                answer = self._cache.get((self._token, need))
+                answer = recalled(self._cache.get((self._token, need)), self._pool)
                 if answer is None:
-                    break
+                    loaded = self._load(need) if may_load else None
+                    if loaded is None:
+                        break
+                    answer = loaded.value
         except StopIteration as stop:
             return Found(stop.value)
         steps.close()
         return None
+
+    def _load(self, need: Load) -> Found | None:
+        """Return the answer to ``need``; None where an event loop is needed, or is to find out what went wrong."""
+        entry, index = need.entry, need.index
+        if not isinstance(entry, Span) or isinstance(index, Streamed):
+            return None
+        with self._loading:  # of several threads one loads, and the others find it
+            value = self._cache.get((self._token, need))
+            if value is not None:
+                return Found(value)
+            try:
+                got = self._fetch(entry)
+            except ABSENT:
+                return Found(None) if entry.optional else None
+            except OSError:
+                return None
+            if got is None:
+                return None
+            try:
+                value = index.decode(got[0])
+            except RefShardError:
+                raise
+            except ValueError as e:
+                raise DamagedIndex("", describe(entry), str(e)) from e
+            weight = getattr(value, "nbytes", len(got[0]))
+            self._cache.put((self._token, need), value, weight, getattr(index, "quota", None))
+            return Found(value)
 
     def _bytes(self, entry: Entry) -> bytes | None:
         match entry:
@@ -102,7 +149,6 @@ class Immediate:
         answer = place[0].read_now(place[1], span.start, span.stop, span.pin)
         if answer is None:
             return None
-        check(answer, span.start, span.stop, exact=span.exact)
-        if answer.data:
-            self._stats.add(requests=1, bytes_fetched=len(answer.data), bytes_wanted=len(answer.data))
+        if span.stop is None or len(answer.data) != span.stop - span.start:
+            check(answer, span.start, span.stop, exact=span.exact)
         return answer.data, answer.size

@@ -10,14 +10,21 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import struct
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
 __all__ = ["CAPACITY", "IndexCache", "default_directory"]
+
+_MAGIC: Final = b"refindex"
+_END: Final = struct.Struct("<8sQI")  # what a file ends with: magic, the length of what is before, its CRC-32
+_STEP: Final = 1 << 18
 
 CAPACITY: Final = 2 << 30  # bytes of all files together; the least recently used go first
 SUFFIX: Final = ".refindex"
@@ -46,25 +53,23 @@ class IndexCache:
         self.directory = Path(directory)
         self.capacity = capacity
 
-    def get(self, name: str) -> mmap.mmap | None:
-        """Return the file kept under ``name``, mapped; None if there is none that this user wrote."""
+    def get(self, name: str) -> memoryview | None:
+        """Return what is kept under ``name``, mapped; None if nothing is that this user wrote, and that is whole."""
+        path = self._path(name)
         try:
-            descriptor = os.open(
-                self._path(name), os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-            )
-        except OSError:
+            with open(path, "rb", buffering=0) as file:
+                stat = os.fstat(file.fileno())
+                if hasattr(os, "getuid") and stat.st_uid != os.getuid():
+                    return None
+                length = _checked_length(file, stat.st_size)
+                if not length:
+                    return None
+                found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):
             return None
-        try:
-            if hasattr(os, "getuid") and os.fstat(descriptor).st_uid != os.getuid():
-                return None
-            found = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # ValueError: it is empty
-            return None
-        finally:
-            os.close(descriptor)
         with contextlib.suppress(OSError):
-            os.utime(self._path(name))  # used now
-        return found
+            os.utime(path)  # used now
+        return memoryview(found)[:length]
 
     def put(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         """Keep ``parts``, joined, under ``name``; to no effect where that is not possible."""
@@ -81,7 +86,12 @@ class IndexCache:
 
     def _write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         pieces = list(parts)
-        size = sum(memoryview(piece).nbytes for piece in pieces)
+        size = check = 0
+        for piece in pieces:
+            size += memoryview(piece).nbytes
+            check = zlib.crc32(piece, check)
+        pieces.append(_END.pack(_MAGIC, size, check))
+        size += _END.size
         if size > self.capacity:
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -122,3 +132,27 @@ class IndexCache:
                 elif entry.name.endswith(".tmp") and time.time() - stat.st_mtime > STALE:
                     with contextlib.suppress(OSError):
                         os.unlink(entry.path)
+
+
+def _checked_length(file: FileIO, size: int) -> int | None:
+    """Return the length of what is in ``file``, of ``size`` bytes, before its end; None if it is not as it was written.
+
+    Reading leaves the pages of the file to the system's cache; a check of mapped memory would make them this process's.
+    """
+    file.seek(max(size - _END.size, 0))
+    end = file.read(_END.size)
+    if len(end) != _END.size:
+        return None
+    magic, length, check = _END.unpack(end)
+    if magic != _MAGIC or length != size - _END.size:
+        return None
+    file.seek(0)
+    buffer = memoryview(bytearray(_STEP))
+    found = 0
+    while length > 0:
+        count = file.readinto(buffer[: min(_STEP, length)])
+        if not count:
+            return None
+        found = zlib.crc32(buffer[:count], found)
+        length -= count
+    return size - _END.size if found == check else None

@@ -64,20 +64,24 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
             return () if tail == "0" else None
         if len(parts) != ndim:
             return None
-        for part in parts:
-            if not (part.isascii() and part.isdigit()) or (part[0] == "0" and len(part) > 1) or len(part) > 19:
-                return None
-        return tuple(map(int, parts))
+        try:
+            coords = tuple(map(int, parts))
+        except ValueError:
+            return None
+        # Only one spelling is a key: none with a sign, spaces, leading zeros or other digits.
+        return coords if list(map(str, coords)) == parts and min(coords, default=0) >= 0 else None
 
 
 class ChunkGrid(msgspec.Struct, frozen=True):
     """The chunks of one array: how many along each dimension, and how their keys are spelled.
 
-    A chunk's *number* is its place in C order; keys here are relative to the array.
+    A chunk's *number* is its place in C order; keys here are relative to the array. Where
+    boxes of chunks lie together, ``shards`` is their size along each dimension.
     """
 
     counts: tuple[int, ...]
     encoding: ChunkKeyEncoding
+    shards: tuple[int, ...] = ()
 
     @classmethod
     def regular(cls, shape: Iterable[int], chunks: Iterable[int], encoding: ChunkKeyEncoding) -> ChunkGrid:
@@ -97,7 +101,9 @@ class ChunkGrid(msgspec.Struct, frozen=True):
     def number_of(self, coords: Sequence[int]) -> int | None:
         """Return the number of the chunk at ``coords``, or None if they lie outside."""
         number = 0
-        for coord, count in zip(coords, self.counts, strict=True):
+        if len(coords) != len(self.counts):
+            raise ValueError(f"{coords} are no coordinates in {len(self.counts)} dimensions")
+        for coord, count in zip(coords, self.counts):  # noqa: B905  # checked above, at half the cost
             if not 0 <= coord < count:
                 return None
             number = number * count + coord

@@ -6,7 +6,7 @@ wrapping one another: a sharded view asks its base for the shard's entry, and so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from refshard_fs.keys import ChunkGrid
@@ -32,7 +32,7 @@ class KeySpace(Protocol):
     def lookup(self, key: str) -> Steps[Entry | None]:
         """Return the entry of ``key``, or None if there is no such key; directories are no keys."""
 
-    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         """Return what lies directly below ``prefix``, sorted by name, or None if it is no directory.
 
         Names are relative to ``prefix``. Sizes are those of the bytes a read would return.

@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import ctypes
 import hashlib
-import mmap
 import os
 import threading
 from collections.abc import Awaitable, Callable, Hashable
@@ -61,8 +60,8 @@ class Packable(Protocol):
     def pack(self, value: Any) -> list[bytes | memoryview]:
         """Return the bytes that stand for ``value``; ValueError where that is not possible."""
 
-    def unpack(self, data: mmap.mmap) -> Any:
-        """Return the decoded form, on the memory of ``data``; ValueError if it is damaged or of another version."""
+    def unpack(self, data: memoryview) -> Any:
+        """Return the decoded form, on the memory of ``data``; ValueError if it is of another version."""
 
 
 class Keep:
@@ -238,13 +237,10 @@ def _kept(cache: IndexCache, name: str, index: Packable) -> Any:
     if found is None:
         return None
     try:
-        value = index.unpack(found)
+        return index.unpack(found)
     except ValueError:
         cache.discard(name)
         return None
-    if hasattr(mmap, "MADV_DONTNEED"):  # the check has touched every page: let go of all that is not used
-        found.madvise(mmap.MADV_DONTNEED)
-    return value
 
 
 def _put(cache: IndexCache, name: str, index: Packable, value: Any) -> None:
@@ -254,7 +250,7 @@ def _put(cache: IndexCache, name: str, index: Packable, value: Any) -> None:
         with contextlib.suppress(ValueError):
             cache.put(name, index.pack(value))
 
-    thread = threading.Thread(target=write, name="refshard-index-cache")
+    thread = threading.Thread(target=write, name="refshard-index-cache", daemon=False)
     _writers.append(thread)
     thread.start()
     _writers[:] = [t for t in _writers if t.is_alive() or t is thread]

@@ -55,6 +55,8 @@ class Span(msgspec.Struct, frozen=True):
     ``start`` counts from that end. ``exact=False`` marks a range that may end early
     because the object's size was unknown when it was computed; all others must be
     answered in full. ``optional`` marks an object whose absence means "no such key".
+    ``dense`` marks one of many ranges that lie together and tend to be read together, as a
+    shard's chunks do: it is worth fetching with others over larger gaps.
     """
 
     url: str
@@ -63,6 +65,7 @@ class Span(msgspec.Struct, frozen=True):
     exact: bool = True
     optional: bool = False
     pin: Pin | None = None
+    dense: bool = False
 
     @property
     def size(self) -> int | None:
@@ -100,7 +103,7 @@ class Span(msgspec.Struct, frozen=True):
         return self._range(first, last)
 
     def _range(self, start: int, stop: int | None, *, exact: bool = True) -> Span:
-        return Span(self.url, start, stop, exact, self.optional, self.pin)
+        return Span(self.url, start, stop, exact, self.optional, self.pin, self.dense)
 
 
 class Inline(msgspec.Struct, frozen=True):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from refshard_fs.columns import ChunkTable, UInt64s
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.model import Listed
 
-__all__ = ["by_name", "chunk_names", "chunks_below", "directory_of_chunks", "has_chunks_below"]
+__all__ = ["Listing", "by_name", "chunk_names", "chunks_below", "directory_of_chunks", "has_chunks_below"]
 
 MERGED: Final = 1 << 12  # spellings of several dimensions that are made beforehand
 
@@ -23,14 +24,51 @@ _BARE: Final = ChunkKeyEncoding("v2", ".")
 by_name: Callable[[Listed], Any] = attrgetter("name")
 
 
-def chunk_names(grid: ChunkGrid, numbers: UInt64s) -> tuple[list[str], UInt64s]:
-    """Return the keys, relative to the array, of chunks ``numbers``, in order of their spelling, and the numbers so.
+class Listing(Sequence[Listed]):
+    """The files of one directory by name, as two lists: a `Listed` is made of one when it is asked for.
+
+    ``paths`` are names with ``stem`` before them, the path of the directory and a slash (empty for the root).
+    """
+
+    __slots__ = ("paths", "sizes", "stem")
+
+    def __init__(self, stem: str, paths: list[str], sizes: list[int | None]) -> None:
+        self.stem = stem
+        self.paths = paths
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Listed: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Listed]: ...
+    def __getitem__(self, index: int | slice) -> Listed | list[Listed]:
+        if isinstance(index, slice):
+            return list(map(self.__getitem__, range(len(self))[index]))
+        return Listed(self.paths[index][len(self.stem) :], self.sizes[index])
+
+    def insert(self, file: Listed) -> None:
+        """Add ``file``, in the place of one of the same name."""
+        path = self.stem + file.name
+        at = bisect.bisect_left(self.paths, path)
+        if at < len(self.paths) and self.paths[at] == path:
+            self.sizes[at] = file.size
+        else:
+            self.paths.insert(at, path)
+            self.sizes.insert(at, file.size)
+
+
+def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list[str], UInt64s]:
+    """Return ``stem`` and the relative key of each of the chunks ``numbers``, in order, and the numbers in that order.
 
     Separators sort before digits, and so keys sort as the spellings of their coordinates do, one after the other.
     """
     head, separator = ("c" if grid.encoding.name == "default" else ""), grid.encoding.separator
     if not grid.counts:
-        return [head or "0"] * len(numbers), numbers
+        return [stem + (head or "0")] * len(numbers), numbers
+    stem += head + separator if head else ""
     left = numbers
     spelled: list[npt.NDArray[np.object_]] = []
     ranks = np.zeros(len(numbers), np.uint64)
@@ -39,33 +77,28 @@ def chunk_names(grid: ChunkGrid, numbers: UInt64s) -> tuple[list[str], UInt64s]:
     while dimensions:
         # The spellings of the last dimensions together, as many as are few enough.
         count = dimensions.pop()
-        labels = _labels(count, len(numbers), separator if dimensions or head else "")
+        labels = [str(i) for i in range(count)] if count <= 2 * len(numbers) + MERGED else None
         while dimensions and labels is not None and count * dimensions[-1] <= min(MERGED, len(numbers)):
             outer = dimensions.pop()
-            first = separator if dimensions or head else ""
-            labels = [f"{first}{i}{label}" for i in range(outer) for label in labels]
+            labels = [f"{i}{separator}{label}" for i in range(outer) for label in labels]
             count *= outer
         left, places = np.divmod(left, np.uint64(count)) if dimensions else (left, left)
         if labels is None:
             coords, places = np.unique(places, return_inverse=True)
-            labels = [f"{separator if dimensions or head else ''}{coord}" for coord in coords.tolist()]
+            labels = list(map(str, coords.tolist()))
         order = np.argsort(np.array(labels), kind="stable")
         rank = np.empty(len(labels), np.uint64)
         rank[order] = np.arange(len(labels), dtype=np.uint64)
         ranks += rank[places] * np.uint64(weight)
         weight *= len(labels)
-        spelled.append(np.array(labels, object)[places])
+        before = separator if dimensions else stem
+        spelled.append(np.array([before + label for label in labels], object)[places])
     order = np.argsort(ranks, kind="stable")
     names = spelled.pop()[order]
     while spelled:
         names = names + spelled.pop()[order]
-    out: list[str] = (head + names if head else names).tolist()
+    out: list[str] = names.tolist()
     return out, numbers[order]
-
-
-def _labels(count: int, wanted: int, head: str) -> list[str] | None:
-    """Return the spellings of all coordinates of a dimension; None where few of many are wanted."""
-    return [f"{head}{i}" for i in range(count)] if count <= 2 * wanted + MERGED else None
 
 
 class _Level(NamedTuple):
@@ -76,8 +109,11 @@ class _Level(NamedTuple):
     depth: int
 
 
-def chunks_below(table: ChunkTable, below: str) -> list[Listed]:
-    """Return what lies directly below the directory ``below`` (relative to the array) of a table's chunks, by name."""
+def chunks_below(table: ChunkTable, below: str, stem: str = "") -> Listing | list[Listed]:
+    """Return what lies directly below the directory ``below`` (relative to the array) of a table's chunks, by name.
+
+    ``stem`` is that directory's path, for a `Listing`.
+    """
     grid = table.grid
     match _level(grid, below):
         case None:
@@ -85,15 +121,15 @@ def chunks_below(table: ChunkTable, below: str) -> list[Listed]:
         case "c":
             return [Listed("c", None, True)] if len(table) else []
         case "":
-            names, numbers = chunk_names(grid, table.present())
-            return list(map(Listed, names, table.sizes(numbers)))
+            paths, numbers = chunk_names(grid, table.present(), stem)
+            return Listing(stem, paths, table.sizes(numbers))
         case _Level(first, size, depth):
             places = table.present(first, first + size) - np.uint64(first)
             if depth < len(grid.counts) - 1:
                 coords = np.unique(places // np.uint64(size // grid.counts[depth]))
                 return [Listed(name, None, True) for name in sorted(map(str, coords.tolist()))]
-            names, places = chunk_names(ChunkGrid((size,), _BARE), places)
-            return list(map(Listed, names, table.sizes(places + np.uint64(first))))
+            paths, places = chunk_names(ChunkGrid((size,), _BARE), places, stem)
+            return Listing(stem, paths, table.sizes(places + np.uint64(first)))
 
 
 def directory_of_chunks(grid: ChunkGrid, below: str) -> tuple[int, ...] | None:

@@ -21,12 +21,19 @@ class Limits(msgspec.Struct, frozen=True):
     """How ranges become requests, in bytes.
 
     They are merged over gaps up to ``gap`` (negative: never), into requests of up to
-    ``block``. A range longer than ``split`` becomes several requests.
+    ``block``. A range longer than ``split`` becomes several requests. Over gaps up to
+    ``far`` they are merged where a third of the request is still wanted.
     """
 
     gap: int = 16 * KIB
     block: int = 1 * MIB
     split: int = 4 * MIB
+    far: int = -1
+
+    @property
+    def dense(self) -> Limits:
+        """The limits for ranges that lie together and tend to be read together."""
+        return Limits(self.gap, 16 * self.block, 2 * self.split, 32 * self.gap)
 
 
 class Block(NamedTuple):
@@ -58,14 +65,14 @@ def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
     places = np.lexsort((table[:, 1], table[:, 0]))
     starts, reach = table[places, 0], np.maximum.accumulate(table[places, 1])
     # Groups that no limit lets merge are told apart at once; only those too large for a block are walked through.
-    apart = (starts[1:] >= reach[:-1]) & (starts[1:] - reach[:-1] > limits.gap)
+    apart = (starts[1:] >= reach[:-1]) & (starts[1:] - reach[:-1] > max(limits.gap, limits.far))
     cuts = np.flatnonzero(apart) + 1
     firsts, lasts = np.append(0, cuts), np.append(cuts, len(ranges))
     order = places.tolist()
     blocks: list[Block] = []
     groups = zip(firsts.tolist(), lasts.tolist(), starts[firsts].tolist(), reach[lasts - 1].tolist(), strict=True)
     for a, b, start, stop in groups:
-        if b - a == 1 or stop - start <= limits.block:
+        if b - a == 1 or (stop - start <= limits.block and limits.far <= limits.gap):
             blocks.append(Block(start, stop, tuple(order[a:b])))
         else:
             blocks += _merge(ranges, order[a:b], limits)
@@ -89,18 +96,24 @@ def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits
 def _merge(ranges: Sequence[tuple[int, int]], order: Sequence[int], limits: Limits) -> list[Block]:
     blocks: list[Block] = []
     first = last = -1
+    wanted = 0
     members: list[int] = []
-    gap, most = limits.gap, limits.block
+    gap, far, most = limits.gap, limits.far, limits.block
     for i in order:
         start, stop = ranges[i]
-        if members and (start < last or (start - last <= gap and max(stop, last) - first <= most)):
+        if members and (
+            start < last
+            or (start - last <= gap and max(stop, last) - first <= most)
+            or (start - last <= far and max(stop, last) - first <= min(most, 3 * (wanted + stop - start)))
+        ):
             if stop > last:
+                wanted += stop - max(start, last)
                 last = stop
             members.append(i)
             continue
         if members:
             blocks.append(Block(first, last, tuple(members)))
-        first, last, members = start, stop, [i]
+        first, last, members, wanted = start, stop, [i], stop - start
     if members:
         blocks.append(Block(first, last, tuple(members)))
     return blocks

@@ -21,6 +21,7 @@ ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 FEW = 64  # guesses looked up at a time where that takes reads
 
+Advance = Callable[[list[Any], list[tuple[int, Any]], int, Steps[Any], Any], None]
 RunAll = Callable[[Sequence[Steps[Entry | None]]], Awaitable[list[Entry | Exception | None]]]
 
 
@@ -61,12 +62,14 @@ class Ahead:
         self,
         fetcher: Fetcher,
         run_all: RunAll,
+        advance: Advance,
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         most: int,
         near: Callable[[str], bool],
     ) -> None:
         self._fetcher = fetcher
         self._run_all = run_all
+        self._advance = advance
         self._start = start
         self._most = most
         self._near = near
@@ -144,20 +147,14 @@ class Ahead:
         if not advice.fetch:
             return []
         found: dict[int, Span] = {}
-        slow: list[int] = []
-        room = self._most
-        for number in advice.fetch:
+        entries: list[Any] = [None] * len(advice.fetch)
+        waiting: list[tuple[int, Any]] = []
+        for i, number in enumerate(advice.fetch):
             steps = array.keyspace.lookup(join(array.path, array.grid.tail(number)))
-            try:
-                steps.send(None)
-            except StopIteration as stop:
-                entry = stop.value
-            except Exception:  # noqa: BLE001  # a guess: whoever reads the key will hear of it
-                entry = None
-            else:
-                steps.close()
-                slow.append(number)
-                continue
+            self._advance(entries, waiting, i, steps, None)
+        slow = [advice.fetch[i] for i, _ in waiting]
+        room = self._most
+        for number, entry in zip(advice.fetch, entries, strict=True):  # an error is told to whoever reads the key
             if isinstance(entry, Span) and entry.size and room >= entry.size and not self._near(entry.url):
                 room -= entry.size
                 found[number] = entry

@@ -23,6 +23,7 @@ __all__ = ["Advice", "ReadAhead"]
 RUNS = 8  # followed at once in one array
 STRAYS = 16  # numbers of no run that are remembered, to find runs among them
 LEVELS = 4
+SHARD_GROWTH = 8  # chunks of the shards that are being read, to fetch ahead for each that was
 IDLE = 24  # numbers read elsewhere after which a run counts as left
 SLACK = 0.15  # how far past a natural end to go, as a part of what has been read
 HALVES = 64  # chunks in a line from which on its half is a natural end
@@ -49,6 +50,7 @@ class ReadAhead:
     def __init__(self, grid: ChunkGrid) -> None:
         self._size = grid.size
         self._lines = _lines(grid.counts)
+        self._bands = _bands(grid)
         self._runs: list[_Run] = []
         self._strays: deque[int] = deque(maxlen=STRAYS)
         self._recent: _Run | None = None  # took the last number
@@ -180,11 +182,15 @@ class ReadAhead:
         if sum(self._foreseen) < FORESEEN * len(self._foreseen):
             return []
         allowed = min(int(growth * self._trust * run.length), most // chunk)
-        room = allowed - len(run.issued)
         limit = self._natural_end(run)
+        slack = int(SLACK * (run.length + len(run.issued)))
+        if (end := self._shard_end(run)) is not None:
+            allowed = max(allowed, min(int(SHARD_GROWTH * self._trust * run.length), most // chunk))
+            limit = end if limit is None else min(limit, end)
+            slack = 0  # the next shard has an index of its own to be read
+        room = allowed - len(run.issued)
         if room <= 0 or (run.beyond and limit == run.limit and run.frontier is not None):
             return []
-        slack = int(SLACK * (run.length + len(run.issued)))
         state = run.state() if run.frontier is None else list(run.frontier)
         beyond = 0 if run.frontier is None else run.beyond
         fetch: dict[int, None] = {}  # a box may overlap itself
@@ -206,6 +212,16 @@ class ReadAhead:
         run.issued.update(fetch)
         return list(fetch)
 
+    def _shard_end(self, run: _Run) -> int | None:
+        """Return where the row of shards ends that a run goes through line by line; None if it goes through none."""
+        end = None
+        for line, band, plane in self._bands:
+            if run.step > 0 and run.last - run.first >= line:
+                start = run.last // plane * plane
+                first = start + (run.last - start) // band * band
+                end = min(first + band, start + plane) if run.first >= first else None
+        return end
+
     def _natural_end(self, run: _Run) -> int | None:
         """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
         step, first, last = run.step, run.first, run.last
@@ -222,6 +238,13 @@ class ReadAhead:
                 end = half if line // -step >= HALVES and last >= half else start
                 found = end if found is None else max(found, end)
         return found
+
+
+def _bands(grid: ChunkGrid) -> tuple[tuple[int, int, int], ...]:
+    """Return, for each dimension that shards extend along, how many chunks a line has, a row of shards, and a plane."""
+    lines = (1, *_lines(grid.counts))[::-1]  # lines[d] chunks have the same coordinates before dimension d
+    dimensions = range(max(len(grid.shards) - 2, 0), -1, -1) if grid.shards else ()
+    return tuple((lines[d + 1], lines[d + 1] * grid.shards[d], lines[d]) for d in dimensions)
 
 
 class _Level:

@@ -96,8 +96,9 @@ class Session:
         if self._keyspace is None and isinstance(self.options.source, Held):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
-                keyspace = catalog.open_references(content, self.options.open)
-                self._adopt(keyspace, getattr(keyspace, "urls", ()))
+                found = self.look_now("", catalog.open_references(content, self.options.open))
+                if found is not None:
+                    self._adopt(found.value, getattr(found.value, "urls", ()))
         return self._keyspace
 
     def engine(self) -> Engine:
@@ -123,11 +124,15 @@ class Session:
 
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
-        self._home = weakref.ref(asyncio.get_running_loop())
-        keyspace = self._keyspace or await self.keyspace()
-        data = self._at_once(keyspace, request)
+        data = self.read_here(request)
         if data is not None:
             return data
+        keyspace = self._keyspace
+        if keyspace is None:
+            keyspace = await self.keyspace()
+            data = self._at_once(keyspace, request)
+            if data is not None:
+                return data
         engine = self.engine()
         if len(self._engines) > 1:
             elsewhere = self._expecting(request.key)
@@ -172,14 +177,22 @@ class Session:
             for task in coming:
                 task.cancel()
 
-    def read_now(self, request: Request) -> bytes | None:
-        """Return the bytes of ``request`` if no event loop is needed for them; any thread may call this."""
-        keyspace = self._keyspace or self.opened()
-        return None if keyspace is None else self._at_once(keyspace, request)
+    def read_here(self, request: Request) -> bytes | None:
+        """Do as `read_now`, on the running event loop."""
+        self._home = weakref.ref(asyncio.get_running_loop())
+        return self.read_now(request)
 
-    def look_now(self, steps: Steps[Any]) -> Found | None:
-        """Return what ``steps`` return if all they need is in the cache; any thread may call this."""
-        return self._at_once_reader().look(steps)
+    def read_now(self, request: Request) -> bytes | None:
+        """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
+        keyspace = self._keyspace or self.opened()
+        return None if keyspace is None else self._at_once_reader().read(keyspace, request, may_load=True)
+
+    def look_now(self, key: str, steps: Steps[Any]) -> Found | None:
+        """Return what ``steps`` return if no event loop is needed for it; for callers that may block."""
+        try:
+            return self._at_once_reader().look(steps, may_load=True)
+        except Exception as e:  # noqa: BLE001  # `blame` tells which
+            raise blame(key, e) from (e.__cause__ or e)
 
     async def look(self, key: str, steps: Steps[T]) -> T:
         """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
@@ -203,7 +216,7 @@ class Session:
     async def plan(self, keys: Sequence[str]) -> list[Planned]:
         """Return the requests that reading ``keys`` would make; FileNotFoundError if one does not exist."""
         keyspace = await self.keyspace()
-        spans: dict[str, list[tuple[str, int, int | None]]] = {}
+        spans: dict[tuple[str, bool], list[tuple[str, int, int | None]]] = {}
         found = await self.engine().run_all([keyspace.lookup(key) for key in keys])
         for key, entry in zip(keys, found, strict=True):
             match entry:
@@ -211,10 +224,10 @@ class Session:
                     raise FileNotFoundError(key)
                 case Exception():
                     raise blame(key, entry) from entry
-                case Span(url, start, stop) | Packed(Span(url, start, stop)):
-                    spans.setdefault(url, []).append((key, start, stop))
-        limits = self.options.limits
-        return [planned for url, wanted in spans.items() for planned in requests_for(url, wanted, limits)]
+                case (Span() as span) | Packed(Span() as span):
+                    spans.setdefault((span.url, span.dense), []).append((key, span.start, span.stop))
+        limits = {False: self.options.limits, True: self.options.limits.dense}
+        return [p for (url, dense), wanted in spans.items() for p in requests_for(url, wanted, limits[dense])]
 
     async def prefetch(self, keys: Sequence[str], *, wait: bool) -> None:
         """Fetch ``keys``, which will be read, and hold them until they are; ``wait`` until all that fits is there.
@@ -315,8 +328,10 @@ class Session:
                     steps = catalog.open_source(url, options.open, options.format)
                 case Held(bytes(data)):
                     steps = catalog.open_bytes(data, options.open, options.format)
+                case Held(ReferenceSet() as refs):
+                    steps = catalog.open_references(refs, self.options.open)
                 case held:
-                    raise TypeError(f"{held!r} should have been open")
+                    raise TypeError(f"{held!r} is no source")
             try:
                 keyspace = await self.engine().run(steps)
                 urls = await self._some_urls(keyspace)
@@ -340,7 +355,8 @@ class Session:
             protocol = next(filter(None, map(protocol_of, filter(None, urls))), None)
             if protocol is not None and protocol not in self._pool_options.by_protocol:
                 known = {**self._pool_options.by_protocol, protocol: self.options.fallback}
-                self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known)
+                admission = self._pool_options.admission.naming(protocol)
+                self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known, admission=admission)
                 for engine in self._engines.values():
                     engine.pool = self._pool(engine.pool.loop)
         self._keyspace = keyspace
@@ -363,6 +379,7 @@ class Session:
 
     def _after_fork(self) -> None:
         self._versions.after_fork()
+        self._immediate = None  # another thread of the parent may have held its lock
         self._lock = threading.Lock()
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()

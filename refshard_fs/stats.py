@@ -31,6 +31,15 @@ class Stats:
             for name, count in counts.items():
                 self._counts[name] += count
 
+    def add_read(self, size: int) -> None:
+        """Count one key read by one request of ``size`` bytes."""
+        with self._lock:
+            counts = self._counts
+            counts["keys"] += 1
+            counts["requests"] += 1
+            counts["bytes_wanted"] += size
+            counts["bytes_fetched"] += size
+
     def snapshot(self) -> dict[str, Any]:
         with self._lock:
             return dict(self._counts)

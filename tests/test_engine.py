@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.formats import Raw
+from refshard_fs.model import Load, Span
 from refshard_fs.plan import MIB
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
@@ -96,6 +98,19 @@ def test_a_large_range_is_fetched_in_parts_at_once(http_server: RangeServer) -> 
     assert asked[0][0] == 3
     assert asked[-1][1] == len(data)
     assert http_server.bytes_sent == len(data) - 3
+
+
+def test_a_range_that_may_end_early_is_never_cut_into_parts(http_server: RangeServer) -> None:
+    data = random.Random(1).randbytes(1000)
+    span = Span(http_server.put("/short", data), 0, 64 * MIB, exact=False)
+
+    async def read() -> bytes:
+        fs = RefShardFileSystem(fo={}, asynchronous=True, skip_instance_cache=True)
+        found: bytes = await fs._session.engine().need(Load(span, Raw()))
+        return found
+
+    assert asyncio.run(read()) == data
+    assert len(http_server.requests("/short")) == 1
 
 
 def test_a_range_outside_of_the_target_spoils_no_other(chunked: Chunked) -> None:

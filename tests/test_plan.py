@@ -85,3 +85,25 @@ def test_a_plan_names_the_keys_of_each_request() -> None:
         (0, 200, frozenset({"a", "b"})),
         (5000, 5001, frozenset({"far"})),
     }
+
+
+def test_dense_ranges_are_merged_over_larger_gaps_while_a_third_is_wanted() -> None:
+    limits = Limits(gap=16, block=1000, split=4000).dense
+    rows = [(n * 100, n * 100 + 100) for n in (0, 2, 8, 10, 32, 34, 40, 42, 80, 82)]
+    assert [(b.start, b.stop) for b in coalesce(rows, Limits(gap=16, block=1000))] == rows
+    near = [(0, 1100), (3200, 4300), (8000, 8300)]
+    assert [(b.start, b.stop) for b in coalesce(rows, limits)] == near  # gaps of up to 512
+    sparse = [(0, 10), (400, 410), (800, 810)]
+    assert [b.members for b in coalesce(sparse, limits)] == [(0,), (1,), (2,)]  # too little of it would be wanted
+    tiny = [(0, 1), (10, 11), (20, 21)]
+    assert len(coalesce(tiny, limits)) == 1  # small gaps are worth it whatever is wanted
+    assert [b.members for b in coalesce(rows, Limits(gap=-1).dense)] == [(i,) for i in range(10)]
+
+
+@pytest.mark.parametrize("count", [100, 600])  # fewer, and more, than numpy sorts
+def test_dense_ranges_are_each_served_once(count: int) -> None:
+    ranges = [((i * 7919 % count) * 150, (i * 7919 % count) * 150 + 100) for i in range(count)]
+    blocks = coalesce(ranges, Limits(gap=16, block=1000).dense)
+    assert sorted(i for b in blocks for i in b.members) == list(range(count))
+    assert all(b.start <= ranges[i][0] and ranges[i][1] <= b.stop for b in blocks for i in b.members)
+    assert max(b.stop - b.start for b in blocks) <= 16000

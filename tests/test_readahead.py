@@ -159,3 +159,44 @@ def test_advice_is_consistent_whatever_is_read(growth: float, most: int, reads: 
         assert all(0 <= n < 200 for n in advice.fetch)
         assert len(set(advice.fetch)) == len(advice.fetch)
         issued.update(set(advice.fetch) - set(advice.drop))
+
+
+def sharded(*counts: int, shards: tuple[int, ...]) -> ReadAhead:
+    return ReadAhead(ChunkGrid(counts, ChunkKeyEncoding("v2", "."), shards))
+
+
+def test_one_line_of_a_shard_fetches_none_of_the_next() -> None:
+    advice = sharded(100, 10, shards=(10, 10)).observe(range(10), CHUNK, 1.0, MOST)
+    assert set(advice.fetch) <= {10}
+
+
+@pytest.mark.parametrize("growth", [0.0, 1.5, 5.0])
+def test_the_second_line_of_a_shard_fetches_the_rest_of_it_and_no_more(growth: float) -> None:
+    policy = sharded(100, 10, shards=(10, 10))
+    first = policy.observe(range(200, 210), CHUNK, growth, MOST)
+    second = policy.observe(range(210, 214), CHUNK, growth, MOST)
+    assert set(first.fetch) | set(second.fetch) | {*range(210, 214)} == {*range(210, 300)}
+
+
+def test_a_box_as_wide_as_its_shard_is_followed_to_the_end_of_the_shard() -> None:
+    policy = sharded(100, 40, shards=(10, 10))
+    rows = [[row * 40 + column for column in range(20, 30)] for row in range(30, 40)]
+    fetched: set[int] = set()
+    for row in rows[:4]:
+        fetched |= set(policy.observe(row, CHUNK, 1.0, MOST).fetch)
+    assert fetched >= {n for row in rows[4:] for n in row}
+    assert max(fetched) < 40 * 40
+
+
+def test_shards_of_more_dimensions_are_read_ahead_plane_by_plane() -> None:
+    policy = sharded(8, 8, 8, shards=(4, 4, 8))
+    policy.observe(range(8), CHUNK, 1.0, MOST)
+    advice = policy.observe(range(8, 16), CHUNK, 1.0, MOST)
+    assert max(advice.fetch) < 32  # where the shards that this plane lies in end
+    assert len(advice.fetch) == 16
+
+
+def test_what_is_fetched_of_a_shard_stays_within_what_may_be() -> None:
+    policy = sharded(100, 10, shards=(10, 10))
+    policy.observe(range(10), CHUNK, 1.0, 20 * CHUNK)
+    assert len(policy.observe(range(10, 14), CHUNK, 1.0, 20 * CHUNK).fetch) <= 20

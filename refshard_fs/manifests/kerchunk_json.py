@@ -7,7 +7,6 @@ told by their first bytes, whatever the name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from mmap import mmap
 from typing import Any, Final
 
 import msgspec
@@ -54,7 +53,7 @@ class JsonIndex(msgspec.Struct, frozen=True):
     def pack(self, value: ReferenceSet) -> list[bytes | memoryview]:
         return compiled.pack(value)
 
-    def unpack(self, data: mmap) -> ReferenceSet:
+    def unpack(self, data: memoryview) -> ReferenceSet:
         return compiled.unpack(data)
 
 

@@ -24,8 +24,8 @@ from refshard_fs.manifests.chunk_manifest import ChunkManifest, ManifestIndex, P
 from refshard_fs.manifests.declared import MARK, Declared, Unmapped
 from refshard_fs.manifests.origin import Key, Origin, Url, key_beside
 from refshard_fs.manifests.prefix_map import Composite, KeyMapIndex
-from refshard_fs.model import Entry, Inline, Listed, Load, Names, Packed, Span, Stat, Steps
-from refshard_fs.names import by_name, chunks_below, directory_of_chunks, has_chunks_below
+from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
+from refshard_fs.names import Listing, by_name, chunks_below, directory_of_chunks, has_chunks_below
 
 __all__ = ["ManifestView"]
 
@@ -81,7 +81,8 @@ class ManifestView:
             raise ManifestError(f"the root group: {root.problem}")
         if root.manifest is not None:
             load, origin, where = yield from self._locate("", root.manifest, None)
-            self._compose(Composite(self.base, (yield load), origin, where))
+            keys = load.index.decode(load.entry.data) if isinstance(load.entry, Inline) else (yield load)
+            self._compose(Composite(self.base, keys, origin, where))
 
     def _compose(self, base: KeySpace) -> None:
         self.base = base
@@ -164,6 +165,7 @@ class ManifestView:
                 entry = yield from self.base.lookup(key)
                 origin = Origin(key, entry, self._options)
                 where = repr(key) if not isinstance(entry, Span) else entry.url
+        entry = yield from _pinned(entry)
         if entry is None:
             raise SourceNotReachable(f"{where} is not there, which {path or 'the root'!r} names as its manifest")
         return _Lookup(Load(entry, KeyMapIndex(where) if grid is None else ManifestIndex(where, grid)), origin, where)
@@ -209,13 +211,13 @@ class ManifestView:
 
     # ------------------------------------------------------------------ listing
 
-    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         path, grid = yield from self._array_of(prefix)
         if grid is not None:
             below = prefix[len(path) + 1 :] if path else prefix
             fixed = directory_of_chunks(grid, below)
             if fixed is not None:
-                return chunks_below((yield from self._listed(path, grid, fixed)), below) or None
+                return chunks_below((yield from self._listed(path, grid, fixed)), below, prefix + "/") or None
         names = yield from self.base.children(prefix)
         if names is None:
             return None
@@ -224,7 +226,13 @@ class ManifestView:
         if grid is None:
             return names
         others = [listed for listed in names if not _is_chunks(grid, listed)]
-        return sorted(others + chunks_below((yield from self._listed(prefix, grid, ())), ""), key=by_name)
+        chunks = chunks_below((yield from self._listed(prefix, grid, ())), "", prefix + "/" if prefix else "")
+        match chunks:
+            case Listing() if not any(listed.is_directory for listed in others):
+                for listed in others:
+                    chunks.insert(listed)
+                return chunks
+        return sorted([*others, *chunks], key=by_name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         path, grid = yield from self._array_of(prefix)
@@ -295,6 +303,18 @@ class ManifestView:
                 return (yield from self.base.lookup(name)) is not None
             case Url(url):
                 return (yield Stat(url)) is not None
+
+
+def _pinned(entry: Entry | None) -> Steps[Entry | None]:
+    """Return ``entry`` with the version of its object, so that what was decoded of another is not taken for it."""
+    match entry:
+        case Span(url, 0, None, pin=None):
+            facts: Facts | None = yield Stat(url, fresh=True)
+            if facts is None:
+                return None
+            pin = Pin(facts.etag, facts.last_modified, facts.size)
+            return msgspec.structs.replace(entry, optional=False, pin=pin)
+    return entry
 
 
 def _coords(grid: ChunkGrid, path: str, key: str) -> tuple[int, ...] | None:

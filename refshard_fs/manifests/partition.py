@@ -168,12 +168,14 @@ def _partition(columns: Mapping[str, Any], rows: int) -> Partition:
     if inline:
         targets[np.fromiter(inline, np.int64, len(inline))] = ABSENT
     there = targets != ABSENT
-    wrong = np.flatnonzero(there & ((offsets < 0) | (lengths < 0) | (offsets > OFFSETS - 1 - lengths)))
-    if len(wrong):
-        row = int(wrong[0])
-        raise ValueError(f"row {row} is no byte range: offset {offsets[row]}, size {lengths[row]}")
+    if min(offsets.min(), lengths.min()) < 0 or int(offsets.max()) + int(lengths.max()) >= OFFSETS:
+        wrong = np.flatnonzero(there & ((offsets < 0) | (lengths < 0) | (offsets > OFFSETS - 1 - lengths)))
+        for row in wrong.tolist():
+            raise ValueError(f"row {row} is no byte range: offset {offsets[row]}, size {lengths[row]}")
     spans, sizes = offsets.view(np.uint64), lengths.view(np.uint64)
-    sizes[there & (offsets == 0) & (lengths == 0)] = WHOLE
+    whole = sizes == 0
+    if whole.any():
+        sizes = np.where(there & whole & (spans == 0), np.uint64(WHOLE), sizes)
     return Partition(urls, targets, spans, sizes, inline)
 
 
@@ -237,14 +239,15 @@ def _paths(column: Any, rows: int) -> tuple[tuple[str, ...], UInt32s]:
 
 
 def _integers(name: str, column: Any, rows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return a column of whole numbers as a copy of its own; what is missing is 0, and what is too large negative."""
+    """Return a column of whole numbers, not to be changed; what is missing is 0, and what is too large negative."""
     array = _there(column)
     if array is None:
         return np.zeros(rows, np.int64)
     if _kind(array) != "whole numbers":
         raise ValueError(f"its column {name!r} is of {_kind(array)}, not of whole numbers")
-    numbers = _numbers(array).astype(np.int64)
     absent = _absent(array)
+    is_part = array.buffers()[1].size > 16 * rows  # a view of it would keep all of it in memory
+    numbers = _numbers(array).astype(np.int64, copy=is_part or absent is not None)
     if absent is not None:
         numbers[absent] = 0
     return numbers

@@ -7,7 +7,7 @@ its own: ``{"name": "chunk-manifest-json", "configuration": {"manifest": {...}}}
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -116,7 +116,7 @@ class Composite:
         entry = self._map.keys.get(key)
         return entry is not None and entry.path is None and entry.data is None
 
-    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         owner, rest = yield from self._lister(prefix)
         names = None if owner is None else (yield from owner.children(rest))
         own = self._tree.get(prefix)
@@ -232,7 +232,7 @@ class _Rooted:
     def is_empty(self, key: str) -> Steps[bool]:
         return (yield from self.keys.is_empty(key))
 
-    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         names = yield from self.keys.children(prefix)
         if prefix:
             return names

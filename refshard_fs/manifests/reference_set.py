@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import bisect
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final
 
 import msgspec
 
@@ -15,12 +15,13 @@ from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, parent
-from refshard_fs.keyspace import place
 from refshard_fs.model import Entry, Inline, Listed, Span, Steps
-from refshard_fs.names import by_name, chunk_names, chunks_below, has_chunks_below
+from refshard_fs.names import Listing, by_name, chunk_names, chunks_below, has_chunks_below
 from refshard_fs.texts import Texts
 
 __all__ = ["FlatKeySpace", "ReferenceSet", "References", "Value", "grid_of"]
+
+FEW: Final = 64  # names that are put among many others one by one
 
 # A value as the manifest spells it: text, an object, bytes, or a reference.
 Value = str | bytes | dict[str, Any] | Row
@@ -51,8 +52,15 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
         value = self.side.get(key)
         if value is not None:
             return value
-        at = place(self.grids, key)
-        return None if at is None else self.tables[at.array].row(at.number)
+        end = len(key)
+        while end >= 0:  # as `keyspace.place` does, without its detours: this is asked for every chunk
+            end = key.rfind("/", 0, end)
+            table = self.tables.get(key[:end] if end >= 0 else "")
+            if table is not None:
+                number = table.grid.number(key[end + 1 :])
+                if number is not None:
+                    return table.row(number)
+        return None
 
     @property
     def grids(self) -> Mapping[str, ChunkGrid]:
@@ -143,10 +151,10 @@ class FlatKeySpace:
         """Return the entry of ``key``, or None; no further reads are ever needed."""
         value = self.refs.value(key)
         match value:
-            case None:
-                return None
             case Row():
                 return self._span(value)
+            case None:
+                return None
             case _:
                 try:
                     return Inline(decode(value))
@@ -162,20 +170,32 @@ class FlatKeySpace:
         yield from ()
         return self.find(key)
 
-    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         yield from ()
         tree = self._directories()
         names = tree.get(prefix)
-        listed: list[Listed] = []
-        for path, below in self._tables_at(prefix):
-            listed += chunks_below(self.refs.tables[path], below)
+        stem = prefix + "/" if prefix else ""
+        found = [chunks_below(self.refs.tables[path], below, stem) for path, below in self._tables_at(prefix)]
+        many = [chunks for chunks in found if chunks]
         if names is None:
-            return listed or None
-        aside = [
-            Listed(name, None if is_directory else self._size(join(prefix, name)), is_directory)
-            for name, is_directory in names.items()
-        ]
-        return _merged(listed, aside) if listed else sorted(aside, key=by_name)
+            aside = []
+        else:
+            aside = [
+                Listed(name, None if is_directory else self._size(join(prefix, name)), is_directory)
+                for name, is_directory in names.items()
+            ]
+            if not many:
+                return sorted(aside, key=by_name)
+        match many:
+            case []:
+                return None
+            case [Listing() as listing] if len(aside) <= FEW and not any(child.is_directory for child in aside):
+                for file in aside:
+                    listing.insert(file)
+                return listing
+        # Of one name, what is kept aside hides what the columns have.
+        merged = {child.name: child for child in chain(*many, aside)}
+        return sorted(merged.values(), key=by_name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
@@ -229,18 +249,6 @@ class FlatKeySpace:
             path = prefix[:end] if end >= 0 else ""
             if path in self.refs.tables:
                 yield path, prefix[end + 1 :]
-
-
-def _merged(many: list[Listed], few: list[Listed]) -> list[Listed]:
-    """Return both by name; where both have one, that of ``few``."""
-    many.sort(key=by_name)
-    for child in few:
-        at = bisect.bisect_left(many, child.name, key=by_name)
-        if at < len(many) and many[at].name == child.name:
-            many[at] = child
-        else:
-            many.insert(at, child)
-    return many
 
 
 class References(Mapping[str, Any]):

@@ -20,10 +20,11 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Facts, Load, Span, Stat, Steps
 from refshard_fs.policy import protocol_of, relative_to
 from refshard_fs.shards.blosc import BODY, EXPANSION, LARGEST, FrameHeader, parse
-from refshard_fs.shards.blosc_array import BloscArray, Compressor, documents
+from refshard_fs.shards.blosc_array import BloscArray, Compressor
 from refshard_fs.shards.blosc_recipes import Piece, Refilled, made
 from refshard_fs.shards.dense import DenseKeySpace
 from refshard_fs.shards.dtypes import parse_dtype
+from refshard_fs.shards.group_documents import documents
 from refshard_fs.shards.json_fields import COUNTABLE, count, counts, object_in, shown
 from refshard_fs.zarrmeta import METADATA_NAMES
 

@@ -10,7 +10,6 @@ import struct
 from typing import Final
 
 import msgspec
-from numcodecs import blosc
 
 __all__ = ["BODY", "EXPANSION", "LARGEST", "FrameHeader", "FrameIndex", "decode", "parse", "plain_frame"]
 
@@ -87,6 +86,8 @@ class FrameIndex(msgspec.Struct, frozen=True):
 
 def decode(frame: bytes, length: int) -> bytes:
     """Return the ``length`` bytes that ``frame`` holds; ValueError where it holds others, or is not all there."""
+    from numcodecs import blosc  # slow to import, and only short last chunks need it
+
     header = parse(frame)
     if header.stored != len(frame):  # the decoder reads on past the end of a frame that is cut short
         raise ValueError(f"blosc ctbytes {header.stored}, but the frame has {len(frame)} bytes")

@@ -12,11 +12,11 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from refshard_fs import zarrmeta
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding, join
+from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.shards.dtypes import version_2, version_3
+from refshard_fs.shards.group_documents import configured
 
-__all__ = ["BloscArray", "Compressor", "documents"]
+__all__ = ["BloscArray", "Compressor"]
 
 DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}  # one level of names
@@ -88,41 +88,20 @@ class BloscArray(msgspec.Struct, frozen=True):
         data_type, fill_value, endian = version_3(self.dtype, self.where)
         codecs: list[dict[str, Any]] = [
             {"name": "bytes", "configuration": {"endian": endian}} if endian else {"name": "bytes"},
-            _configured("blosc", cname=made.codec, clevel=made.level, shuffle=_SHUFFLES[made.shuffle],
+            configured("blosc", cname=made.codec, clevel=made.level, shuffle=_SHUFFLES[made.shuffle],
                         typesize=made.typesize, blocksize=0),
         ]  # fmt: skip
         if self.order == "F":
-            codecs.insert(0, _configured("transpose", order=list(range(len(self.shape)))[::-1]))
+            codecs.insert(0, configured("transpose", order=list(range(len(self.shape)))[::-1]))
         return {
             "zarr_format": 3,
             "node_type": "array",
             "shape": self.shape,
             "data_type": data_type,
-            "chunk_grid": _configured("regular", chunk_shape=self.chunks),
-            "chunk_key_encoding": _configured("default", separator=ENCODINGS[3].separator),
+            "chunk_grid": configured("regular", chunk_shape=self.chunks),
+            "chunk_key_encoding": configured("default", separator=ENCODINGS[3].separator),
             "fill_value": fill_value,
             "codecs": codecs,
             "attributes": attributes,
             "dimension_names": dimensions,
         }
-
-
-def _configured(name: str, **configuration: Any) -> dict[str, Any]:
-    return {"name": name, "configuration": configuration}
-
-
-def documents(arrays: Mapping[str, BloscArray], attributes: Mapping[str, Any], zarr_format: int) -> dict[str, bytes]:
-    """Return all metadata of a group with ``arrays`` and ``attributes``, by key; consolidated in the root's."""
-    members = {
-        (path if zarr_format == 3 else join(path, name)): document
-        for path, array in arrays.items()
-        for name, document in array.metadata(zarr_format)
-    }
-    if zarr_format == 3:
-        consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
-        root = {"zarr_format": 3, "node_type": "group", "attributes": attributes, "consolidated_metadata": consolidated}
-        whole: dict[str, Any] = {"zarr.json": root, **{join(path, "zarr.json"): d for path, d in members.items()}}
-    else:
-        members = {".zgroup": {"zarr_format": 2}, ".zattrs": dict(attributes), **members}
-        whole = {**members, ".zmetadata": {"zarr_consolidated_format": 1, "metadata": members}}
-    return {key: zarrmeta.dumps(document) for key, document in whole.items()}

@@ -17,11 +17,12 @@ from refshard_fs.formats import Format, OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Load, Span, Steps
 from refshard_fs.shards.blosc import LARGEST
-from refshard_fs.shards.blosc_array import BloscArray, Compressor, documents
+from refshard_fs.shards.blosc_array import BloscArray, Compressor
 from refshard_fs.shards.blosc_recipes import Piece, Refilled, Verified, made
 from refshard_fs.shards.bloscpack_header import HEADER, MAGIC, Header, parse_header, parse_metadata_header
 from refshard_fs.shards.dense import DenseKeySpace
 from refshard_fs.shards.dtypes import parse_dtype
+from refshard_fs.shards.group_documents import documents
 from refshard_fs.shards.json_fields import counts, shown
 from refshard_fs.shards.superchunk import Superchunk
 

@@ -121,7 +121,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     cuts = tuple(map(Equal, lengths))
     ndim = len(lengths)
     nests = [Nest((1,) * ndim, tuple(range(ndim)), lambda _: level)]
-    return Unsharded(NestedLayout(meta.grid, cuts, nests), shown)
+    return Unsharded(NestedLayout(msgspec.structs.replace(meta.grid, shards=lengths), cuts, nests), shown)
 
 
 def _transformed(transformers: list[Any]) -> tuple[list[Any], Any]:

@@ -68,14 +68,17 @@ class Level(Protocol, Hashable):
 
 
 class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
-    """How the index of ``shard``, a key of ``array``, is decoded.
+    """How the index of ``shard``, a key of ``array``, is decoded, for one view and no other.
 
-    ``size`` is the shard's, less the trailer, if it is known; ``cut`` bytes of trailer were read after the index.
+    Shards may be written anew between two openings of a source, and nothing in an index tells;
+    while a source is open, whoever reads a replaced target notices. ``size`` is the shard's,
+    less the trailer, if it is known; ``cut`` bytes of trailer were read after the index.
     """
 
     level: Level
     shard: str
     array: str
+    view: int
     size: int | None = None
     cut: int = 0
 

@@ -41,10 +41,12 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     if not chain.levels:
         return Unsharded(None, doc, chain.reason)
     inner = chain.levels[-1].chunk_shape
-    grid = ChunkGrid.regular(meta.shape, inner, meta.grid.encoding)
+    cuts = _cuts(doc["chunk_grid"], inner)
+    lengths = tuple(len(cut.chunks(0)) for cut in cuts if isinstance(cut, Equal))
+    shards = lengths if len(lengths) == len(cuts) else ()
+    grid = msgspec.structs.replace(ChunkGrid.regular(meta.shape, inner, meta.grid.encoding), shards=shards)
     if grid.size >= _CHUNKS:
         raise ValueError(f"its shape {list(meta.shape)} has more chunks of {list(inner)} than 64 bits can count")
-    cuts = _cuts(doc["chunk_grid"], inner)
     nests = [Nest(_divided(level.chunk_shape, inner), level.axes, _sized(level.pairs)) for level in chain.levels]
     slots_of(_largest(cuts, nests[0].part))
     for outer, nest in pairwise(nests):

@@ -34,7 +34,7 @@ class ShardView:
 
     def __init__(self, base: KeySpace, options: tuple[tuple[str, Any], ...] = ()) -> None:
         self.base = base
-        self.reports: dict[str, str] = {}
+        self.reports: dict[str, str] = dict(getattr(base, "reports", {}))
         self._documents = Documents(base, Unshard(options), self._report)
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
 
@@ -83,7 +83,7 @@ class ShardView:
         for level, slot in layout.steps(places, lengths):
             if entry is None:
                 return None
-            table = yield _load(entry, level, name, path)
+            table = yield self._load(entry, level, name, path)
             entry = None if table is None else _chunk(entry, table, slot, name, path)
         return entry
 
@@ -99,6 +99,20 @@ class ShardView:
                 shard = [cut.shard(coord)[0] for cut, coord in zip(layout.cuts, coords, strict=True)]
                 key = join(path, grid.encoding.encode(shard))
         return (yield from is_empty(self.base, key))
+
+    def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
+        """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
+        length, trailer, size = level.length, level.trailer, entry.size
+        if size is None:  # only the target knows where it ends
+            if level.at_end:
+                return Load(entry.window(-length - trailer), TableIndex(level, shard, path, self._documents.view, cut=trailer))
+            return Load(entry.window(0, length), TableIndex(level, shard, path, self._documents.view))
+        if size < length + trailer:
+            raise DamagedIndex(
+                "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"
+            )
+        start = size - length - trailer if level.at_end else 0
+        return Load(entry.part(start, length), TableIndex(level, shard, path, self._documents.view, size - trailer))
 
     def _array_of(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
         """Return the array that ``key`` lies below, and its layout if it is shown as inner chunks."""
@@ -177,7 +191,7 @@ class ShardView:
             groups.setdefault(item[1][depth].slot, []).append(item)
         if not groups:
             return []
-        table = yield _load(entry, wanted[0][1][depth].level, shard, path)
+        table = yield self._load(entry, wanted[0][1][depth].level, shard, path)
         if table is None:
             return []
         found: list[Listed] = []
@@ -196,28 +210,13 @@ class ShardView:
         return found
 
 
-def _load(entry: Entry, level: Level, shard: str, path: str) -> Load:
-    """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
-    length, trailer, size = level.length, level.trailer, entry.size
-    if size is None:  # only the target knows where it ends
-        if level.at_end:
-            return Load(entry.window(-length - trailer), TableIndex(level, shard, path, cut=trailer))
-        return Load(entry.window(0, length), TableIndex(level, shard, path))
-    if size < length + trailer:
-        raise DamagedIndex(
-            "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"
-        )
-    start = size - length - trailer if level.at_end else 0
-    return Load(entry.part(start, length), TableIndex(level, shard, path, size - trailer))
-
-
 def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:
-    """Return the entry of the chunk in ``slot``; of a shard that has been read, so that it can no longer be absent."""
+    """Return the entry of the chunk in ``slot``; its shard has been read, so that it can no longer be absent."""
     found = table.locate(slot)
     if found is None:
         return None
-    if isinstance(entry, Span) and entry.optional:
-        entry = msgspec.structs.replace(entry, optional=False)
+    if isinstance(entry, Span) and (entry.optional or not entry.dense):
+        entry = msgspec.structs.replace(entry, optional=False, dense=True)
     try:
         return entry.part(*found)
     except ValueError as e:

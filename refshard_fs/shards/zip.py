@@ -32,19 +32,29 @@ _METHODS = {6: "implode", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandar
 
 
 class LocalHeader(msgspec.Struct, frozen=True):
-    """How a local header is read, and held against what the directory says of its member."""
+    """How a local header is read, and held against what the directory says of its member.
+
+    ``name`` is that of the member, or empty where it is not in ASCII: headers may encode it otherwise.
+    """
 
     method: int
     stored: int
     size: int
     crc: int
+    name: bytes
+
+    @property
+    def length(self) -> int:
+        """Bytes to be read."""
+        return HEADER + len(self.name)
 
     def decode(self, data: bytes) -> int:
         """Return how many bytes lie between the header's beginning and that of the member's bytes."""
-        if len(data) < HEADER or not data.startswith(_LOCAL):
+        if len(data) < self.length or not data.startswith(_LOCAL):
             raise ValueError(f"a local header begins with {data[:4]!r}")
         flags, method, crc, stored, size, name, extra = _FIELDS.unpack_from(data, 6)
         same = method == self.method and not flags & _ENCRYPTED
+        same = same and (not self.name or data[HEADER : HEADER + name] == self.name)
         if not flags & _DESCRIPTOR:
             numbers = ((stored, self.stored), (size, self.size))
             same = same and crc == self.crc and all(number in (0xFFFFFFFF, known) for number, known in numbers)
@@ -103,12 +113,12 @@ class ZipKeySpace:
         if not size:
             return Inline(b"")
         start, head = int(members.locals[place]), int(members.heads[place])
-        header = LocalHeader(method, stored, size, int(members.crcs[place]))
+        header = LocalHeader(method, stored, size, int(members.crcs[place]), key.encode() if key.isascii() else b"")
         limit = int(members.limits[place])
         if method == DEFLATED:
             return self._inflated(key, start, min(limit, start + HEADER + _LONGEST + stored), header)
         if not head:
-            head = yield Load(self._source.part(start, HEADER), header)
+            head = yield Load(self._source.part(start, header.length), header)
             if start + head + stored > limit:
                 raise ReferenceNotReachable(key, self.url, "its local header pushes it into the next member")
         return self._source.part(start + head, stored)

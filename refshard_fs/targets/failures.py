@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 
+from refshard_fs.errors import TargetNotAllowed
+
 __all__ = ["ABSENT", "ConnectionLost", "Denied", "HttpStatus", "Incomplete", "Unfit", "Unreadable", "as_failure"]
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -66,6 +68,8 @@ def _phrase(status: int) -> str:
 def as_failure(error: Exception) -> OSError:
     """Return ``error`` as an OSError of this module, or as it is where it is one already."""
     match error:
+        case aiohttp.ClientConnectorError(os_error=TargetNotAllowed() as refusal):
+            return refusal
         case aiohttp.ClientResponseError(status=status) if status >= 400:
             failure: OSError = Denied(status) if status in (401, 403, 407) else HttpStatus(status)
         case aiohttp.ClientSSLError() | aiohttp.ServerFingerprintMismatch():

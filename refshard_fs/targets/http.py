@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -16,10 +16,12 @@ from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.http import get_client as plain_client
 from yarl import URL
 
+from refshard_fs.admission import Admission
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
 from refshard_fs.targets.closing import close_with
 from refshard_fs.targets.failures import Unreadable
+from refshard_fs.targets.guarded import public_connector
 from refshard_fs.targets.ranged import failure_of, range_header, read_answer
 
 __all__ = ["HttpTarget"]
@@ -46,14 +48,14 @@ class _Location(NamedTuple):
 
 
 class HttpTarget:
-    """The objects of all HTTP servers, by URL. ``admit`` is called with each address that a redirect leads to."""
+    """The objects of all HTTP servers, by URL. ``admission`` judges each address that a redirect leads to, too."""
 
     most_retries = 1000
     patience = 60.0
 
-    def __init__(self, fs: HTTPFileSystem, admit: Callable[[str], object] | None = None) -> None:
+    def __init__(self, fs: HTTPFileSystem, admission: Admission | None = None) -> None:
         self.fs = fs
-        self._admit = admit
+        self._admission = Admission() if admission is None else admission
         self._session: aiohttp.ClientSession | None = None
         self._bare: aiohttp.ClientSession | None = None
         given = dict(fs.kwargs)
@@ -139,8 +141,7 @@ class HttpTarget:
                 raise Unreadable("the server redirects to what is no URL") from e
             if not where or url.scheme not in ("http", "https") or not url.host:
                 raise Unreadable("the server redirects to where no HTTP server is")
-            if self._admit is not None:
-                self._admit(str(url))
+            url = URL(self._admission.admit(str(url))[0], encoded=True)
             # Never back among friends: the one in between chose where to go, and what for.
             away = location.away or url.origin() != home.url.origin()
             location = _Location(url, away, asyncio.get_running_loop().time() + _REMEMBERED)
@@ -172,6 +173,9 @@ class HttpTarget:
         if not _SECRET.intersection(given):
             return self._session or await self._open()
         if self._bare is None:
-            self._bare = aiohttp.ClientSession(**{k: v for k, v in given.items() if k not in _SECRET | {"connector"}})
+            options = {k: v for k, v in given.items() if k not in _SECRET | {"connector"}}
+            if self._admission.guards_networks:
+                options["connector"] = public_connector(self._admission.own_hosts)
+            self._bare = aiohttp.ClientSession(**options)
             close_with(self, self._bare)
         return self._bare

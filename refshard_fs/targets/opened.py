@@ -14,7 +14,7 @@ from refshard_fs.targets.answer import Answer, Target, check
 from refshard_fs.targets.deadline import Deadlines
 from refshard_fs.targets.failures import HttpStatus, as_failure
 from refshard_fs.targets.retry import Retry
-from refshard_fs.targets.versions import Version
+from refshard_fs.targets.versions import Seen, Version
 
 __all__ = ["Opened"]
 
@@ -53,7 +53,7 @@ class Opened:
         version = self._version
         try:
             answer = await self.target.read(path, start, stop, version.condition(pin))
-            if pin is not None and not version.seen and answer.etag is None and answer.size is None:
+            if pin is not None and version.seen is None and answer.etag is None and answer.size is None:
                 facts = await self.target.facts(path)  # such targets tell a version only when asked
                 answer = Answer(answer.data, facts.size, facts.etag, facts.last_modified)
         except HttpStatus as e:
@@ -80,6 +80,17 @@ class Opened:
         if answer is not None:
             self._version.observe(answer.etag, answer.last_modified, answer.size, pin)
         return answer
+
+    def holds(self, path: str, seen: Seen) -> bool:
+        """Whether the object is the one that was ``seen`` before; if only a request can tell, it is held to be."""
+        if self._version.seen is None:
+            try:
+                now = self.target.read_now(path, 0, 0)
+            except OSError:
+                return False
+            if now is not None:
+                self._version.observe(now.etag, now.last_modified, now.size, None)
+        return self._version.is_like(seen)
 
     async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
         """Return what ``call`` returns of some ``size`` bytes, in as many tries as `Retry` allows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import fsspec
@@ -18,12 +19,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import policy
+from refshard_fs.admission import ANONYMOUS, Access, Admission
 from refshard_fs.stats import Stats
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.chain import ChainTarget
 from refshard_fs.targets.data_url import DataTarget
 from refshard_fs.targets.deadline import Deadlines
 from refshard_fs.targets.generic import FsspecTarget
+from refshard_fs.targets.guarded import public_client
 from refshard_fs.targets.http import HttpTarget
 from refshard_fs.targets.local import LocalTarget
 from refshard_fs.targets.memory import MemoryTarget
@@ -57,6 +60,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
 
     by_protocol: Mapping[str | None, Given] = {}
     by_prefix: Mapping[str, Given] = {}
+    admission: Admission = Admission()
     retry: Retry = Retry()
     fast_s3: bool = True
 
@@ -76,24 +80,27 @@ class Pool:
     ) -> None:
         self._options = options
         self.loop = loop
-        self._versions = Versions() if versions is None else versions
+        self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
         self._deadlines = None if loop is None else Deadlines(loop)
         self._targets: dict[object, Target] = {}
         self._places: dict[str, tuple[Opened, str]] = {}
 
     def place(self, url: str) -> tuple[Opened, str] | None:
-        """Return the object at ``url`` and its path there; None where that takes an event loop."""
+        """Return the object at ``url`` and its path there; None where that takes an event loop.
+
+        Raises TargetNotAllowed if it may not be read.
+        """
         place = self._places.get(url)
         if place is None:
-            found = self._find(url)
+            found = self._find(*self._admitted(url))
             if found is None:
                 return None
             target, path = found
             if len(self._places) >= PLACES:
                 self._places.clear()
             retry = self._options.retry.at_most(target.most_retries)
-            opened = Opened(target, self._versions.of(url), retry, self._stats, self._deadlines)
+            opened = Opened(target, self.versions.of(url), retry, self._stats, self._deadlines)
             place = self._places[url] = opened, path
         return place
 
@@ -105,9 +112,21 @@ class Pool:
         for target in targets:
             await target.close()
 
-    def _find(self, url: str) -> tuple[Target, str] | None:
+    def _admitted(self, url: str) -> tuple[str, Access]:
+        """Return the spelling of ``url`` that is opened, links in a path followed, and with whose credentials."""
+        admission = self._options.admission
+        admitted, access = admission.admit(url)
+        if not admission.admits_all and policy.protocol_of(admitted) in (None, *policy.LOCAL):
+            path = os.path.realpath(LocalFileSystem._strip_protocol(admitted))
+            admission.admit_real(path, os.path.realpath)
+            return path, access
+        return admitted, access
+
+    def _find(self, url: str, access: Access) -> tuple[Target, str] | None:
         token, given = self._given(url)
         protocol = token[-1]
+        if access is Access.NONE:
+            return self._own(("nobody", protocol), protocol, dict(ANONYMOUS.get(protocol, {})), url)
         if isinstance(given, AbstractFileSystem):
             return self._instance(token, given, url)
         options = _portable(given)
@@ -148,6 +167,10 @@ class Pool:
         identity = (*token, repr(named)) if named else token
         options = {**named, **options}
 
+        admission = self._options.admission
+        if issubclass(cls, HTTPFileSystem) and admission.guards_networks:
+            options.setdefault("get_client", partial(public_client, admission.own_hosts))
+
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
             if issubclass(cls, AsyncFileSystem) and cls.async_impl:
                 fs = cls(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
@@ -183,7 +206,7 @@ class Pool:
     def _target(self, fs: AbstractFileSystem, *, owned: bool) -> Target:
         """Return the target of an asynchronous instance on this loop."""
         if type(fs) is HTTPFileSystem:
-            return HttpTarget(fs)
+            return HttpTarget(fs, self._options.admission)
         if self._options.fast_s3 and is_s3fs(fs):
             return S3Target(fs)
         return FsspecTarget(fs, owned=owned)

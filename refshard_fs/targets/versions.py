@@ -11,56 +11,78 @@ import re
 import threading
 from collections import OrderedDict
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from refshard_fs.errors import TargetChanged
 from refshard_fs.model import Pin
 from refshard_fs.targets.answer import OWN
 
-__all__ = ["Version", "Versions", "strong"]
+__all__ = ["Seen", "Version", "Versions", "strong"]
 
 REMEMBERED = 1 << 16  # objects
 
 _NUMBER = re.compile(r"-?\d+(\.\d*)?$")
 
 
+class Seen(NamedTuple):
+    """What was seen of an object in one session, for another one to compare."""
+
+    etag: str | None
+    modified: str | None
+    size: int | None
+
+
 class Version:
     """What is known of one object; shared by all loops and threads of a session."""
 
-    __slots__ = ("_pin", "etag", "modified", "seen", "size", "url")
+    __slots__ = ("_pin", "_seen", "etag", "modified", "size", "url")
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.seen = False
+        self._seen = False
         self.etag: str | None = None
         self.modified: str | None = None
         self.size: int | None = None
         self._pin: Pin | None = None
 
+    @property
+    def seen(self) -> Seen | None:
+        """What is known, if anything was seen of the object."""
+        return Seen(self.etag, self.modified, self.size) if self._seen else None
+
+    def is_like(self, seen: Seen) -> bool:
+        """Whether this object, if it was seen at all, is the one that was ``seen``; from then on it is held to it."""
+        try:
+            self.observe(*seen, None)
+        except TargetChanged:
+            return False
+        return True
+
     def condition(self, pin: Pin | None) -> str | None:
         """Return the ETag to ask for: the one seen before, or the one that the manifest names."""
-        if self.seen or pin is None:
+        if self._seen or pin is None:
             return strong(self.etag)
         etag = strong(pin.etag)
         return None if etag is None else f'"{bare(etag)}"'
 
     def observe(self, etag: str | None, modified: str | None, size: int | None, pin: Pin | None) -> None:
         """Hold an answer against what is known; TargetChanged, which says what differs, where it is another version."""
-        if self.seen and etag == self.etag and modified == self.modified and (size is None or size == self.size):
+        if self._seen and etag == self.etag and modified == self.modified and (size is None or size == self.size):
             if pin is None or pin == self._pin:
                 return
-        elif self.seen:
+        elif self._seen:
             self._compare(etag, modified, size)
         self.etag = self.etag or etag
         self.modified = self.modified or modified
         self.size = size if self.size is None else self.size
-        self.seen = True
+        self._seen = True
         if pin is not None:
             self._hold(pin, etag, modified, size)
             self._pin = pin
 
     def refuse(self, pin: Pin | None) -> TargetChanged:
         """Return the error for a server that says the object is no longer what was asked for."""
-        if self.seen:
+        if self._seen:
             return self._changed(f"its ETag is no longer {self.etag}")
         return self._differs(f"its ETag is not {pin.etag}" if pin is not None else "its ETag is another one")
 

@@ -294,7 +294,7 @@ def test_readers_at_the_same_time_load_a_partition_once(http_server: RangeServer
         return await asyncio.gather(*(fs._cat_file(f"a/{n}") for n in range(50)))
 
     assert asyncio.run(read()) == [DATA[n : n + 4] for n in range(50)]
-    assert fetched(http_server) == ["/set/a/refs.0.parq"]
+    assert fetched(http_server).count("/set/a/refs.0.parq") == 1
 
 
 def test_cache_size_bounds_how_many_partitions_are_kept(http_server: RangeServer) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from numcodecs import blosc
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.errors import DamagedIndex
+from tests.servers.http import RangeServer
 from tests.shards.blosc_samples import Sample, sample, samples
 from tests.shards.in_memory import ROOT, Files
 
@@ -126,9 +129,35 @@ def test_a_server_without_listings_is_asked_for_headers_and_full_frames_only(htt
     assert fs.cat_file("data/2", start=4, end=8) == struct.pack("<I", 80)
 
 
-def test_documents_are_read_whole_however_small_requests_are_to_be() -> None:
-    fs = RefShardFileSystem(fo=str(sample("i8_leftover").path), max_block=100)
-    assert json.loads(fs.cat_file("data/.zarray"))["shape"] == [25]
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_zarr_reads_each_frame_once_and_no_other_bytes(s: Sample) -> None:
+    reading = pytest.importorskip("tests.shards.zarr_reading")
+    with RangeServer(directory=s.path.parent) as server:
+        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}"))
+        for name, expected in s.arrays.items():
+            reading.check(reading.values(group[name]), expected, 2)
+        asked: dict[str, list[Any]] = {}
+        for request in server.requests():
+            if "/data/" in request.path:
+                asked.setdefault(request.path, []).append((request.start, request.stop))
+    due = {}
+    for name, expected in s.arrays.items():
+        count = -(-expected["shape"][0] // expected["chunklen"])
+        for path, frame in s.chunks(name)[:count]:
+            due[f"/{s.path.name}/{path}"] = [(0, 32), (16, 16 + frame["ctbytes"])]
+    assert asked == due
+
+
+def test_a_table_in_an_object_store_is_read(s3_server: Any) -> None:
+    options = s3_server.storage_options
+    bucket = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    s = sample("ct")
+    bucket.makedirs("bcolz", exist_ok=True)
+    bucket.put(str(s.path), "bcolz/ct", recursive=True)
+    fs = RefShardFileSystem(fo="s3://bcolz/ct", target_options=options, remote_protocol="s3", remote_options=options)
+    assert {"id", "x", "tag", "vec", "flag"} <= set(fs.ls("", detail=False))
+    got = b"".join(blosc.decompress(fs.cat_file(f"id/{n}")) for n in range(3))
+    assert hashlib.sha256(got[: 23 * 4]).hexdigest() == s.arrays["id"]["sha256"]
 
 
 def test_column_names_are_quoted_for_http(http_server: Any) -> None:
@@ -289,6 +318,13 @@ def test_a_damaged_document_is_named(name: str, content: bytes) -> None:
     files[f"{ROOT}/{name}"] = content
     with pytest.raises(ManifestError, match=name):
         Files(files).open("bcolz")
+
+
+def test_a_shape_that_the_last_chunk_cannot_fill_is_stale() -> None:
+    files = Files(carray_of(np.arange(25), 10, shape=[26], nbytes=208))
+    assert chunk_of(files, "data/1").tolist() == list(range(10, 20))
+    with pytest.raises(DamagedIndex, match="nbytes 40, where its 6 rows of 8 bytes are due"):
+        chunk_of(files, "data/2")
 
 
 def test_a_missing_shape_is_an_error() -> None:

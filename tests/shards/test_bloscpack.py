@@ -18,6 +18,7 @@ from refshard_fs.errors import DamagedIndex
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.shards.checksums import CHECKSUMS
 from refshard_fs.shards.superchunk import PIECE
+from tests.servers.http import RangeServer
 from tests.shards.blosc_samples import Sample, sample, samples
 from tests.shards.in_memory import ROOT, Files
 
@@ -124,6 +125,30 @@ def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
             assert chunk == data[begin:end]
         else:
             assert len(chunk or b"") == full + 16
+
+
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_zarr_reads_headers_and_frames_and_no_other_bytes(s: Sample) -> None:
+    reading = pytest.importorskip("tests.shards.zarr_reading")
+    if "(2,)" in s.expected.get("dtype", "") and not reading.ZARR_2:
+        pytest.skip("zarr 3 has no dtype for a field that holds an array")
+    with RangeServer(directory=s.path.parent) as server:
+        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}", max_gap=-1))
+        server.clear()
+        reading.check(reading.values(group["data"]), s.expected, 2)
+        asked = {(r.start, r.stop) for r in server.requests()}
+    header = s.expected["header"]
+    if "offsets_at" in header:
+        asked.discard((header["offsets_at"], header["offsets_at"] + 8 * header["nchunks"]))
+    frames = [(c["offset"], c["offset"] + c["ctbytes"]) for c in header["chunks"]]
+    first = frames[0][0]
+    asked -= {(start, start + 16) for start, _ in frames} | {(first, header["file_size"])}  # the latter: a walk
+    if s.name.endswith("unaligned.blp"):  # several frames make a chunk, with the digests between them
+        assert asked <= {(a, b) for a, _ in frames for _, b in frames}
+    elif header["chunk_size"]:
+        assert asked == set(frames)
+    else:
+        assert asked == set()
 
 
 def test_metadata_of_another_array_is_refused_as_stale() -> None:

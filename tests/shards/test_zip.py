@@ -344,7 +344,7 @@ def test_local_headers_are_read_once_and_together(http_server: RangeServer) -> N
     http_server.clear()
     assert fs.cat(keys) == {key: members[key] for key in keys}
     sizes = sorted((r.stop or 0) - (r.start or 0) for r in http_server.requests())
-    assert sizes == sorted([30, 30, 30, *(len(members[key]) for key in keys)])
+    assert sizes == sorted([*(30 + len(key) for key in keys), *(len(members[key]) for key in keys)])
     http_server.clear()
     assert fs.cat(keys) == {key: members[key] for key in keys}
     assert len(http_server.requests()) == len(keys)

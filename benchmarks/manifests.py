@@ -1,0 +1,241 @@
+"""Opening, listing and pickling large reference sets, side by side with fsspec's ReferenceFileSystem.
+
+    python -m benchmarks.manifests [--quick] [--large]
+
+A million references (``--quick``: 200,000) in two arrays, spelled in several ways. Every measurement is made in a new
+process that has imported everything and opened a small set; contenders take turns, medians are shown. ``--large`` adds
+ten million references, with 4 GB of address space.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Goal, Row, Usage, in_turns, show, used
+
+MODULE = "benchmarks.manifests"
+COUNT, QUICK = 1_000_000, 200_000
+LARGE = 10_000_000
+URL = "s3://noaa-example-bucket/archive/2021"
+SMALL = {".zgroup": '{"zarr_format":2}', "a": ["/nowhere", 0, 1]}
+
+
+def pieces(
+    count: int, url: str, *, separators: tuple[str, str], escape: bool = False, indent: str = ""
+) -> Iterator[str]:
+    """Yield the text of a set of ``count`` references, piece by piece."""
+    comma, colon = separators
+    steps = count // 200
+    array = {"zarr_format": 2, "shape": [steps, 1000, 1000], "chunks": [1, 100, 100], "dtype": "<f4", "order": "C"}
+    array |= {"compressor": None, "filters": None, "fill_value": None}
+    metadata = {".zgroup": {"zarr_format": 2}, "air/.zarray": array, "wind/.zarray": array}
+    consolidated = json.dumps({"zarr_consolidated_format": 1, "metadata": metadata})
+    line, slash = ("\n" + indent if indent else ""), "\\/" if escape else "/"
+    templates = json.dumps({"u": URL})
+    yield f'{{"version"{colon}1{comma}"templates"{colon}{templates}{comma}"refs"{colon}{{'
+    yield f'{line}".zmetadata"{colon}{json.dumps(consolidated)}'
+    for name in ("air", "wind"):
+        yield f'{comma}{line}"{name}/.zarray"{colon}{json.dumps(json.dumps(array))}'
+        for step in range(steps):
+            target = f"{url}/file_{step // 10:05d}.nc".replace("/", slash)
+            inner = line + indent if indent else ""
+            yield "".join(
+                f'{comma}{line}"{name}{slash}{step}.{i // 10}.{i % 10}"{colon}[{inner}"{target}"{comma}{inner}'
+                f"{8192 + (step * 100 + i) * 40003 % 400_000_000}{comma}{inner}{40003 - i}{line}]"
+                for i in range(100)
+            )
+    yield "}}"
+
+
+COMPACT, SPACED = (",", ":"), (", ", ": ")
+SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "compact": (URL, {"separators": COMPACT}),
+    "templated": ("{{u}}", {"separators": COMPACT}),
+    "spaced": (URL, {"separators": SPACED}),
+    "escaped": (URL, {"separators": COMPACT, "escape": True}),
+    "indented": (URL, {"separators": (",", ": "), "indent": "  "}),
+}
+
+
+def write(path: Path, count: int, spelling: str) -> None:
+    """Write a set to ``path``."""
+    url, options = SPELLINGS[spelling]
+    with path.open("w") as file:
+        file.writelines(pieces(count, url, **options))
+
+
+# ---------------------------------------------------------------------- in a new process
+
+
+def reader(name: str) -> Callable[..., Any]:
+    """Return what opens a set with one of the contenders, warmed up with a small one."""
+    import fsspec
+
+    if name == "fsspec":
+        from fsspec.implementations.reference import ReferenceFileSystem as Incumbent
+
+        def make(fo: Any, **options: Any) -> Any:
+            return Incumbent(fo, remote_protocol="file", skip_instance_cache=True)
+    else:
+        from refshard_fs import RefShardFileSystem
+
+        fsspec.register_implementation("refshard", RefShardFileSystem, clobber=True)
+
+        def make(fo: Any, **options: Any) -> Any:
+            return RefShardFileSystem(fo, remote_protocol="file", **{"index_cache": False, **options})
+
+    with tempfile.TemporaryDirectory() as folder:
+        small = Path(folder, "refs.json")
+        small.write_text(json.dumps({"version": 1, "templates": {"u": "v"}, "refs": SMALL}))
+        make(str(small)).cat(".zgroup")
+        make(dict(SMALL)).cat(".zgroup")
+    return make
+
+
+def child(what: str, contender: str, path: str) -> dict[str, float]:
+    """Return the figures of one measurement."""
+    if what == "import":
+        start = time.perf_counter()
+        exec(path)  # noqa: S102  # one of the statements below
+        return {"seconds": time.perf_counter() - start}
+    make, found = reader(contender), list[Usage]()
+    match what:
+        case "open" | "compiled":
+            folder = str(Path(path).parent / "index-cache")
+            with used(found.append):
+                fs = make(path, index_cache=folder if what == "compiled" else False)
+                fs.cat(".zmetadata")
+        case "list":
+            fs = make(path)
+            fs.cat(".zmetadata")
+            with used(found.append):
+                fs.ls("")
+            with used(found.append):
+                assert len(fs.ls("air")) > 1000
+            return {"root": found[0].seconds, "array": found[1].seconds}
+        case "recreate":
+            fs = make(path)
+            fs.cat(".zmetadata")
+            stored = pickle.dumps(fs)
+            figures = {}
+            for name, again in (
+                ("asynchronous", lambda: type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})),
+                ("unpickle", lambda: pickle.loads(stored)),  # noqa: S301  # its own
+            ):
+                seconds, reads = [], []
+                for _ in range(5):
+                    start = time.perf_counter()
+                    other = again()
+                    seconds.append(time.perf_counter() - start)
+                    if name == "unpickle":
+                        other.cat(".zmetadata")
+                        reads.append(time.perf_counter() - start)
+                figures[name] = sorted(seconds)[2]
+            return {**figures, "read": sorted(reads)[2]}
+        case "pickle":
+            document = json.loads(Path(path).read_text())
+            with used(found.append):
+                fs = make(document)
+            with used(found.append):
+                stored = pickle.dumps(fs)
+            return {"open": found[0].seconds, "seconds": found[1].seconds, "bytes": len(stored)}
+    return {"seconds": found[0].seconds, "added": found[0].added, "peak": found[0].peak}
+
+
+# ---------------------------------------------------------------------- the tables
+
+
+def tables(folder: Path, count: int, repeats: int) -> list[Row]:
+    """Measure everything on sets of ``count`` references."""
+    rows: list[Row] = []
+    goals = {"compact": Goal(4), "templated": Goal(8)}
+    for spelling in SPELLINGS:
+        path = str(folder / f"{spelling}.json")
+        write(Path(path), count, spelling)
+        theirs, ours = in_turns(MODULE, [("open", "fsspec", path), ("open", "refshard", path)], repeats)
+        rows.append(Row(f"open, {spelling}", "s", theirs["seconds"], ours["seconds"], goals.get(spelling, Goal(1))))
+        memory = Goal(5) if spelling in goals else Goal(1)
+        rows.append(Row("   added memory", "B", theirs["added"], ours["added"], memory))
+        rows.append(Row("   added memory, peak", "B", theirs["peak"], ours["peak"], memory))
+    path = str(folder / "compact.json")
+    in_turns(MODULE, [("compiled", "refshard", path)], 1)  # which keeps it
+    theirs, ours = in_turns(MODULE, [("open", "fsspec", path), ("compiled", "refshard", path)], repeats)
+    rows.append(Row("open, compiled", "s", theirs["seconds"], ours["seconds"], Goal(most=0.010)))
+    rows.append(Row("   added memory", "B", theirs["added"], ours["added"], Goal(most=15e6)))
+    theirs, ours = in_turns(MODULE, [("list", "fsspec", path), ("list", "refshard", path)], repeats)
+    rows.append(Row('ls(""), the first', "s", theirs["root"], ours["root"], Goal(most=0.001)))
+    both = theirs["root"] + theirs["array"]
+    rows.append(Row(f"ls of {count // 2} chunks, the first", "s", both, ours["array"], Goal(3)))
+    theirs, ours = in_turns(MODULE, [("recreate", "fsspec", path), ("recreate", "refshard", path)], min(repeats, 3))
+    rows.append(
+        Row("re-create, asynchronous=True", "s", theirs["asynchronous"], ours["asynchronous"], Goal(most=0.001))
+    )
+    rows.append(Row("unpickle where it is", "s", theirs["unpickle"], ours["unpickle"], Goal(most=0.001)))
+    rows.append(Row("   and read", "s", theirs["read"], ours["read"], Goal()))
+    theirs, ours = in_turns(MODULE, [("pickle", "fsspec", path), ("pickle", "refshard", path)], min(repeats, 3))
+    rows.append(Row("open a dict", "s", theirs["open"], ours["open"], Goal(1)))
+    rows.append(Row("pickle it", "s", theirs["seconds"], ours["seconds"], Goal(4)))
+    rows.append(Row("   its size", "B", theirs["bytes"], ours["bytes"], Goal(8)))
+    rows.append(Row("bytes per reference", "B", None, bytes_per_reference(Path(path)), Goal(most=32)))
+    statements = ("import fsspec, numpy, aiohttp", "import refshard_fs", "from refshard_fs import RefShardFileSystem")
+    base, ours, whole = in_turns(MODULE, [("import", "-", s) for s in statements], 2 * repeats + 1)
+    goal = Goal(1 / 1.3)
+    rows.append(Row("import (base: fsspec, numpy, aiohttp)", "s", base["seconds"], ours["seconds"], goal))
+    rows.append(Row("   with the filesystem", "s", base["seconds"], whole["seconds"], goal))
+    return rows
+
+
+def bytes_per_reference(path: Path) -> float:
+    """Return what the columns of a set take in memory, for each reference."""
+    from refshard_fs.manifests.kerchunk_json import JsonIndex
+
+    refs = JsonIndex(str(path)).decode(path.read_bytes())
+    return refs.nbytes / len(refs)
+
+
+def large(folder: Path) -> None:
+    """Open a tenth of ten million references and then all, under a limit of 4 GB of address space."""
+    seconds = []
+    for count in (LARGE // 10, LARGE):
+        path = folder / "large.json"
+        write(path, count, "compact")
+        (ours,) = in_turns(MODULE, [("open", "refshard", str(path))], 1)
+        seconds.append(ours["seconds"])
+        print(
+            f"{count:>10,} references, {path.stat().st_size / 1e6:.0f} MB: {ours['seconds']:.2f} s,"
+            f" +{ours['added'] / 1e6:.0f} MB, peak +{ours['peak'] / 1e6:.0f} MB",
+            flush=True,
+        )
+    print(f"ten times as many take {seconds[1] / seconds[0]:.1f} times as long")
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(child(*arguments.child)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        count, repeats = (QUICK, 3) if arguments.quick else (COUNT, 5)
+        print(f"{count:,} references, medians of {repeats}")
+        show(tables(Path(folder), count, repeats), "fsspec", "refshard")
+        if arguments.large:
+            resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+            large(Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Time and memory of one process, and tables of medians side by side."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["Goal", "Row", "Usage", "in_turns", "show", "used"]
+
+
+class Usage(NamedTuple):
+    """What something took: seconds, and bytes of memory that are resident after it, and were at its peak."""
+
+    seconds: float
+    added: int
+    peak: int
+
+
+class Goal(NamedTuple):
+    """``ratio``: baseline divided by ours is to be at least that. ``most``: ours is to be at most that."""
+
+    ratio: float | None = None
+    most: float | None = None
+
+
+class Row(NamedTuple):
+    """One line of a table; ``baseline`` is None where there is nothing to compare with."""
+
+    what: str
+    unit: str
+    baseline: float | None
+    ours: float
+    goal: Goal
+
+
+def _resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+@contextmanager
+def used(report: Callable[[Usage], object]) -> Iterator[None]:
+    """Measure the body of a ``with`` statement (memory on Linux only)."""
+    gc.collect()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    linux = Path("/proc/self/status").exists()
+    before = _resident("VmRSS:") if linux else 0
+    start = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    after, peak = (_resident("VmRSS:"), _resident("VmHWM:")) if linux else (0, 0)
+    report(Usage(seconds, after - before, max(peak, after) - before))
+
+
+def in_turns(module: str, cases: Sequence[Sequence[str]], repeats: int) -> list[dict[str, float]]:
+    """Run each case, ``repeats`` times in turns, as ``python -m MODULE --child CASE...``; return its medians."""
+    found: list[list[dict[str, float]]] = [[] for _ in cases]
+    for _ in range(repeats):
+        for case, results in zip(cases, found, strict=True):
+            command = [sys.executable, "-m", module, "--child", *case]
+            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603  # its own
+            results.append(json.loads(out.splitlines()[-1]))
+    return [{name: statistics.median(r[name] for r in results) for name in results[0]} for results in found]
+
+
+def _shown(value: float, unit: str) -> str:
+    match unit:
+        case "s" if value < 1:
+            return f"{value * 1e3:.2f} ms" if value < 0.01 else f"{value * 1e3:.0f} ms"
+        case "s":
+            return f"{value:.2f} s"
+        case "B":
+            return f"{value / 1e6:.1f} MB" if value > 1e5 else f"{value:.0f} B"
+    return f"{value:.3g} {unit}".rstrip()
+
+
+def show(rows: Sequence[Row], baseline: str, ours: str) -> None:
+    """Print ``rows`` as a table that says plainly where ours wins, where it loses, and which goals are missed."""
+    table: list[tuple[Any, ...]] = [("", baseline, ours, "ratio", "goal", "verdict")]
+    for row in rows:
+        ratio = None if row.baseline is None else row.baseline / max(row.ours, 1e-9)
+        wanted, met = [], True
+        if row.goal.ratio is not None and ratio is not None:
+            wanted.append(f"≥ {row.goal.ratio:g}×")
+            met &= ratio >= row.goal.ratio
+        if row.goal.most is not None:
+            wanted.append(f"≤ {_shown(row.goal.most, row.unit)}")
+            met &= row.ours <= row.goal.most
+        verdict = "" if ratio is None else "win" if ratio >= 1 else "LOSS"
+        if wanted:
+            verdict = f"{verdict}{', ' if verdict else ''}goal {'met' if met else 'MISSED'}"
+        table.append(
+            (
+                row.what,
+                "" if row.baseline is None else _shown(row.baseline, row.unit),
+                _shown(row.ours, row.unit),
+                "" if ratio is None else f"{ratio:.1f}×",
+                ", ".join(wanted),
+                verdict,
+            )
+        )
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), flush=True)

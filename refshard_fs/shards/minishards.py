@@ -1,0 +1,136 @@
+"""Neuroglancer's ``neuroglancer_uint64_sharded_v1``: which shard holds a chunk, and the indexes there. No I/O here."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.shards.murmur import murmur
+
+__all__ = ["MAX_INDEX", "Minishard", "MinishardIndex", "ShardIndex", "Sharding", "inflated"]
+
+MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never asked for
+_PAIR = 16
+_BLOCK = 4096  # minishards whose places are read at a time: 64 KiB
+_BEYOND = np.uint64(2**63)
+_GZIP = 31  # zlib's name for a gzip stream of any window
+
+Encoding = Literal["raw", "gzip"]
+
+
+class Sharding(msgspec.Struct, frozen=True):
+    """How chunk ids are spread over shards, and minishards in them; names are those of the specification."""
+
+    preshift_bits: int
+    hash: Literal["identity", "murmurhash3_x86_128"]
+    minishard_bits: int
+    shard_bits: int
+    minishard_index_encoding: Encoding = "raw"
+    data_encoding: Encoding = "raw"
+
+    @property
+    def table(self) -> int:
+        """Bytes of the table at the start of each shard, from whose end all offsets count."""
+        return _PAIR << self.minishard_bits
+
+    def place(self, chunk: int) -> tuple[int, int]:
+        """Return the shard and the minishard of the chunk with that id."""
+        hashed = chunk >> self.preshift_bits
+        if self.hash == "murmurhash3_x86_128":
+            hashed = murmur(hashed)
+        minishard = hashed & (1 << self.minishard_bits) - 1
+        return hashed >> self.minishard_bits & (1 << self.shard_bits) - 1, minishard
+
+    def stem(self, shard: int) -> str:
+        """Return the name of a shard's file, without ``.shard``."""
+        return f"{shard:0{-(-self.shard_bits // 4)}x}"
+
+    def shard(self, name: str) -> int | None:
+        """Return the number of the shard in the file ``name``, or None if that is no shard's."""
+        stem, dot, kind = name.partition(".")
+        if not dot or kind != "shard" or not 0 < len(stem) <= 16 or not set(stem) <= set("0123456789abcdef"):
+            return None
+        number = int(stem, 16)
+        return number if number >> self.shard_bits == 0 and self.stem(number) == stem else None
+
+    def block(self, minishard: int) -> range:
+        """Return the minishards whose places are read together with that one's."""
+        first = minishard // _BLOCK * _BLOCK
+        return range(first, min(first + _BLOCK, 1 << self.minishard_bits))
+
+
+class ShardIndex(msgspec.Struct, frozen=True):
+    """Where the indexes of a block of minishards begin and end: ``uint64[minishards, 2]``, from the table's end on."""
+
+    def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
+        pairs = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+        wrong = (pairs[:, 0] > pairs[:, 1]) | (pairs[:, 1] >= _BEYOND)
+        if wrong.any():
+            raise ValueError(f"minishard {int(wrong.argmax())} of its index ends before it begins")
+        return pairs
+
+
+class Minishard:
+    """Where the chunks of one minishard lie, by ascending id; ``starts`` count from the end of the shard's table."""
+
+    __slots__ = ("ids", "sizes", "starts")
+
+    def __init__(
+        self, ids: npt.NDArray[np.uint64], starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]
+    ) -> None:
+        self.ids = ids
+        self.starts = starts
+        self.sizes = sizes
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + self.starts.nbytes + self.sizes.nbytes
+
+    def locate(self, chunk: int) -> tuple[int, int] | None:
+        """Return start and size of the chunk with that id; None if it is not here."""
+        place = int(self.ids.searchsorted(np.uint64(chunk)))
+        if place == len(self.ids) or int(self.ids[place]) != chunk:
+            return None
+        return int(self.starts[place]), int(self.sizes[place])
+
+
+class MinishardIndex(msgspec.Struct, frozen=True):
+    """How a minishard's index is read, of ``most`` chunks at most."""
+
+    encoding: Encoding
+    most: int
+
+    def decode(self, data: bytes) -> Minishard:
+        if self.encoding == "gzip":
+            data = inflated(data, min(24 * self.most, MAX_INDEX), exact=False)
+        if len(data) % 24 or len(data) > 24 * self.most:
+            raise ValueError(f"a minishard's index of {len(data)} bytes is not 24 a chunk, {self.most} chunks at most")
+        deltas, gaps, sizes = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(3, -1)
+        ids = np.cumsum(deltas, dtype=np.uint64)
+        stops = np.cumsum(gaps + sizes, dtype=np.uint64)
+        starts = stops - sizes
+        before = np.concatenate([np.zeros(min(len(stops), 1), np.uint64), stops[:-1]])
+        # Sums that pass 64 bits come out smaller than what went into them.
+        if (gaps >= _BEYOND).any() or (sizes >= _BEYOND).any() or (starts < before).any() or (stops >= _BEYOND).any():
+            raise ValueError("a minishard's index has chunks that lie beyond any file")
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
+        if (ids[1:] == ids[:-1]).any():
+            raise ValueError("a minishard's index has a chunk twice")
+        return Minishard(ids, starts[order], sizes[order])
+
+
+def inflated(data: bytes, most: int, *, exact: bool) -> bytes:
+    """Return what the gzip stream ``data`` holds, ``most`` bytes at most or ``exact``; ValueError otherwise."""
+    inflater = zlib.decompressobj(_GZIP)
+    try:
+        out = inflater.decompress(data, most + 1)
+    except zlib.error as e:
+        raise ValueError(f"its gzip stream is damaged: {e}") from e
+    if len(out) > most or not inflater.eof or (exact and len(out) != most):
+        raise ValueError(f"its gzip stream does not end after {most} bytes")
+    return out

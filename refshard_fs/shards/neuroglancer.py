@@ -1,0 +1,262 @@
+"""Neuroglancer's precomputed volumes: one zarr array for each scale. No I/O here.
+
+A chunk is a file, or a range of a shard that two indexes tell of. Raw chunks, and gzip streams
+of such, are what zarr reads; those at the far edges of the volume are stored without what lies
+beyond it, and are padded when they are read. A chunk that is not stored is zeros.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
+from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.keys import ChunkGrid
+from refshard_fs.keyspace import KeySpace, place
+from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
+from refshard_fs.policy import protocol_of, relative_to
+from refshard_fs.shards.group_documents import documents
+from refshard_fs.shards.minishards import MAX_INDEX, Minishard, MinishardIndex, ShardIndex, Sharding, inflated
+from refshard_fs.shards.morton import MortonCode
+from refshard_fs.shards.precomputed_info import Scale, Volume, parse_info
+
+__all__ = ["FORMAT", "Padded", "PrecomputedKeySpace"]
+
+INFO = "info"
+_CHUNK = re.compile(r"(-?\d+)-(-?\d+)_(-?\d+)-(-?\d+)_(-?\d+)-(-?\d+)", re.ASCII)
+_BATCH = 64  # minishards whose indexes are asked for at a time when chunks are listed
+
+
+class Padded(msgspec.Struct, frozen=True):
+    """A chunk of shape ``chunks`` with zeros beyond the stored ``extents``; both as gzip streams or plain."""
+
+    extents: tuple[int, ...]
+    chunks: tuple[int, ...]
+    itemsize: int
+    is_gzip: bool
+
+    def make(self, raw: bytes) -> bytes:
+        size = math.prod(self.extents) * self.itemsize
+        if self.is_gzip:
+            raw = inflated(raw, size, exact=True)
+        if len(raw) != size:
+            raise ValueError(f"a chunk of {len(raw)} bytes, where the volume's edge leaves {size}")
+        full = np.zeros((*self.chunks[::-1], self.itemsize), np.uint8)
+        inside = tuple(slice(extent) for extent in self.extents[::-1])
+        full[inside] = np.frombuffer(raw, np.uint8).reshape(*self.extents[::-1], self.itemsize)
+        return gzip.compress(full.tobytes(), 0, mtime=0) if self.is_gzip else full.tobytes()
+
+
+class _Chunks:
+    """The chunks of one scale, in its folder ``url``."""
+
+    def __init__(self, url: str, scale: Scale, grid: ChunkGrid) -> None:
+        self.url = url
+        self.scale = scale
+        self.grid = grid
+        self.size = math.prod(scale.chunks) * scale.dtype.itemsize
+
+    def entry(self, coords: tuple[int, ...]) -> Steps[Entry | None]:
+        raise NotImplementedError
+
+    def listed(self) -> Steps[list[Listed]]:
+        raise NotImplementedError
+
+    def _stored(self, coords: tuple[int, ...]) -> int:
+        """Return the bytes of a raw chunk as it is stored."""
+        return math.prod(self.scale.extents(coords)) * self.scale.dtype.itemsize
+
+    def _shown(self, span: Span, coords: tuple[int, ...]) -> Entry:
+        """Return the whole chunk, of which ``span`` is what is stored."""
+        scale = self.scale
+        extents = scale.extents(coords)
+        if extents == scale.chunks:
+            return span
+        recipe = Padded(extents, scale.chunks, scale.dtype.itemsize, scale.is_gzip)
+        return Packed(span, recipe, None if scale.is_gzip else self.size)
+
+    def _names(self) -> Steps[tuple[Listed, ...]]:
+        names: tuple[Listed, ...] | None = yield Names(self.url)
+        if names is None:
+            raise NotListable(f"{self.url} cannot be listed; its chunks can still be read by their keys")
+        return names
+
+
+class FileChunks(_Chunks):
+    """A file for each chunk, named by where in the volume it begins and ends."""
+
+    def entry(self, coords: tuple[int, ...]) -> Steps[Entry | None]:
+        yield from ()
+        pin = Pin(size=self._stored(coords))
+        entry = self._shown(Span(relative_to(self.url, self._name(coords)), optional=True, pin=pin), coords)
+        # Whoever wants to know the size of a file that may be absent has to look.
+        return msgspec.structs.replace(entry, made=None) if isinstance(entry, Packed) else entry
+
+    def listed(self) -> Steps[list[Listed]]:
+        found = []
+        for listed in (yield from self._names()):
+            match = _CHUNK.fullmatch(listed.name)
+            if match is not None and not listed.is_directory:
+                scale = self.scale
+                begins = map(int, match.groups()[::2])
+                cells = zip(begins, scale.offset, scale.step, strict=True)
+                coords = (*((begin - offset) // step for begin, offset, step in cells), 0)
+                if self.grid.number_of(coords) is not None and self._name(coords) == listed.name:
+                    found.append(Listed(self.grid.encoding.encode(coords), self.size))
+        return found
+
+    def _name(self, coords: tuple[int, ...]) -> str:
+        extents = self.scale.extents(coords)
+        begins = (o + c * s for o, c, s in zip(self.scale.offset, coords, self.scale.step, strict=False))
+        return "_".join(f"{begin}-{begin + extent}" for begin, extent in zip(begins, extents, strict=False))
+
+
+class ShardChunks(_Chunks):
+    """Chunks in shards, by the Morton codes of their coordinates."""
+
+    def __init__(self, url: str, scale: Scale, grid: ChunkGrid, sharding: Sharding) -> None:
+        super().__init__(url, scale, grid)
+        self._sharding = sharding
+        self._code = MortonCode(grid.counts[:3])
+        self._is_current = False  # once a shard was seen, or that it is not stored in the obsolete way
+
+    def entry(self, coords: tuple[int, ...]) -> Steps[Entry | None]:
+        chunk = self._code.encode(coords)
+        shard, number = self._sharding.place(chunk)
+        block = self._sharding.block(number)
+        table = yield self._table(shard, block)
+        if table is None:
+            yield from self._check_current(shard)
+            return None
+        self._is_current = True
+        minishard: Minishard | None = None
+        load = self._minishard(shard, table[number - block.start].tolist())
+        if load is not None:
+            minishard = yield load
+        found = None if minishard is None else minishard.locate(chunk)
+        if found is None:
+            return None
+        start, size = found
+        if not self.scale.is_gzip and size != self._stored(coords):
+            reason = f"chunk {chunk} has {size} bytes, where {self._stored(coords)} are due"
+            raise DamagedIndex("", self._file(shard), reason)
+        start += self._sharding.table
+        return self._shown(Span(self._file(shard), start, start + size), coords)
+
+    def listed(self) -> Steps[list[Listed]]:
+        names = yield from self._names()
+        shards = [s for s in (self._sharding.shard(listed.name) for listed in names) if s is not None]
+        found: list[Listed] = []
+        for shard in shards:
+            number = 0
+            while number < 1 << self._sharding.minishard_bits:
+                block = self._sharding.block(number)
+                table = yield self._table(shard, block)
+                places = [] if table is None else table[table[:, 0] != table[:, 1]].tolist()
+                for first in range(0, len(places), _BATCH):
+                    loads = [self._minishard(shard, pair) for pair in places[first : first + _BATCH]]
+                    minishards = yield tuple(load for load in loads if load is not None)
+                    found += (listed for minishard in minishards for listed in self._chunks(minishard.ids))
+                number = block.stop
+        return found
+
+    def _chunks(self, ids: npt.NDArray[np.uint64]) -> Iterator[Listed]:
+        scale = self.scale
+        coords = self._code.decode(ids, 3)
+        for chunk, cell in zip(ids.tolist(), coords.tolist(), strict=True):
+            full = (*cell, 0)
+            if self.grid.number_of(full) is not None and self._code.encode(full) == chunk:
+                is_sized = not scale.is_gzip
+                yield Listed(self.grid.encoding.encode(full), self.size if is_sized else None)
+
+    def _file(self, shard: int) -> str:
+        return relative_to(self.url, f"{self._sharding.stem(shard)}.shard")
+
+    def _table(self, shard: int, block: range) -> Load:
+        return Load(Span(self._file(shard), 16 * block.start, 16 * block.stop, optional=True), ShardIndex())
+
+    def _minishard(self, shard: int, place: list[int]) -> Load | None:
+        start, stop = place
+        if start == stop:
+            return None
+        if stop - start > MAX_INDEX:
+            raise DamagedIndex("", self._file(shard), f"the index of a minishard is {stop - start} bytes long")
+        table = self._sharding.table
+        index = MinishardIndex(self._sharding.minishard_index_encoding, self.grid.size)
+        return Load(Span(self._file(shard), table + start, table + stop), index)
+
+    def _check_current(self, shard: int) -> Steps[None]:
+        """Raise ManifestError where shards are stored as two files each, so that none of their chunks looks missing."""
+        if self._is_current:
+            return
+        facts: Facts | None = yield Stat(relative_to(self.url, f"{self._sharding.stem(shard)}.index"))
+        if facts is not None:
+            raise ManifestError(f"{self.url} has shards of two files, an obsolete form (.index and .data)")
+        self._is_current = True
+
+
+class PrecomputedKeySpace:
+    """The keys of a volume's scales, and ``info`` as it is; ``reports`` says which scales are not shown, and why."""
+
+    def __init__(self, url: str, info: bytes, volume: Volume, zarr_format: int) -> None:
+        self.reports = volume.reports
+        self.grids: Mapping[str, ChunkGrid] = {name: s.grid(zarr_format) for name, s in volume.scales.items()}
+        self._documents = {INFO: info, **documents(volume.scales, volume.attributes, zarr_format)}
+        self._chunks = {name: _chunks(url, scale, self.grids[name]) for name, scale in volume.scales.items()}
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        document = self._documents.get(key)
+        if document is not None:
+            return Inline(document)
+        at = place(self.grids, key)
+        if at is None:
+            return None
+        return (yield from self._chunks[at.array].entry(self.grids[at.array].coords(at.number)))
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        if prefix and prefix not in self.grids:
+            return None
+        found = [] if prefix else [Listed(path, None, True) for path in self.grids]
+        for key, document in self._documents.items():
+            directory, _, name = key.rpartition("/")
+            if directory == prefix:
+                found.append(Listed(name, len(document)))
+        if prefix:
+            found += yield from self._chunks[prefix].listed()
+        return sorted(found, key=lambda listed: listed.name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        yield from ()
+        return not prefix or prefix in self.grids
+
+
+def _chunks(url: str, scale: Scale, grid: ChunkGrid) -> _Chunks:
+    folder = relative_to(url, quote(scale.key) if protocol_of(url) in ("http", "https") else scale.key)
+    if scale.sharding is None:
+        return FileChunks(folder, scale, grid)
+    return ShardChunks(folder, scale, grid, scale.sharding)
+
+
+def _recognises(probe: Probe) -> bool:
+    document = probe.documents.get(INFO)
+    return document is not None and b'"scales"' in document.data and b'"data_type"' in document.data
+
+
+def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    yield from ()
+    document = probe.documents.get(INFO)
+    if document is None:
+        raise ManifestError(f"{probe.url} is no precomputed volume: it has no {INFO}")
+    volume = parse_info(document.data, relative_to(probe.url, INFO))
+    return PrecomputedKeySpace(probe.url, document.data, volume, options.zarr_format)
+
+
+FORMAT = Format("neuroglancer-precomputed", _recognises, _open, markers=(INFO,), documents=(INFO,))
