@@ -15,6 +15,7 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.kerchunk_json import resolver
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.lazy_references import LazyReferences, Look
+from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
@@ -59,14 +60,10 @@ def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> 
     return (yield from _open(Probe(HELD, Facts(len(data)), data), options, format))
 
 
-def open_references(refs: ReferenceSet, options: OpenOptions) -> KeySpace:
-    """Open a reference set that is at hand; nothing needs to be read."""
-    steps = shown(FlatKeySpace(refs, resolver(options, None), "the given references"), options)
-    try:
-        need = next(steps)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]  # a generator's result is typed Any there
-    raise RuntimeError(f"references at hand need {need!r}")
+def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a reference set that is at hand; that takes reads only where metadata is itself a reference."""
+    keyspace = FlatKeySpace(refs, resolver(options, None), "the given references")
+    return (yield from shown(keyspace, options))
 
 
 def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySpace]:
@@ -74,7 +71,7 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     if format is not None:
         if format not in known:
             raise UnknownSource(f"format={format!r} is not known; there are: {', '.join(sorted(known))}")
-        return (yield from shown((yield from known[format].open(probe, options)), options))
+        return (yield from shown((yield from known[format].open(probe, options)), options, _has_root(probe)))
     fitting = [f for f in known.values() if f.recognises(probe)]
     if len(fitting) != 1:
         what = "a directory with " + (", ".join(sorted(probe.names)[:8]) or "nothing known in it")
@@ -83,16 +80,31 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
         names = ", ".join(f.name for f in fitting or known.values())
         verdict = "fits several formats" if fitting else "is no source that is known"
         raise UnknownSource(f"{probe.url} is {what}: it {verdict} ({names}). Name one with format=")
-    return (yield from shown((yield from fitting[0].open(probe, options)), options))
+    return (yield from shown((yield from fitting[0].open(probe, options)), options, _has_root(probe)))
 
 
-def shown(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
-    """Return ``keyspace`` as the user wants to see it: sharded arrays as their inner chunks, or as they are."""
+def _has_root(probe: Probe) -> bool:
+    """Whether the source may have a ``zarr.json`` at its root."""
+    return not probe.is_directory or "zarr.json" in probe.names
+
+
+def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
+    """Return ``keyspace`` as the user wants to see it: manifests heeded, sharded arrays as their inner chunks or not."""
     match keyspace:
-        case DenseKeySpace():  # made of frames that are the chunks: there are no shards in it
+        case DenseKeySpace():  # made of frames that are the chunks: there are no manifests or shards in it
             return keyspace
-        case _ if options.shards == "whole":
-            return keyspace
+    mapped = ManifestView(keyspace, options)
+    yield from mapped.learn(has_root=has_root)
+    base: KeySpace = mapped
+    match keyspace:
+        case FlatKeySpace(holds_all_metadata=True) | ParquetKeySpace() if not mapped.maps_anything:
+            base = keyspace
+    if options.shards == "whole":
+        return base
+    return (yield from _unsharded(base, options))
+
+
+def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
     view = ShardView(keyspace, options.shard_options)
     yield from view.learn()
     match keyspace:
@@ -145,7 +157,9 @@ def _pin(facts: Facts) -> Pin:
 
 def beneath(keyspace: KeySpace) -> KeySpace:
     """Return what the user's source is, without the views that are put over it."""
-    return keyspace.base if isinstance(keyspace, ShardView) else keyspace
+    while isinstance(keyspace, (ShardView, ManifestView)):
+        keyspace = keyspace.base
+    return keyspace
 
 
 def some_urls(keyspace: KeySpace) -> Steps[Sequence[str | None]]:

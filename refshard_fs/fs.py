@@ -515,10 +515,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
 
     async def _exists(self, path: str, **kwargs: Any) -> bool:
         try:
-            await self._info(path)
+            return not (await self._info(path)).get("empty", False)
         except FileNotFoundError:
             return False
-        return True
 
     async def _isdir(self, path: str) -> bool:
         try:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.model import Entry, Listed, Steps
 
-__all__ = ["KeySpace", "Place", "default_is_directory", "place"]
+__all__ = ["KeySpace", "Place", "default_is_directory", "is_empty", "place"]
 
 
 class Place(NamedTuple):
@@ -60,3 +60,12 @@ def place(grids: Mapping[str, ChunkGrid], key: str) -> Place | None:
 def default_is_directory(keyspace: KeySpace, prefix: str) -> Steps[bool]:
     """`KeySpace.is_directory` by way of the listing, for key spaces that know no shorter one."""
     return not prefix or (yield from keyspace.children(prefix)) is not None
+
+
+def is_empty(keyspace: KeySpace, key: str) -> Steps[bool]:
+    """Return whether ``keyspace`` says of ``key``, which has no entry, that it is empty on purpose.
+
+    Chunk manifests can; a key space that cannot has no method ``is_empty``.
+    """
+    asked = getattr(keyspace, "is_empty", None)
+    return asked is not None and (yield from asked(key))

@@ -8,6 +8,7 @@ from typing import Any
 
 from refshard_fs.engine import Request
 from refshard_fs.errors import ReferenceNotReachable
+from refshard_fs.keyspace import is_empty
 from refshard_fs.model import Entry, Listed, Span, Stat
 from refshard_fs.names import Listing
 from refshard_fs.session import Session
@@ -18,7 +19,11 @@ KIND = ("file", "directory")
 
 
 async def info(session: Session, key: str) -> dict[str, Any]:
-    """Return name, size (of the bytes a read returns) and type of ``key``; FileNotFoundError if there is none."""
+    """Return name, size (of the bytes a read returns) and type of ``key``; FileNotFoundError if there is none.
+
+    A key that the source says is empty, on purpose, cannot be read and has no listing: its type is "other", and
+    ``"empty": True`` tells it from one that is absent.
+    """
     keyspace = await session.keyspace()
     engine = session.engine()
     if key:
@@ -31,6 +36,8 @@ async def info(session: Session, key: str) -> dict[str, Any]:
                 return {"name": key, "size": size, "type": "file"}
     if not key or await engine.run_for(key, keyspace.is_directory(key)):
         return {"name": key, "size": 0, "type": "directory"}
+    if await engine.run_for(key, is_empty(keyspace, key)):
+        return {"name": key, "size": 0, "type": "other", "empty": True}
     raise FileNotFoundError(key)
 
 
@@ -42,6 +49,8 @@ async def ls(session: Session, key: str, *, detail: bool) -> list[Any]:
         if not key:
             return []
         known = await info(session, key)
+        if known.get("empty"):
+            raise FileNotFoundError(key)
         return [known] if detail else [key]
     stem = key + "/" if key else ""
     match children:
@@ -69,7 +78,9 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
     if children is None:
         if key:
             with contextlib.suppress(FileNotFoundError):
-                out[key] = await info(session, key)
+                known = await info(session, key)
+                if not known.get("empty"):
+                    out[key] = known
         return out
     if withdirs and key:
         out[key] = {"name": key, "size": 0, "type": "directory"}

@@ -15,7 +15,7 @@ from refshard_fs.columns import ChunkTable, UInt64s
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.model import Listed
 
-__all__ = ["Listing", "by_name", "chunk_names", "chunks_below", "has_chunks_below"]
+__all__ = ["Listing", "by_name", "chunk_names", "chunks_below", "directory_of_chunks", "has_chunks_below"]
 
 MERGED: Final = 1 << 12  # spellings of several dimensions that are made beforehand
 
@@ -130,6 +130,16 @@ def chunks_below(table: ChunkTable, below: str, stem: str = "") -> Listing | lis
                 return [Listed(name, None, True) for name in sorted(map(str, coords.tolist()))]
             paths, places = chunk_names(ChunkGrid((size,), _BARE), places, stem)
             return Listing(stem, paths, table.sizes(places + np.uint64(first)))
+
+
+def directory_of_chunks(grid: ChunkGrid, below: str) -> tuple[int, ...] | None:
+    """Return the leading coordinates that the directory ``below`` (relative to the array) stands for, if it is one."""
+    match _level(grid, below):
+        case None:
+            return None
+        case _Level(first, _, depth):
+            return grid.coords(first)[:depth]
+    return ()
 
 
 def has_chunks_below(table: ChunkTable, below: str) -> bool:

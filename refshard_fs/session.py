@@ -96,8 +96,9 @@ class Session:
         if self._keyspace is None and isinstance(self.options.source, Held):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
-                keyspace = catalog.open_references(content, self.options.open)
-                self._adopt(keyspace, getattr(keyspace, "urls", ()))
+                found = self.look_now("", catalog.open_references(content, self.options.open))
+                if found is not None:
+                    self._adopt(found.value, getattr(found.value, "urls", ()))
         return self._keyspace
 
     def engine(self) -> Engine:
@@ -327,8 +328,10 @@ class Session:
                     steps = catalog.open_source(url, options.open, options.format)
                 case Held(bytes(data)):
                     steps = catalog.open_bytes(data, options.open, options.format)
+                case Held(ReferenceSet() as refs):
+                    steps = catalog.open_references(refs, self.options.open)
                 case held:
-                    raise TypeError(f"{held!r} should have been open")
+                    raise TypeError(f"{held!r} is no source")
             try:
                 keyspace = await self.engine().run(steps)
                 urls = await self._some_urls(keyspace)

@@ -16,6 +16,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats import Format, OpenOptions, Probe
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import compiled
+from refshard_fs.manifests.entries import is_map
 from refshard_fs.manifests.gathering import Gathering
 from refshard_fs.manifests.inflate import MAGIC, DamagedStream, Inflate, inflate_for, is_compressed
 from refshard_fs.manifests.json_blocks import Reader
@@ -172,7 +173,7 @@ def _recognises(probe: Probe) -> bool:
         return False
     if is_compressed(head):
         return True
-    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and not is_map(head)
 
 
 def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.shards import crc32c
+from refshard_fs import crc32c
 from refshard_fs.shards.layout import MAX_INDEX
 
 __all__ = ["PAIR", "Offsets", "OffsetsLevel"]

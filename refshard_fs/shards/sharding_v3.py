@@ -14,7 +14,7 @@ import msgspec
 
 from refshard_fs import zarrmeta
 from refshard_fs.keys import ChunkGrid
-from refshard_fs.shards import crc32c
+from refshard_fs import crc32c
 from refshard_fs.shards.layout import Cut, Equal, Ragged, ShardFormat, Unsharded
 from refshard_fs.shards.nested import Nest, NestedLayout
 from refshard_fs.shards.offsets import OffsetsLevel, slots_of

@@ -9,27 +9,23 @@ says why.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import msgspec
 
+from refshard_fs.documents import Documents
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.keys import ChunkGrid, join, parent
-from refshard_fs.keyspace import KeySpace
+from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.keyspace import KeySpace, is_empty
 from refshard_fs.model import Entry, Inline, Listed, Load, Packed, Span, Steps
 from refshard_fs.rounds import together
 from refshard_fs.shards import inner_names
-from refshard_fs.shards.documents import NAMES, Document, DocumentIndex, Seen
+from refshard_fs.shards.documents import Seen, Unshard
 from refshard_fs.shards.layout import Level, ShardLayout, Step, Table, TableIndex, shard_formats
 
 __all__ = ["ShardView"]
 
-_NUMBERS = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
-_DOTTED = re.compile(r"c(?:\.\d+)+", re.ASCII)
-_views = count()  # numbers of views: what one has read, another does not take for its own
 _BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
 
 
@@ -39,10 +35,8 @@ class ShardView:
     def __init__(self, base: KeySpace, options: tuple[tuple[str, Any], ...] = ()) -> None:
         self.base = base
         self.reports: dict[str, str] = dict(getattr(base, "reports", {}))
-        self._number = next(_views)
-        self._options = options
-        self._known: dict[str, Seen] = {}
-        self.grids: Mapping[str, ChunkGrid] = _Grids(self._known, base.grids)
+        self._documents = Documents(base, Unshard(options), self._report)
+        self.grids: Mapping[str, ChunkGrid] = self._documents.grids
 
     @property
     def urls(self) -> Sequence[str | None]:
@@ -53,30 +47,24 @@ class ShardView:
     @property
     def shards_anything(self) -> bool:
         """Whether any array that is known so far is shown as inner chunks, or should have been."""
-        return bool(self.reports) or any(seen.layout is not None for seen in self._known.values())
+        return bool(self.reports) or any(seen.layout is not None for seen in self._documents.arrays.values())
 
     def learn(self) -> Steps[None]:
         """Take in the arrays that the base knows without further reads."""
-        marks = [mark for known in shard_formats() for mark in known.marks]
-        for path, grid in self.base.grids.items():
-            for name in ("zarr.json", ".zarray"):
-                match (yield from self.base.lookup(join(path, name))):
-                    case Inline(data) if any(mark in data for mark in marks):
-                        self._adopt(DocumentIndex(path, name, self._number, self._options).decode(data))
-                    case Inline():
-                        self._known[path] = Seen(grid)
+        marks = tuple(mark for known in shard_formats() for mark in known.marks)
+        yield from self._documents.learn(marks, Seen)
+
+    def _report(self, path: str, seen: Seen) -> None:
+        if seen.reason is not None:
+            self.reports[path] = seen.reason
 
     # ------------------------------------------------------------------ looking a key up
 
     def lookup(self, key: str) -> Steps[Entry | None]:
-        if key.endswith(NAMES) and parent(key)[1] in NAMES:
-            return (yield from self._metadata(key))
-        path = self._array_of(key)
-        if path is None:
-            yield from self._discover(key)
-            path = self._array_of(key)
-        layout = None if path is None else self._known[path].layout
-        if path is None or layout is None:
+        if self._documents.is_document(key):
+            return (yield from self._documents.lookup(key))
+        path, layout = yield from self._array_of(key)
+        if layout is None:
             return (yield from self.base.lookup(key))
         grid = layout.grid
         coords = grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
@@ -99,58 +87,37 @@ class ShardView:
             entry = None if table is None else _chunk(entry, table, slot, name, path)
         return entry
 
+    def is_empty(self, key: str) -> Steps[bool]:
+        """Return whether the source says of the chunk ``key``, or of its shard, that it is empty."""
+        path, layout = yield from self._array_of(key)
+        if layout is not None:
+            grid = layout.grid
+            coords = grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
+            if coords is not None:
+                if grid.number_of(coords) is None:
+                    return False
+                shard = [cut.shard(coord)[0] for cut, coord in zip(layout.cuts, coords, strict=True)]
+                key = join(path, grid.encoding.encode(shard))
+        return (yield from is_empty(self.base, key))
+
     def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
         """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
         length, trailer, size = level.length, level.trailer, entry.size
         if size is None:  # only the target knows where it ends
             if level.at_end:
-                return Load(entry.window(-length - trailer), TableIndex(level, shard, path, self._number, cut=trailer))
-            return Load(entry.window(0, length), TableIndex(level, shard, path, self._number))
+                return Load(entry.window(-length - trailer), TableIndex(level, shard, path, self._documents.view, cut=trailer))
+            return Load(entry.window(0, length), TableIndex(level, shard, path, self._documents.view))
         if size < length + trailer:
             raise DamagedIndex(
                 "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"
             )
         start = size - length - trailer if level.at_end else 0
-        return Load(entry.part(start, length), TableIndex(level, shard, path, self._number, size - trailer))
+        return Load(entry.part(start, length), TableIndex(level, shard, path, self._documents.view, size - trailer))
 
-    def _array_of(self, key: str) -> str | None:
-        """Return the path of the known array that ``key`` lies below."""
-        known = self._known
-        end = key.rfind("/")
-        while end > 0:
-            path = key[:end]
-            if path in known:
-                return path
-            end = key.rfind("/", 0, end)
-        return "" if "" in known and key else None
-
-    def _metadata(self, key: str) -> Steps[Entry | None]:
-        entry = yield from self.base.lookup(key)
-        index = DocumentIndex(*parent(key), self._number, self._options)
-        match entry:
-            case None:
-                return None
-            case Inline(data):
-                document: Document | None = index.decode(data)
-            case _:
-                document = yield Load(entry, index)
-        if document is None:
-            return None
-        self._adopt(document)
-        return Inline(document.data)
-
-    def _adopt(self, document: Document) -> None:
-        self._known.update(document.arrays)
-        for path, seen in document.arrays.items():
-            if seen.reason is not None:
-                self.reports[path] = seen.reason
-
-    def _discover(self, key: str) -> Steps[None]:
-        """Read the metadata of the arrays that ``key``, as it is spelled, may belong to, as a chunk or a directory."""
-        for paths in _candidates(key):
-            yield from together([self._metadata(join(path, name)) for path in paths for name in NAMES[:2]])
-            if any(path in self._known for path in paths):
-                return
+    def _array_of(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+        """Return the array that ``key`` lies below, and its layout if it is shown as inner chunks."""
+        path = yield from self._documents.array_of(key)
+        return ("", None) if path is None else (path, self._documents.arrays[path].layout)
 
     # ------------------------------------------------------------------ listing
 
@@ -164,8 +131,8 @@ class ShardView:
         names = yield from self.base.children(prefix)
         if names is None:
             return None
-        names = yield from self._documents_sized(prefix, names)
-        seen = self._known.get(prefix)
+        names = yield from self._documents.sized(prefix, names)
+        seen = self._documents.arrays.get(prefix)
         if seen is None or seen.layout is None:
             return names
         others = [listed for listed in names if not inner_names.is_chunks(seen.layout, listed)]
@@ -184,22 +151,11 @@ class ShardView:
 
     def _chunk_directory(self, prefix: str) -> Steps[tuple[str, ShardLayout, tuple[int, ...]] | None]:
         """Return array, layout and leading coordinates, if ``prefix`` is a directory of inner chunks."""
-        path = self._array_of(prefix)
-        if path is None:
-            yield from self._discover(prefix)
-            path = self._array_of(prefix)
-        layout = None if path is None else self._known[path].layout
-        if path is None or layout is None:
+        path, layout = yield from self._array_of(prefix)
+        if layout is None:
             return None
         fixed = inner_names.leading(layout, prefix[len(path) + 1 :] if path else prefix)
         return None if fixed is None else (path, layout, fixed)
-
-    def _documents_sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
-        """Return ``names`` with the sizes that metadata documents have when they are shown."""
-        documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
-        entries = yield from together([self._metadata(join(prefix, name)) for name in documents])
-        sizes = {n: e.size for n, e in zip(documents, entries, strict=True) if e is not None}
-        return [Listed(n.name, sizes[n.name]) if n.name in sizes else n for n in names]
 
     def _chunks(
         self, path: str, layout: ShardLayout, fixed: tuple[int, ...], names: Sequence[Listed]
@@ -252,46 +208,6 @@ class ShardView:
         for listed in (yield from together(deeper)):
             found += listed
         return found
-
-
-class _Grids(Mapping[str, ChunkGrid]):
-    """The grids of arrays seen so far, before those of the base; it grows as more are seen."""
-
-    __slots__ = ("_base", "_known")
-
-    def __init__(self, known: Mapping[str, Seen], base: Mapping[str, ChunkGrid]) -> None:
-        self._known = known
-        self._base = base
-
-    def get(self, path: str, default: Any = None) -> Any:
-        seen = self._known.get(path)
-        return self._base.get(path, default) if seen is None or seen.grid is None else seen.grid
-
-    def __getitem__(self, path: str) -> ChunkGrid:
-        grid: ChunkGrid | None = self.get(path)
-        if grid is None:
-            raise KeyError(path)
-        return grid
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**dict.fromkeys(self._base), **{p: None for p, seen in list(self._known.items()) if seen.grid}})
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-def _candidates(key: str) -> Iterator[list[str]]:
-    """Yield groups of paths of arrays that ``key`` may be a chunk of, the likeliest first."""
-    parts = key.split("/")
-    first = len(parts)
-    while first and _NUMBERS.fullmatch(parts[first - 1]):
-        first -= 1
-    if first and parts[first - 1] == "c":
-        yield ["/".join(parts[: first - 1])]
-    elif _DOTTED.fullmatch(parts[-1]):
-        yield ["/".join(parts[:-1])]
-    if first < len(parts):
-        yield ["/".join(parts[:end]) for end in range(first, len(parts))]
 
 
 def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:

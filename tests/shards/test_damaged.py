@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from refshard_fs import DamagedIndex, ReferenceNotReachable
-from refshard_fs.shards.crc32c import crc32c
+from refshard_fs.crc32c import crc32c
 from refshard_fs.shards.offsets import OffsetsLevel
 from tests.shards.writers import ONES, indexed, opened
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from refshard_fs.shards.crc32c import crc32c
+from refshard_fs.crc32c import crc32c
 
 
 def bitwise(data: bytes) -> int:

@@ -1,0 +1,61 @@
+"""Checksums of manifest entries: ``"<name>:<hexadecimal digits>"``, of all bytes of the entry. No I/O here.
+
+Names are those of the digests below; 32-bit sums are written with the most significant digit first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from refshard_fs.crc32c import crc32c
+from refshard_fs.model import Entry, Inline, Packed, Span
+
+__all__ = ["Checked", "checked"]
+
+_HASHES: Final = ("md5", "sha1", "sha224", "sha256", "sha384", "sha512", "sha3_256", "sha3_512", "blake2b", "blake2s")
+_SUMS: Final[dict[str, Callable[[bytes], int]]] = {"crc32c": crc32c, "crc32": zlib.crc32, "adler32": zlib.adler32}
+_SPELLED: Final = re.compile(r"([a-z0-9_]+):([0-9a-fA-F]+)", re.ASCII)
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """A recipe: the bytes as they lie, once their ``checksum`` proves right."""
+
+    checksum: str
+
+    def make(self, raw: bytes) -> bytes:
+        name, digits = _parts(self.checksum)
+        found = f"{_SUMS[name](raw):08x}" if name in _SUMS else _hash(name, raw)
+        if found != digits:
+            raise ValueError(f"its {name} checksum is {found}, not {digits} as the manifest says")
+        return raw
+
+
+def checked(source: Span | Inline, checksum: str) -> Entry:
+    """Return ``source``, to be checked when it is read; ValueError where ``checksum`` is not understood."""
+    recipe = Checked(checksum)
+    name, digits = _parts(checksum)
+    if len(digits) != (8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2):
+        raise ValueError(f"its checksum {checksum!r} is of the wrong length")
+    match source:
+        case Inline(data):
+            return Inline(recipe.make(data))
+        case Span():
+            return Packed(source, recipe, source.size)
+
+
+def _parts(checksum: str) -> tuple[str, str]:
+    spelled = _SPELLED.fullmatch(checksum)
+    if spelled is None or (spelled[1] not in _SUMS and spelled[1] not in _HASHES):
+        names = ", ".join([*_SUMS, *_HASHES])
+        raise ValueError(f"its checksum {checksum[:80]!r} is not NAME:HEXADECIMAL, with a name of {names}")
+    return spelled[1], spelled[2].lower()
+
+
+def _hash(name: str, raw: bytes) -> str:
+    return hashlib.new(name, raw, usedforsecurity=False).hexdigest()

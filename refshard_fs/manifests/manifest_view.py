@@ -1,0 +1,345 @@
+"""Any key space, the chunks of its arrays with a chunk manifest found where the manifest says. No I/O here.
+
+Manifests are read when a chunk of their array is first asked for. Chunks of such an array come from its manifest
+alone, whatever else lies below it. Metadata is shown without the storage transformer; all other keys pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from refshard_fs import policy
+from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row
+from refshard_fs.documents import Documents
+from refshard_fs.errors import ManifestError, NotListable, ReferenceNotReachable, SourceNotReachable
+from refshard_fs.formats import OpenOptions
+from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.keyspace import KeySpace, is_empty
+from refshard_fs.manifests.checked import checked
+from refshard_fs.manifests.chunk_manifest import ChunkManifest, ManifestIndex, Prefix, Source
+from refshard_fs.manifests.declared import MARK, Declared, Unmapped
+from refshard_fs.manifests.origin import Key, Origin, Url, key_beside
+from refshard_fs.manifests.prefix_map import Composite, KeyMapIndex
+from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
+from refshard_fs.names import Listing, by_name, chunks_below, directory_of_chunks, has_chunks_below
+
+__all__ = ["ManifestView"]
+
+
+class _Lookup(NamedTuple):
+    """How the manifest of an array is loaded, and what its paths mean."""
+
+    load: Load
+    origin: Origin
+    where: str
+
+
+class ManifestView:
+    """The keys of ``base``, chunk manifests heeded."""
+
+    def __init__(self, base: KeySpace, options: OpenOptions) -> None:
+        self.base = base
+        self._options = options
+        self._documents = Documents(base, Unmapped())
+        self.grids: Mapping[str, ChunkGrid] = self._documents.grids
+        self._lookups: dict[str, _Lookup] = {}
+
+    @property
+    def urls(self) -> Sequence[str | None]:
+        """The URLs of all targets, as far as the base knows them without reads."""
+        found: Sequence[str | None] = getattr(self.base, "urls", ())
+        return found
+
+    @property
+    def held_grids(self) -> Mapping[str, ChunkGrid]:
+        """The grids of arrays whose metadata takes no reads at all."""
+        return self.base.grids
+
+    @property
+    def maps_anything(self) -> bool:
+        """Whether any node that is known so far has a manifest."""
+        arrays = self._documents.arrays.values()
+        return isinstance(self.base, Composite) or any(a.manifest is not None or a.problem is not None for a in arrays)
+
+    def learn(self, *, has_root: bool) -> Steps[None]:
+        """Take in the arrays that the base knows without further reads, and the root's own metadata if there is some.
+
+        If the root is a group with a manifest, that maps the keys of the whole source.
+        """
+        yield from self._documents.learn((MARK,), Declared)
+        if not has_root:
+            return
+        document = yield from self._documents.read("zarr.json")
+        root = None if document is None else document.groups.get("")
+        if root is None:
+            return
+        if root.problem is not None:
+            raise ManifestError(f"the root group: {root.problem}")
+        if root.manifest is not None:
+            load, origin, where = yield from self._locate("", root.manifest, None)
+            keys = load.index.decode(load.entry.data) if isinstance(load.entry, Inline) else (yield load)
+            self._compose(Composite(self.base, keys, origin, where))
+
+    def _compose(self, base: KeySpace) -> None:
+        self.base = base
+        self._documents = Documents(base, Unmapped())
+        self.grids = self._documents.grids
+
+    # ------------------------------------------------------------------ looking a key up
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        if self._documents.is_document(key):
+            return (yield from self._documents.lookup(key))
+        path, declared = yield from self._array_of(key)
+        coords = None if declared is None else _coords(declared, path, key)
+        if declared is None or coords is None:
+            return (yield from self.base.lookup(key))
+        number = declared.number_of(coords)
+        if number is None:
+            return None
+        manifest, origin, where = yield from self._manifest(path)
+        source = manifest.source(number)
+        if source is not None:
+            return (yield from self._entry(manifest, source, origin, where, key))
+        prefix = None if manifest.is_empty(number) else manifest.prefix(coords)
+        if prefix is None:
+            return None
+        match _place(origin, prefix.url(coords), where, key):
+            case Url(url):
+                return Span(url, optional=True)
+            case Key(name):
+                return (yield from self.base.lookup(name))
+
+    def is_empty(self, key: str) -> Steps[bool]:
+        """Return whether a manifest says of ``key`` that it is empty."""
+        path, declared = yield from self._array_of(key)
+        coords = None if declared is None else _coords(declared, path, key)
+        if declared is None or coords is None:
+            return (yield from is_empty(self.base, key))
+        number = declared.number_of(coords)
+        manifest, _, _ = yield from self._manifest(path)
+        return number is not None and manifest.is_empty(number)
+
+    def _array_of(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
+        """Return the array that ``key`` lies below, and its grid if it has a manifest."""
+        path = yield from self._documents.array_of(key)
+        return ("", None) if path is None else (path, self._grid(path))
+
+    def _grid(self, path: str) -> ChunkGrid | None:
+        declared = self._documents.arrays.get(path)
+        if declared is None:
+            return None
+        if declared.problem is not None:
+            raise ManifestError(f"array {path!r}: {declared.problem}")
+        return None if declared.manifest is None else declared.grid
+
+    def _manifest(self, path: str) -> Steps[tuple[ChunkManifest, Origin, str]]:
+        """Return the manifest of the array ``path``, what its paths mean, and its name."""
+        found = self._lookups.get(path)
+        if found is None:
+            declared = self._documents.arrays[path]
+            assert declared.manifest is not None
+            found = self._lookups[path] = yield from self._locate(path, declared.manifest, declared.grid)
+        manifest = yield found.load
+        if manifest is None:
+            raise SourceNotReachable(f"{found.where} is not there, which array {path!r} names as its manifest")
+        return manifest, found.origin, found.where
+
+    def _locate(self, path: str, manifest: str | bytes, grid: ChunkGrid | None) -> Steps[_Lookup]:
+        """Return how the manifest of the node ``path`` is to be loaded; it maps keys where there is no ``grid``."""
+        match manifest:
+            case bytes(data):
+                key = join(path, "zarr.json")
+                origin = Origin(key, (yield from self.base.lookup(key)), self._options)
+                entry: Entry | None = Inline(data)
+                where = f"the manifest in {key!r}"
+            case str(spelled) if policy.protocol_of(spelled) is not None:
+                entry, where = Span(spelled), spelled
+                origin = Origin("", entry, self._options)
+            case str(spelled):
+                key = key_beside(path, spelled)
+                entry = yield from self.base.lookup(key)
+                origin = Origin(key, entry, self._options)
+                where = repr(key) if not isinstance(entry, Span) else entry.url
+        entry = yield from _pinned(entry)
+        if entry is None:
+            raise SourceNotReachable(f"{where} is not there, which {path or 'the root'!r} names as its manifest")
+        return _Lookup(Load(entry, KeyMapIndex(where) if grid is None else ManifestIndex(where, grid)), origin, where)
+
+    def _entry(
+        self, manifest: ChunkManifest, source: Source, origin: Origin, where: str, key: str
+    ) -> Steps[Entry | None]:
+        """Return the entry of chunk ``key``, which comes from ``source``."""
+        entry: Entry | None
+        if source.path is None:
+            entry = Inline(manifest.inline(source))
+        else:
+            stop = None if source.length is None else source.offset + source.length
+            match _place(origin, source.path, where, key):
+                case Url(url):
+                    entry = Span(url, source.offset, stop, pin=source.pin)
+                case Key(name):
+                    entry = yield from self._within(name, source, key)
+        if source.checksum is None:
+            return entry
+        try:
+            match entry:
+                case Packed():
+                    raise ValueError("it is made from other bytes, and its checksum cannot be checked")
+                case _:
+                    return checked(entry, source.checksum)
+        except ValueError as e:
+            raise ManifestError(f"{where}: {key!r}: {e}") from e
+
+    def _within(self, name: str, source: Source, key: str) -> Steps[Entry]:
+        """Return the range of the base's key ``name`` that ``source`` says."""
+        found = yield from self.base.lookup(name)
+        if found is None:
+            raise ReferenceNotReachable(key, repr(name), "the manifest names it, and there is no such key in the source")
+        if isinstance(found, Span):
+            found = msgspec.structs.replace(found, optional=False, pin=source.pin or found.pin)
+        try:
+            if source.length is not None:
+                return found.part(source.offset, source.length)
+            return found.window(source.offset) if source.offset else found
+        except ValueError as e:
+            raise ReferenceNotReachable(key, repr(name), str(e)) from e
+
+    # ------------------------------------------------------------------ listing
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        path, grid = yield from self._array_of(prefix)
+        if grid is not None:
+            below = prefix[len(path) + 1 :] if path else prefix
+            fixed = directory_of_chunks(grid, below)
+            if fixed is not None:
+                return chunks_below((yield from self._listed(path, grid, fixed)), below, prefix + "/") or None
+        names = yield from self.base.children(prefix)
+        if names is None:
+            return None
+        names = yield from self._documents.sized(prefix, names)
+        grid = self._grid(prefix)
+        if grid is None:
+            return names
+        others = [listed for listed in names if not _is_chunks(grid, listed)]
+        chunks = chunks_below((yield from self._listed(prefix, grid, ())), "", prefix + "/" if prefix else "")
+        match chunks:
+            case Listing() if not any(listed.is_directory for listed in others):
+                for listed in others:
+                    chunks.insert(listed)
+                return chunks
+        return sorted([*others, *chunks], key=by_name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        path, grid = yield from self._array_of(prefix)
+        if grid is not None:
+            below = prefix[len(path) + 1 :] if path else prefix
+            fixed = directory_of_chunks(grid, below)
+            if fixed is not None:
+                return has_chunks_below((yield from self._listed(path, grid, fixed)), below)
+        return (yield from self.base.is_directory(prefix))
+
+    def _listed(self, path: str, grid: ChunkGrid, fixed: tuple[int, ...]) -> Steps[ChunkTable]:
+        """Return a table of all chunks there are that begin with ``fixed``, at least; of it, keys and sizes are right."""
+        manifest, origin, where = yield from self._manifest(path)
+        table = manifest.table
+        if not manifest.prefixes:
+            return table
+        parts = []
+        for prefix in reversed(manifest.prefixes):  # the longest one last: it wins
+            found = yield from self._walk(origin, prefix, grid, fixed, where)
+            rows = [(grid.number_of(coords), size) for coords, size in found]
+            parts.append(Part.from_rows((number, Row(0, 0, size)) for number, size in rows if number is not None))
+        there = table.present()
+        index = there if table.numbers is None else table.numbers.searchsorted(there)
+        parts.append(Part(there, table.targets[index], table.offsets[index], table.lengths[index]))
+        count = len(manifest.empty)
+        none = np.full(count, ABSENT, np.uint32), np.zeros(count, np.uint64), np.full(count, WHOLE, np.uint64)
+        return ChunkTable.from_parts(grid, [*parts, Part(manifest.empty, *none)])
+
+    def _walk(
+        self, origin: Origin, prefix: Prefix, grid: ChunkGrid, fixed: tuple[int, ...], where: str
+    ) -> Steps[list[tuple[tuple[int, ...], int | None]]]:
+        """Return coordinates and size of the objects that ``prefix`` maps and that begin with ``fixed``."""
+        ndim, depth = len(grid.counts), len(prefix.fixed)
+        if prefix.fixed[: len(fixed)] != fixed[:depth]:
+            return []
+        if depth == ndim or not ndim:  # one object
+            return [(prefix.fixed, None)] if (yield from self._exists(origin, prefix.path, where)) else []
+        found: list[tuple[tuple[int, ...], str, int | None]] = [(prefix.fixed, prefix.path, None)]
+        steps = [ndim - depth] if prefix.separator == "." else [1] * (ndim - depth)
+        for step in steps:
+            level, found = found, []
+            for coords, path, _ in level:
+                at = len(coords)
+                is_last = at + step == ndim
+                if at < len(fixed) and step == 1:
+                    found.append(((*coords, fixed[at]), f"{path}{fixed[at]}/", None))
+                    continue
+                folder, _, stem = path.rpartition("/")
+                for listed in (yield from self._names(origin, folder + "/", where)):
+                    more = _numbers(listed.name, stem, step) if listed.is_directory != is_last else None
+                    if more is not None:
+                        found.append(((*coords, *more), f"{folder}/{listed.name}/", listed.size))
+        return [(coords, size) for coords, _, size in found if coords[: len(fixed)] == fixed]
+
+    def _names(self, origin: Origin, folder: str, where: str) -> Steps[Sequence[Listed]]:
+        match _place(origin, folder, where, ""):
+            case Key(name):
+                return (yield from self.base.children(name.rstrip("/"))) or ()
+            case Url(url):
+                names: Sequence[Listed] | None = yield Names(url)
+                if names is None and policy.protocol_of(url) in ("http", "https"):
+                    raise NotListable(f"{url}, to which {where} maps keys, cannot be listed; they can still be read")
+                return names or ()
+
+    def _exists(self, origin: Origin, path: str, where: str) -> Steps[bool]:
+        match _place(origin, path, where, ""):
+            case Key(name):
+                return (yield from self.base.lookup(name)) is not None
+            case Url(url):
+                return (yield Stat(url)) is not None
+
+
+def _pinned(entry: Entry | None) -> Steps[Entry | None]:
+    """Return ``entry`` with the version of its object, so that what was decoded of another is not taken for it."""
+    match entry:
+        case Span(url, 0, None, pin=None):
+            facts: Facts | None = yield Stat(url, fresh=True)
+            if facts is None:
+                return None
+            pin = Pin(facts.etag, facts.last_modified, facts.size)
+            return msgspec.structs.replace(entry, optional=False, pin=pin)
+    return entry
+
+
+def _coords(grid: ChunkGrid, path: str, key: str) -> tuple[int, ...] | None:
+    return grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
+
+
+def _place(origin: Origin, path: str, where: str, key: str) -> Url | Key:
+    try:
+        return origin.place(path)
+    except ManifestError as e:
+        raise ManifestError(f"{where}: {key!r}: {e}" if key else f"{where}: {e}") from e
+
+
+def _is_chunks(grid: ChunkGrid, listed: Listed) -> bool:
+    """Whether what lies directly below an array is a chunk of it, or a directory of chunks."""
+    if listed.is_directory:
+        return directory_of_chunks(grid, listed.name) is not None
+    return grid.encoding.decode(listed.name, len(grid.counts)) is not None
+
+
+def _numbers(name: str, stem: str, count: int) -> tuple[int, ...] | None:
+    """Return the ``count`` coordinates that follow ``stem`` in ``name``, with dots between them; None if it is other."""
+    if not name.startswith(stem):
+        return None
+    parts = name[len(stem) :].split(".")
+    if len(parts) != count or not all(p.isascii() and p.isdigit() and len(p) < 19 and str(int(p)) == p for p in parts):
+        return None
+    return tuple(map(int, parts))

@@ -1,0 +1,61 @@
+"""What the paths of a chunk manifest mean: absolute URLs as they are, relative ones from where the manifest lies.
+
+A manifest that is an object of its own lies at a URL. One that is not (a member of an archive, a key of a reference
+set, data) lies at a key of its source, and so does what it points to. No I/O here.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+from typing import NamedTuple
+
+from refshard_fs import policy
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats import OpenOptions
+from refshard_fs.keys import parent
+from refshard_fs.manifests.kerchunk_json import resolver
+from refshard_fs.model import Entry, Span
+
+__all__ = ["Key", "Origin", "Url", "key_beside"]
+
+
+class Url(NamedTuple):
+    """A place in some filesystem."""
+
+    url: str
+
+
+class Key(NamedTuple):
+    """A place in the manifest's own source."""
+
+    key: str
+
+
+class Origin:
+    """Where the manifest ``key`` lies; ``entry`` is that key's. Without ``has_keys`` there is no source around it."""
+
+    def __init__(self, key: str, entry: Entry | None, options: OpenOptions, *, has_keys: bool = True) -> None:
+        directory = None
+        match entry:
+            case Span(url, 0, None):
+                directory = policy.directory_of(url)
+        self._directory = parent(key)[0]
+        self._resolve: Callable[[str], str] = resolver(options, directory)
+        local = options.protocol is None or options.protocol in policy.LOCAL
+        self._by_key = has_keys and directory is None and options.base_url is None and local and not options.bare_as_is
+
+    def place(self, path: str) -> Url | Key:
+        """Return where ``path`` lies; ManifestError where it climbs out of the source."""
+        if not self._by_key or policy.protocol_of(path) is not None or policy.is_absolute(path):
+            return Url(self._resolve(path))
+        return Key(key_beside(self._directory, path))
+
+
+def key_beside(directory: str, path: str) -> str:
+    """Return the key that ``path`` means in ``directory``; ManifestError where it climbs above the root."""
+    joined = posixpath.normpath(posixpath.join(directory, path))
+    if joined == ".." or joined.startswith(("../", "/")):
+        raise ManifestError(f"the relative path {path!r} climbs out of its source: base_url= says where it starts from")
+    tail = "/" if path.endswith("/") and joined != "." else ""
+    return ("" if joined == "." else joined) + tail
