@@ -229,7 +229,7 @@ def main() -> None:
         print(json.dumps(child(*arguments.child)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        count, repeats = (QUICK, 3) if arguments.quick else (COUNT, 5)
+        count, repeats = (QUICK, 3) if arguments.quick else (COUNT, 3)
         print(f"{count:,} references, medians of {repeats}")
         show(tables(Path(folder), count, repeats), "fsspec", "refshard")
         if arguments.large:
