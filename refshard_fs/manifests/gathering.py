@@ -50,7 +50,7 @@ class Gathering:
     def is_empty(self) -> bool:
         return not self._sequence
 
-    def add_block(self, block: bytes) -> bool:
+    def add_block(self, block: bytes | memoryview) -> bool:
         """Take compact members (see `json_fast`); False, and nothing taken, where they are not of that form."""
         try:
             records = scan(block, self._urls)

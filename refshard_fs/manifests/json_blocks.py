@@ -136,7 +136,7 @@ class Reader:
         end = self._cut(self._at + BLOCK)
         if end is None:
             self._slowly(final=final)
-        elif self._into.add_block(self._text[self._at : end]):
+        elif self._into.add_block(memoryview(self._text)[self._at : end]):
             self._advance(end)
         elif self._is_regular(end):
             self._in_parts(end, final=final)
@@ -157,7 +157,7 @@ class Reader:
         """Read a block that is compact for the most part."""
         while self._at < end:
             stop = self._cut(self._at + PART)
-            if stop is not None and self._into.add_block(self._text[self._at : stop]):
+            if stop is not None and self._into.add_block(memoryview(self._text)[self._at : stop]):
                 self._advance(stop)
             else:
                 self._slowly(final=final, first=stop)

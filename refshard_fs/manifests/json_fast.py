@@ -96,19 +96,19 @@ class Records(NamedTuple):
         return self.text[self.key_starts[record] : self.key_stops[record]].decode()
 
 
-def scan(block: bytes, urls: Urls) -> Records | None:
+def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
     """Return the references of ``block``, which begins with a quote and ends with "]"; None if it is not of this form.
 
     URLs not in ``urls`` are added to it, each with the next number.
     """
-    if b"\\" in block:
-        if b"\\\\" in block:
-            return None
-        block = block.replace(b"\\/", b"/")
-        if b"\\" in block:
-            return None
-    style = SPACED if block.find(b'": ["', 0, 4096) >= 0 else COMPACT
+    style = SPACED if b'": ["' in bytes(block[:4096]) else COMPACT
     text = b"".join((PAD, block, style.end, PAD))
+    if b"\\" in text:
+        if b"\\\\" in text:
+            return None
+        text = text.replace(b"\\/", b"/")
+        if b"\\" in text:
+            return None
     quotes = np.flatnonzero(np.frombuffer(text, np.uint8) == ord('"'))
     if len(quotes) % 4 != 1 or len(quotes) == 1:
         return None
@@ -151,24 +151,41 @@ def _words(text: bytes, starts: Positions, count: int) -> UInt64s:
 def _marks(words: UInt64s, byte: Any) -> UInt64s:
     """Return words with the high bit of each byte set that equals ``byte`` (given in all bytes of a word)."""
     different = words ^ byte
-    marks: UInt64s = ~(((different & _LOW7) + _LOW7) | different | _LOW7)
-    return marks
+    marks: UInt64s = different & _LOW7
+    marks += _LOW7
+    marks |= different
+    marks |= _LOW7
+    return np.invert(marks, out=marks)
 
 
 def _bytes_after_last(marks: UInt64s) -> UInt64s:
     """Return how many bytes follow the last marked one; 8 and more where none is marked."""
-    exponents = marks.astype(np.float64).view(np.uint64) >> _52
-    counts: UInt64s = (_u64(1023 + 63) - exponents) >> np.uint64(3)
+    counts = marks.astype(np.float64).view(np.uint64)
+    counts >>= _52  # the exponent: 1023 and the place of the highest bit
+    np.subtract(_u64(1023 + 63), counts, out=counts)
+    counts >>= np.uint64(3)
     return counts
 
 
 def _digits(words: UInt64s, counts: UInt64s) -> tuple[UInt64s, UInt64s]:
-    """Return the numbers in the last ``counts`` (1 to 8) bytes of words, and what is not 0 where they are no digits."""
-    shift = _64 - (counts << np.uint64(3))
-    values = ((words ^ _ZEROS) >> shift) << shift
-    wrong = ((values + _OVER9) | values) & _HIGH
-    values = values * _TEN + (values >> _8)
-    values = ((values & _PAIRS) * _HUNDREDS + ((values >> _16) & _PAIRS) * _UNITS) >> _32
+    """Return the numbers in the last ``counts`` (up to 8) bytes of words, and not 0 where these are no digits."""
+    shift = _64 - (counts << np.uint64(3))  # shifting by 64 gives 0
+    values = words ^ _ZEROS
+    values >>= shift
+    values <<= shift
+    wrong = values + _OVER9
+    wrong |= values
+    wrong &= _HIGH
+    pairs = values >> _8
+    values *= _TEN
+    values += pairs
+    np.right_shift(values, _16, out=pairs)
+    values &= _PAIRS
+    values *= _HUNDREDS
+    pairs &= _PAIRS
+    pairs *= _UNITS
+    values += pairs
+    values >>= _32
     return values, wrong
 
 
@@ -181,16 +198,15 @@ def _number_before(low: UInt64s, high: UInt64s, separator: Any) -> tuple[UInt64s
     if not long.any():
         values, wrong = _digits(high, counts)
     else:
-        more = np.where(long, _bytes_after_last(_marks(low, separator)), np.uint64(0))
+        more = _bytes_after_last(_marks(low, separator)) * long
         if (more > np.uint64(7)).any():
             return None
-        counts = np.where(long, _8, counts)
+        counts = np.minimum(counts, _8)
         values, wrong = _digits(high, counts)
-        upper, also_wrong = _digits(low, more)
-        has_upper = more > np.uint64(0)
-        values += np.where(has_upper, upper, np.uint64(0)) * _EIGHT_DIGITS
-        wrong |= np.where(has_upper, also_wrong, np.uint64(0))
-        counts = counts + more
+        upper, also_wrong = _digits(low, more)  # of no bytes: 0
+        values += upper * _EIGHT_DIGITS
+        wrong |= also_wrong
+        counts += more
     if wrong.any() or (values < _LEAST[counts.view(np.int64)]).any():
         return None
     return values, counts
@@ -256,23 +272,30 @@ def chunk_numbers(
     for dimension in reversed(range(len(counts))):
         if dimension:
             size = _bytes_after_last(_marks(words[-1], separator))
-            valid &= (size > np.uint64(0)) & (size < np.uint64(8)) & (size < left)
+            fits = (size < left) & (size < _8)
         else:
             size = left
-            valid &= (size > np.uint64(0)) & (size <= _8)
-        size = np.where(valid, size, np.uint64(1))
+            fits = size <= _8
+        fits &= size > np.uint64(0)
+        if not fits.all():
+            valid &= fits
+            size = np.where(fits, size, np.uint64(1))
         coords, wrong = _digits(words[-1], size)
-        valid &= (wrong == 0) & (coords >= _LEAST[size.view(np.int64)]) & (coords < np.uint64(counts[dimension]))
-        numbers += coords * np.uint64(stride)
+        fits = coords >= _LEAST[size.view(np.int64)]
+        fits &= coords < np.uint64(counts[dimension])
+        fits &= wrong == 0
+        valid &= fits
+        coords *= np.uint64(stride)
+        numbers += coords
         stride *= counts[dimension]
         if dimension:
             taken = size + np.uint64(1)
-            left = left - taken
-            shift = taken << np.uint64(3)
-            back = _64 - shift
+            left -= taken
+            taken <<= np.uint64(3)
+            back = _64 - taken
             for i in range(width - 1, 0, -1):
-                words[i] = (words[i] << shift) | (words[i - 1] >> back)
-            words[0] = words[0] << shift
+                words[i] = (words[i] << taken) | (words[i - 1] >> back)
+            words[0] = words[0] << taken
     if not counts:
         valid[:] = False
     return numbers, valid
