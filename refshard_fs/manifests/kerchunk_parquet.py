@@ -27,7 +27,7 @@ __all__ = ["FORMAT", "METADATA", "Layout", "ParquetKeySpace", "partition_name"]
 
 METADATA = ".zmetadata"
 BATCH = 8  # partitions that a listing asks for at a time
-MEMO = 4096  # resolved URLs that are remembered
+MEMO = 4096  # loads, absent partitions and resolved URLs that are remembered
 
 Value = dict[str, Any] | bytes | tuple[str | None, Row]
 
@@ -129,6 +129,7 @@ class ParquetKeySpace:
         self._version = version
         self._quota = Quota(root, cache_size)
         self._loads: dict[tuple[str, int], Load] = {}
+        self._absent: set[tuple[str, int]] = set()  # partitions that were looked for in vain
         self._resolved: dict[str | None, str] = {}
         self._tree: dict[str, dict[str, bool]] | None = None
 
@@ -153,8 +154,13 @@ class ParquetKeySpace:
         if at is None:
             return None
         number, row = divmod(at.number, self.layout.record_size)
+        if (at.array, number) in self._absent:
+            return None
         partition: Partition | None = yield self.load(at.array, number)
         if partition is None:
+            if len(self._absent) > MEMO:
+                self._absent.clear()
+            self._absent.add((at.array, number))
             return None
         match partition.value(row):
             case Row() as found:

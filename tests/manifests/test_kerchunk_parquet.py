@@ -297,6 +297,15 @@ def test_readers_at_the_same_time_load_a_partition_once(http_server: RangeServer
     assert fetched(http_server).count("/set/a/refs.0.parq") == 1
 
 
+def test_a_missing_partition_is_looked_for_once(http_server: RangeServer) -> None:
+    url = served(http_server)
+    http_server.delete("/set/a/refs.3.parq")
+    fs = RefShardFileSystem(url)
+    for n in range(150, 200):
+        assert not fs.exists(f"a/{n}")
+    assert len(http_server.requests("/set/a/refs.3.parq")) == 1
+
+
 def test_cache_size_bounds_how_many_partitions_are_kept(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served(http_server), cache_size=2)
     for n in (0, 50, 100, 51, 0):
