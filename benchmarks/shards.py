@@ -1,0 +1,204 @@
+"""Sharded arrays over HTTP, side by side: zarr's own ShardingCodec, tensorstore, and inner chunks through this package.
+
+    python -m benchmarks.shards [--quick] [--latency 0.01] [--patterns random ...] [--only ours ...]
+
+10 shards of 10×10 inner chunks of 57,600 uncompressed bytes lie behind a loopback server in another process, which
+delays each request. Arrays are opened anew for each measurement, and their metadata is read beforehand. *codec* is
+zarr over fsspec's HTTP filesystem, *whole* zarr over this one with ``shards="whole"``, *ours* with inner chunks, *told*
+with each selection announced by `prefetch`; ``/128`` reads at ``async.concurrency`` 128, the others at zarr's default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+import numpy as np
+import zarr
+from zarr.storage import FsspecStore
+
+from benchmarks.engine import Link, Server
+from refshard_fs.fs import RefShardFileSystem
+
+warnings.filterwarnings("ignore", module="zarr")
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # fsspec leaves its sessions open
+
+SIDE = 120  # elements of four bytes along a chunk
+ROWS, COLUMNS = 100, 10  # of the chunk grid
+REPEATS, QUICK = 5, 2
+
+Selection = tuple[slice, slice]
+
+
+class Pattern(NamedTuple):
+    """Selections, read one after the other, and how many chunks they touch."""
+
+    selections: list[Selection]
+    chunks: int
+
+
+def chunk(number: int) -> Selection:
+    """Return the selection that is one inner chunk."""
+    row, column = divmod(number, COLUMNS)
+    return slice(row * SIDE, (row + 1) * SIDE), slice(column * SIDE, (column + 1) * SIDE)
+
+
+def patterns() -> dict[str, Pattern]:
+    """Return the ways to read that are measured, by name."""
+    everything = slice(None)
+    scattered = [chunk(n) for n in random.Random(1).sample(range(ROWS * COLUMNS), 100)]
+    return {
+        "one chunk, twice": Pattern([chunk(437)] * 2, 2),
+        "random": Pattern(scattered, 100),
+        "random, twice": Pattern(scattered * 2, 200),
+        "narrow column": Pattern([(everything, slice(250, 260))], 100),
+        "column in a shard": Pattern([(slice(0, 10 * SIDE), slice(0, SIDE))], 10),
+        "row": Pattern([(slice(0, SIDE), everything)], 10),
+        "shard": Pattern([(slice(20 * SIDE, 30 * SIDE), everything)], 100),
+        "three shards": Pattern([(slice(20 * SIDE, 50 * SIDE), everything)], 300),
+        "all": Pattern([(everything, everything)], ROWS * COLUMNS),
+    }
+
+
+# ---------------------------------------------------------------------- contenders: what reads a selection of an array
+
+Read = Callable[[Selection], np.ndarray[Any, Any]]
+
+
+def _array(fs: Any, path: str = "") -> Any:
+    return zarr.open_array(FsspecStore(fs, read_only=True, path=path), mode="r")
+
+
+def codec(url: str) -> Read:
+    """Zarr's own codec over fsspec's HTTP."""
+    read: Read = _array(fsspec.filesystem("http", asynchronous=True, skip_instance_cache=True), url).__getitem__
+    return read
+
+
+def tensorstore(url: str) -> Read:
+    """Tensorstore's own HTTP."""
+    import tensorstore as ts
+
+    array = ts.open({"driver": "zarr3", "kvstore": {"driver": "http", "base_url": url}}, context=ts.Context()).result()
+    return lambda selection: array[selection].read().result()
+
+
+def ours(url: str) -> Read:
+    """Inner chunks."""
+    read: Read = _array(RefShardFileSystem(url, asynchronous=True, skip_instance_cache=True)).__getitem__
+    return read
+
+
+def told(url: str) -> Read:
+    """The same, each selection announced."""
+    fs = RefShardFileSystem(url, asynchronous=True, skip_instance_cache=True)
+    array = _array(fs)
+
+    def read(selection: Selection) -> np.ndarray[Any, Any]:
+        fs.prefetch("", selection, wait=False)
+        found: np.ndarray[Any, Any] = array[selection]
+        return found
+
+    return read
+
+
+def whole(url: str) -> Read:
+    """Shards left to zarr."""
+    read: Read = _array(
+        RefShardFileSystem(url, asynchronous=True, skip_instance_cache=True, shards="whole")
+    ).__getitem__
+    return read
+
+
+CONTENDERS: dict[str, tuple[Callable[[str], Read], int]] = {
+    "codec": (codec, 10),
+    "tensorstore": (tensorstore, 10),
+    "ours": (ours, 10),
+    "told": (told, 10),
+    "whole": (whole, 10),
+    "codec/128": (codec, 128),
+    "ours/128": (ours, 128),
+    "told/128": (told, 128),
+    "whole/128": (whole, 128),
+}
+
+
+def write(folder: str) -> None:
+    """Write the array that is read."""
+    array = zarr.create_array(
+        str(Path(folder, "a")),
+        shape=(ROWS * SIDE, COLUMNS * SIDE),
+        shards=(10 * SIDE, 10 * SIDE),
+        chunks=(SIDE, SIDE),
+        dtype="<u4",
+        compressors=None,
+    )
+    array[...] = np.random.default_rng(0).integers(0, 2**32, array.shape, np.uint32)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shards", description="Sharded arrays over HTTP.")
+    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--latency", type=float, default=0.01, help="seconds a request")
+    parser.add_argument("--patterns", nargs="*", default=None)
+    parser.add_argument("--only", nargs="*", default=None, help="contenders")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        write(folder)
+        server = Server(folder)
+        try:
+            server.pace(Link(options.latency, None))
+            for name, pattern in patterns().items():
+                if not options.patterns or name in options.patterns:
+                    _measure(server, name, pattern, QUICK if options.quick else REPEATS, options.only)
+        finally:
+            server.close()
+
+
+def _measure(server: Server, name: str, pattern: Pattern, repeats: int, only: list[str] | None) -> None:
+    chosen = [c for c in CONTENDERS if only is None or c in only]
+    times: dict[str, list[float]] = {c: [] for c in chosen}
+    seen: dict[str, tuple[int, int]] = {}
+    totals = set()
+    for _ in range(repeats):
+        for contender in chosen:
+            gc.collect()
+            make, concurrency = CONTENDERS[contender]
+            with zarr.config.set({"async.concurrency": concurrency}):
+                read = make(f"{server.url}/a")
+                server.get("/__clear__")
+                total = 0
+                began = time.perf_counter()
+                for selection in pattern.selections:
+                    total += int(read(selection)[..., ::SIDE].sum())
+                took = time.perf_counter() - began
+            times[contender].append(took)
+            seen[contender] = server.seen()
+            totals.add(total)
+    assert len(totals) == 1, f"contenders read different values: {totals}"
+    median = {c: statistics.median(t) * 1e3 for c, t in times.items()}
+    print(f"{name} ({pattern.chunks} chunks)")
+    for contender in chosen:
+        requests, sent = seen[contender]
+        overhead = sent / (pattern.chunks * SIDE**2 * 4)
+        line = f"  {contender:12}{median[contender]:9.1f} ms {requests:5} requests {overhead:6.2f} x bytes"
+        for base in ("codec/128" if contender.endswith("/128") else "codec", "tensorstore"):
+            if base in median and base != contender:
+                line += f"   {median[contender] / median[base]:5.2f} x {base}"
+        print(line)
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    main()
