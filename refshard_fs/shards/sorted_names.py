@@ -61,13 +61,9 @@ class SortedNames:
         place, stop, cut = places.start, places.stop, len(directory)
         while place < stop:
             head, slash, _ = self.name(place)[cut:].partition(b"/")
-            if not slash:
-                if head:
-                    yield head, place
-                place += 1
-                continue
-            yield head, None
-            place = self._after(directory + head + slash, place, stop)
+            if head:
+                yield head, None if slash else place
+            place = self._after(directory + head + slash, place, stop) if slash else place + 1
 
     def _after(self, directory: bytes, low: int, high: int) -> int:
         return self._bisect(directory[:-1] + _AFTER_SLASH, low, high)

@@ -109,7 +109,7 @@ class TailIndex(msgspec.Struct, frozen=True):
     size: int | None
 
     def decode(self, data: bytes) -> Members | End:
-        size = len(data) if len(data) < TAIL else self.size
+        size = len(data) if self.size is None and len(data) < TAIL else self.size
         try:
             end, begin = read_end(data, size)
         except ValueError as e:
