@@ -18,7 +18,8 @@ def build(names: Sequence[bytes]) -> tuple[SortedNames, list[int]]:
     blob = b"\0" + b"".join(n + b"\0" for n in names)
     lengths = np.array([len(n) for n in names], np.uint32)
     starts = 1 + np.concatenate([[0], np.cumsum(lengths + 1, dtype=np.uint64)[:-1]]).astype(np.uint64)
-    found, order = SortedNames.sort(blob, starts[: len(names)], lengths)
+    found, order, repeated = SortedNames.sort(blob, starts[: len(names)], lengths)
+    assert [names.count(found.name(i)) > 1 for i in range(len(found))] == repeated.tolist()
     return found, order.tolist()
 
 
