@@ -29,11 +29,14 @@ class SortedNames:
     @classmethod
     def sort(
         cls, blob: bytes, starts: Offsets, lengths: npt.NDArray[np.uint32]
-    ) -> tuple[SortedNames, npt.NDArray[np.intp]]:
-        """Return the names at ``starts`` of ``blob``, and which of them each place holds: of equal names the last."""
+    ) -> tuple[SortedNames, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+        """Return the names at ``starts`` of ``blob``, which of them each place holds, and which of those come twice.
+
+        Of equal names the last one stays.
+        """
         order, begins = _order(blob, starts, lengths)
-        order = order[np.append(begins[1:], True)] if len(order) else order
-        return cls(blob, starts[order], lengths[order]), order
+        last = np.append(begins[1:], True)[: len(order)]
+        return cls(blob, starts[order[last]], lengths[order[last]]), order[last], ~begins[last]
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -61,13 +64,9 @@ class SortedNames:
         place, stop, cut = places.start, places.stop, len(directory)
         while place < stop:
             head, slash, _ = self.name(place)[cut:].partition(b"/")
-            if not slash:
-                if head:
-                    yield head, place
-                place += 1
-                continue
-            yield head, None
-            place = self._after(directory + head + slash, place, stop)
+            if head:
+                yield head, None if slash else place
+            place = self._after(directory + head + slash, place, stop) if slash else place + 1
 
     def _after(self, directory: bytes, low: int, high: int) -> int:
         return self._bisect(directory[:-1] + _AFTER_SLASH, low, high)

@@ -26,7 +26,10 @@ __all__ = ["FORMAT", "Inflated", "LocalHeader", "ZipKeySpace"]
 
 _LOCAL = b"PK\3\4"
 _FIELDS = struct.Struct("<2H4x3L2H")
+_FIELD = struct.Struct("<2H")
 _ENCRYPTED, _DESCRIPTOR = 1, 8
+_SHORTEST_DESCRIPTOR = 12
+_MOST_EXTRA = 512
 _LONGEST = 2 * 0xFFFF  # bytes of a local header's name and extra field together
 _METHODS = {6: "implode", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ", 98: "PPMd"}
 
@@ -35,6 +38,7 @@ class LocalHeader(msgspec.Struct, frozen=True):
     """How a local header is read, and held against what the directory says of its member.
 
     ``name`` is that of the member, or empty where it is not in ASCII: headers may encode it otherwise.
+    ``room`` is how many bytes there are for an extra field and whatever follows the member.
     """
 
     method: int
@@ -42,11 +46,12 @@ class LocalHeader(msgspec.Struct, frozen=True):
     size: int
     crc: int
     name: bytes
+    room: int
 
     @property
     def length(self) -> int:
-        """Bytes to be read."""
-        return HEADER + len(self.name)
+        """Bytes to be read: the header and, mostly, all of its extra field."""
+        return HEADER + len(self.name) + min(self.room, _MOST_EXTRA)
 
     def decode(self, data: bytes) -> int:
         """Return how many bytes lie between the header's beginning and that of the member's bytes."""
@@ -54,13 +59,24 @@ class LocalHeader(msgspec.Struct, frozen=True):
             raise ValueError(f"a local header begins with {data[:4]!r}")
         flags, method, crc, stored, size, name, extra = _FIELDS.unpack_from(data, 6)
         same = method == self.method and not flags & _ENCRYPTED
-        same = same and (not self.name or data[HEADER : HEADER + name] == self.name)
+        start, end = HEADER + name, HEADER + name + extra
+        if self.name:
+            same = same and data[HEADER:start] == self.name
+            same = same and extra <= self.room - (_SHORTEST_DESCRIPTOR if flags & _DESCRIPTOR else 0)
         if not flags & _DESCRIPTOR:
             numbers = ((stored, self.stored), (size, self.size))
             same = same and crc == self.crc and all(number in (0xFFFFFFFF, known) for number, known in numbers)
-        if not same:
+        if not same or (end <= len(data) and not _is_extra(data[start:end])):
             raise ValueError("a local header contradicts the archive's directory")
-        return HEADER + int(name) + int(extra)
+        return int(end)
+
+
+def _is_extra(extra: bytes) -> bool:
+    """Whether an extra field is made of whole fields, and of zeros that align what follows it."""
+    at = 0
+    while len(extra) - at >= _FIELD.size:
+        at += _FIELD.size + int(_FIELD.unpack_from(extra, at)[1])
+    return at <= len(extra) and not any(extra[at:])
 
 
 class Inflated(msgspec.Struct, frozen=True):
@@ -113,8 +129,12 @@ class ZipKeySpace:
         if not size:
             return Inline(b"")
         start, head = int(members.locals[place]), int(members.heads[place])
-        header = LocalHeader(method, stored, size, int(members.crcs[place]), key.encode() if key.isascii() else b"")
         limit = int(members.limits[place])
+        name = key.encode()
+        room = limit - start - HEADER - len(name) - stored
+        header = LocalHeader(
+            method, stored, size, int(members.crcs[place]), name if key.isascii() else b"", max(room, 0)
+        )
         if method == DEFLATED:
             return self._inflated(key, start, min(limit, start + HEADER + _LONGEST + stored), header)
         if not head:

@@ -109,7 +109,7 @@ class TailIndex(msgspec.Struct, frozen=True):
     size: int | None
 
     def decode(self, data: bytes) -> Members | End:
-        size = len(data) if len(data) < TAIL else self.size
+        size = len(data) if self.size is None and len(data) < TAIL else self.size
         try:
             end, begin = read_end(data, size)
         except ValueError as e:
@@ -152,7 +152,8 @@ def _members(data: bytes, end: End) -> Members:
     }
     odd, withheld = _withhold(blob, starts, lengths)
     kept = np.delete(np.arange(len(entries)), odd)
-    names, order = SortedNames.sort(blob, starts[kept], lengths[kept])
+    names, order, repeated = SortedNames.sort(blob, starts[kept], lengths[kept])
+    head[kept[order[repeated]]] = 0  # only the local header tells whether that is its name
     return Members(names, withheld, {name: column[kept[order]] for name, column in columns.items()})
 
 

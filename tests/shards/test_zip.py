@@ -344,7 +344,7 @@ def test_local_headers_are_read_once_and_together(http_server: RangeServer) -> N
     http_server.clear()
     assert fs.cat(keys) == {key: members[key] for key in keys}
     sizes = sorted((r.stop or 0) - (r.start or 0) for r in http_server.requests())
-    assert sizes == sorted([*(30 + len(key) for key in keys), *(len(members[key]) for key in keys)])
+    assert sizes == sorted([*(30 + len(key) + 16 for key in keys), *(len(members[key]) for key in keys)])
     http_server.clear()
     assert fs.cat(keys) == {key: members[key] for key in keys}
     assert len(http_server.requests()) == len(keys)
@@ -371,6 +371,50 @@ def test_an_archive_replaced_while_it_is_read_is_noticed(http_server: RangeServe
         fs.cat_file("a/1/x5")
     again = RefShardFileSystem(fo=url, skip_instance_cache=True)
     assert again.cat_file("a/1/x5") == some_members(9)["a/1/x5"]
+
+
+def test_more_members_than_a_short_end_record_counts() -> None:
+    names = [f"a/{i}" for i in range(66_000)]
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names:
+            archive.writestr(zipfile.ZipInfo(name), b"")
+    assert b"PK\6\6" in buffer.getvalue()[-200:]
+    fs = opened(buffer.getvalue())
+    assert len(fs.ls("a")) == len(names)
+    assert fs.cat_file("a/65999") == b""
+
+
+def test_members_beyond_four_gibibytes_have_their_places_in_zip64_fields() -> None:
+    size, start = 5_000_000_000, 6_000_000_000
+    entry = struct.Struct("<4sHHHHHHLLLHHHHHLL")
+    full = 0xFFFFFFFF
+    wide = struct.pack("<HHQQ", 1, 16, size, size)
+    far = struct.pack("<HHQ", 1, 8, size + 51)
+    directory = b"".join(
+        [
+            entry.pack(b"PK\1\2", 45, 45, 0, 0, 0, 0, 1, full, full, 1, len(wide), 0, 0, 0, 0, 0) + b"a" + wide,
+            entry.pack(b"PK\1\2", 45, 45, 0, 0, 0, 0, 1, 9, 9, 1, len(far), 0, 0, 0, 0, full) + b"b" + far,
+        ]
+    )
+    record = struct.pack("<4sQHHLLQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, 2, 2, len(directory), start)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, start + len(directory), 1)
+    short = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, full, full, 0)
+    tail = directory + record + locator + short
+    whole = start + len(tail)
+    found = TailIndex("it", whole).decode(bytes(66_560 - len(tail)) + tail)
+    assert isinstance(found, Members)
+    keyspace = ZipKeySpace(URL, Span(URL, 0, whole), found)
+    with pytest.raises(StopIteration) as entry_a:
+        next(keyspace.lookup("a"))  # its local header has a zip64 field: the room before the next member tells
+    assert entry_a.value.value == Span(URL, 51, 51 + size)
+    need = next(keyspace.lookup("b"))  # what comes after it is not told of
+    assert isinstance(need, Load)
+    assert isinstance(need.entry, Span)
+    assert need.entry.start == size + 51
+    for broken in (tail.replace(far, struct.pack("<HHL", 9, 8, 0) + far[8:]), tail.replace(locator[4:16], bytes(12))):
+        with pytest.raises(ManifestError):
+            TailIndex("it", whole).decode(bytes(66_560 - len(tail)) + broken)
 
 
 def test_a_large_directory_makes_no_object_for_each_member() -> None:
