@@ -210,6 +210,7 @@ class Fetcher:
         self._spare.pop(block, None)
         self._used -= block.reserved
         block.reserved = 0
+        block.data = block.buffer = None  # a block and its jobs know each other, so its bytes would live on
 
     def _wait(self, block: Block, reader: Reader) -> None:
         block.readers.append(reader)
