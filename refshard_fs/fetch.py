@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
-from typing import NamedTuple
 
 import msgspec
 
 from refshard_fs import plan
+from refshard_fs.blocks import Block, Host, Job, Reader, Shelf
 from refshard_fs.cache import Cache
-from refshard_fs.failures import fail
 from refshard_fs.model import Span
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, Unfit, check
@@ -45,71 +43,6 @@ class Budget(msgspec.Struct, frozen=True):
         return self.memory * 3 // 4
 
 
-class Reader(NamedTuple):
-    """Somebody who waits for ``span``; errors name ``key``, or are set as they are where it is None."""
-
-    key: str | None
-    span: Span
-    future: asyncio.Future[bytes]
-
-    def fail(self, error: Exception) -> None:
-        if not self.future.done():
-            self.future.set_exception(error if self.key is None else fail(self.key, self.span, error))
-
-
-class _Block:
-    """One run of bytes of one target: who waits for it, and what of it was fetched ahead (range → bytes unread)."""
-
-    __slots__ = ("buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span", "spare")
-
-    def __init__(self, span: Span, shared: bool) -> None:
-        self.span = span
-        self.shared = shared  # other readers may join it
-        self.spare = False  # it was merged over gaps that hold what may well be wanted next
-        self.readers: list[Reader] = []
-        self.held: dict[tuple[int, int], int] = {}
-        self.jobs: list[_Job] = []
-        self.missing = 0  # jobs that have not arrived
-        self.reserved = 0  # bytes of the budget
-        self.buffer: BytesIO | None = None
-        self.data: bytes | None = None
-
-    def left(self, future: asyncio.Future[bytes]) -> bool:
-        """Return whether nobody wants this block any more, now that ``future`` was given up."""
-        self.readers = [r for r in self.readers if r.future is not future]
-        return not self.readers and not self.held
-
-
-class _Job:
-    """One request for a block or a part of it."""
-
-    __slots__ = ("block", "host", "size", "start", "state", "stop", "task")
-
-    def __init__(self, block: _Block, host: _Host, start: int, stop: int | None) -> None:
-        self.block, self.host, self.start, self.stop = block, host, start, stop
-        self.size = 0 if stop is None else stop - start
-        self.state = 0  # 0 queued, 1 under way, 2 over
-        self.task: asyncio.Task[None] | None = None
-
-
-class _Host:
-    """The requests to one host: those that readers wait for go first.
-
-    Few are begun at once, since connections cost more than they bring where answers come
-    at once; where none does in `PATIENCE`, there may be as many as the budget says.
-    """
-
-    __slots__ = ("active", "answered", "later", "limit", "patience", "urgent")
-
-    def __init__(self, limit: int) -> None:
-        self.active = 0
-        self.answered = 0
-        self.limit = limit
-        self.patience: asyncio.TimerHandle | None = None
-        self.urgent: deque[_Job] = deque()
-        self.later: deque[_Job] = deque()
-
-
 class Fetcher:
     """Reads ranges of targets on one event loop; to be used from that loop only."""
 
@@ -121,12 +54,11 @@ class Fetcher:
         self.budget = budget
         self._stats = stats
         self._kept = kept  # what was read, by span
-        self._hosts: dict[str, _Host] = {}
-        self._starts: dict[str, list[int]] = {}
-        self._blocks: dict[str, list[_Block]] = {}
-        self._waiting: dict[asyncio.Future[bytes], _Block] = {}
-        self._idle: dict[_Block, None] = {}  # held and complete, oldest first
-        self._spare: dict[_Block, None] = {}  # those of them that nobody is known to want, oldest first
+        self._hosts: dict[str, Host] = {}
+        self._shelf = Shelf()
+        self._waiting: dict[asyncio.Future[bytes], Block] = {}
+        self._idle: dict[Block, None] = {}  # held and complete, oldest first
+        self._spare: dict[Block, None] = {}  # those of them that nobody is known to want, oldest first
         self._used = 0  # bytes of the budget
         self._active = 0
         self._times: deque[float] = deque(maxlen=8)
@@ -182,17 +114,17 @@ class Fetcher:
             if span.size is None:
                 self._open(span, [(span, reader)], shared=False)
                 continue
-            block = self._covering(span)
+            block = self._shelf.covering(span)
             if block is None:
                 fresh.setdefault(span.url, []).append((span, reader))
             else:
                 self._join(block, reader)
         for span in ahead:
-            block = self._covering(span)
+            block = self._shelf.covering(span)
             if block is None:
                 fresh.setdefault(span.url, []).append((span, None))
             else:
-                self._hold(block, span)
+                block.expect(span)
         for url, members in fresh.items():
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits
@@ -203,12 +135,12 @@ class Fetcher:
 
     def covers(self, span: Span) -> bool:
         """Whether ``span`` is held or under way."""
-        return self._covering(span) is not None
+        return self._shelf.covering(span) is not None
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
         """Hold ``spans`` no longer, and do not begin to fetch them; ``stop`` requests under way for nobody, too."""
         for span in spans:
-            block = self._covering(span)
+            block = self._shelf.covering(span)
             if block is None:
                 continue
             piece = span.start, span.stop or 0
@@ -224,7 +156,7 @@ class Fetcher:
 
     def drop_all(self) -> None:
         """Hold nothing, and stop all requests that no reader waits for."""
-        for block in [b for blocks in self._blocks.values() for b in blocks]:
+        for block in list(self._shelf):
             self._stats.add(ahead_wasted=sum(block.held.values()))
             block.held.clear()
             if not block.readers:
@@ -236,7 +168,7 @@ class Fetcher:
         await asyncio.gather(*self._abandon(), return_exceptions=True)
 
     def _abandon(self) -> list[asyncio.Task[None]]:
-        blocks = {block for blocks in self._blocks.values() for block in blocks} | set(self._waiting.values())
+        blocks = {*self._shelf, *self._waiting.values()}
         tasks = [job.task for block in blocks for job in block.jobs if job.task is not None]
         for block in blocks:
             self._forget(block)
@@ -246,22 +178,12 @@ class Fetcher:
 
     # ------------------------------------------------------------------ blocks
 
-    def _covering(self, span: Span) -> _Block | None:
-        starts = self._starts.get(span.url)
-        if not starts or span.stop is None:
-            return None
-        i = bisect_right(starts, span.start)
-        for block in reversed(self._blocks[span.url][max(i - 4, 0) : i]):
-            if span.stop <= (block.span.stop or 0) and block.span.pin == span.pin:
-                return block
-        return None
-
     def _open(self, span: Span, members: Sequence[tuple[Span, Reader | None]], *, shared: bool) -> None:
         """Make a block for ``members`` and put its requests into the queue."""
-        block = _Block(span, shared)
+        block = Block(span, shared)
         for member, reader in members:
             if reader is None:
-                self._expect(block, member)
+                block.expect(member)
             else:
                 self._wait(block, reader)
         host = self._host(span.url)
@@ -269,17 +191,13 @@ class Fetcher:
         limits = self.limits.dense if span.dense else self.limits
         cuts = [(span.start, span.stop)] if whole else plan.parts(span.start, span.stop or 0, limits)
         block.spare = span.dense and sum(member.size or 0 for member, _ in members) < (span.size or 0)
-        block.jobs = [_Job(block, host, start, stop) for start, stop in cuts]
+        block.jobs = [Job(block, host, start, stop) for start, stop in cuts]
         block.missing = len(block.jobs)
         if shared:
-            starts = self._starts.setdefault(span.url, [])
-            blocks = self._blocks.setdefault(span.url, [])
-            at = bisect_right(starts, span.start)
-            starts.insert(at, span.start)
-            blocks.insert(at, block)
+            self._shelf.put(block)
         (host.urgent if block.readers else host.later).extend(block.jobs)
 
-    def _forget(self, block: _Block) -> None:
+    def _forget(self, block: Block) -> None:
         """Take ``block`` out of everything; what is under way for it is stopped."""
         for job in block.jobs:
             if job.task is not None and job.state == 1:
@@ -287,18 +205,14 @@ class Fetcher:
             job.state = 2
         if block.shared:
             block.shared = False
-            url = block.span.url
-            blocks = self._blocks[url]
-            at = blocks.index(block)
-            del blocks[at], self._starts[url][at]
-            if not blocks:
-                del self._blocks[url], self._starts[url]
+            self._shelf.take(block)
         self._idle.pop(block, None)
         self._spare.pop(block, None)
         self._used -= block.reserved
         block.reserved = 0
+        block.data = block.buffer = None  # a block and its jobs know each other, so its bytes would live on
 
-    def _wait(self, block: _Block, reader: Reader) -> None:
+    def _wait(self, block: Block, reader: Reader) -> None:
         block.readers.append(reader)
         self._waiting[reader.future] = block
         reader.future.add_done_callback(self._done)
@@ -312,15 +226,8 @@ class Fetcher:
         self.on_cancel()
         self._pump()
 
-    def _expect(self, block: _Block, span: Span) -> None:
-        piece = span.start, span.stop or 0
-        block.held[piece] = block.held.get(piece, 0) + piece[1] - piece[0]
-
-    def _hold(self, block: _Block, span: Span) -> None:
-        self._expect(block, span)
-
-    def _join(self, block: _Block, reader: Reader) -> None:
-        self._stats.add(ahead_hits=self._is_ahead(block, reader.span))
+    def _join(self, block: Block, reader: Reader) -> None:
+        self._stats.add(ahead_hits=(reader.span.start, reader.span.stop) in block.held)
         if block.data is not None:
             self._serve(block, reader)
             self._settle(block)
@@ -331,10 +238,7 @@ class Fetcher:
                     job.host.urgent.append(job)
         self._wait(block, reader)
 
-    def _is_ahead(self, block: _Block, span: Span) -> bool:
-        return (span.start, span.stop) in block.held
-
-    def _serve(self, block: _Block, reader: Reader) -> None:
+    def _serve(self, block: Block, reader: Reader) -> None:
         """Give ``reader`` its bytes of an arrived block, and note that they were read."""
         assert block.data is not None
         span, first = reader.span, block.span.start
@@ -349,18 +253,9 @@ class Fetcher:
         if not reader.future.done():
             reader.future.set_result(data)
         if block.held and span.stop is not None:
-            self._claim(block, span.start, span.stop)
+            block.claim(span.start, span.stop)
 
-    def _claim(self, block: _Block, start: int, stop: int) -> None:
-        pieces = [(start, stop)] if (start, stop) in block.held else list(block.held)
-        for piece in pieces:
-            read = min(stop, piece[1]) - max(start, piece[0])
-            if read > 0:
-                block.held[piece] -= read
-                if block.held[piece] <= 0:
-                    del block.held[piece]
-
-    def _settle(self, block: _Block) -> None:
+    def _settle(self, block: Block) -> None:
         """Keep an arrived block while something of it is unread."""
         if block.held:
             self._idle.setdefault(block)
@@ -376,11 +271,11 @@ class Fetcher:
 
     # ------------------------------------------------------------------ requests
 
-    def _host(self, url: str) -> _Host:
+    def _host(self, url: str) -> Host:
         name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = _Host(min(FEW, self.budget.requests))
+            host = self._hosts[name] = Host(min(FEW, self.budget.requests))
         return host
 
     def _pump(self) -> None:
@@ -397,13 +292,13 @@ class Fetcher:
                     loop = asyncio.get_running_loop()
                     host.patience = loop.call_later(PATIENCE, self._widen, host, host.answered)
 
-    def _widen(self, host: _Host, answered: int) -> None:
+    def _widen(self, host: Host, answered: int) -> None:
         host.patience = None
         if host.answered == answered and host.active:
             host.limit = self.budget.requests
         self._pump()
 
-    def _next(self, host: _Host) -> _Job | None:
+    def _next(self, host: Host) -> Job | None:
         for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
             while queue and queue[0].state:
                 queue.popleft()
@@ -423,7 +318,7 @@ class Fetcher:
         block.held.clear()
         self._forget(block)
 
-    def _begin(self, job: _Job) -> None:
+    def _begin(self, job: Job) -> None:
         job.state = 1
         job.host.active += 1
         job.block.reserved += job.size
@@ -431,7 +326,7 @@ class Fetcher:
         self._active += 1
         job.task = asyncio.get_running_loop().create_task(self._request(job))
 
-    async def _request(self, job: _Job) -> None:
+    async def _request(self, job: Job) -> None:
         span = job.block.span
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -468,7 +363,7 @@ class Fetcher:
             self._active -= 1
             self._pump()
 
-    def _arrived(self, job: _Job, answer: Answer) -> None:
+    def _arrived(self, job: Job, answer: Answer) -> None:
         job.state = 2
         block = job.block
         block.missing -= 1
@@ -491,7 +386,7 @@ class Fetcher:
             self._serve(block, reader)
         self._settle(block)
 
-    def _failed(self, block: _Block, error: Exception) -> None:
+    def _failed(self, block: Block, error: Exception) -> None:
         held, readers = block.held, block.readers
         block.readers, block.held = [], {}
         for reader in readers:

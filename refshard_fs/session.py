@@ -8,12 +8,13 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from refshard_fs import catalog, zarrmeta
+from refshard_fs import catalog
+from refshard_fs.arrays import Arrays
 from refshard_fs.cache import Cache
 from refshard_fs.engine import Engine, Request
 from refshard_fs.errors import RefShardError, SourceNotReachable
@@ -23,23 +24,20 @@ from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.immediate import Found, Immediate
 from refshard_fs.index_cache import IndexCache, default_directory
-from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.loading import Keep
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.model import Entry, Inline, Packed, Span, Stat, Steps
 from refshard_fs.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.policy import LOCAL, protocol_of
-from refshard_fs.selection import Mode, chunk_numbers
+from refshard_fs.selection import Mode
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, PoolOptions, Versions
-from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["Session", "SessionOptions"]
 
 T = TypeVar("T")
 
-_METADATA = ("zarr.json", ".zarray")
 PIECE = 8 * MIB  # of a large key, where it is read in order
 PIECES = 4  # in memory at a time
 INDEXES = Cache(1 << 30)  # what the process remembers of manifests and shard indexes, in bytes
@@ -76,7 +74,7 @@ class Session:
         self._pool_options = options.pool
         self._immediate: Immediate | None = None
         self._home: weakref.ref[asyncio.AbstractEventLoop] | None = None  # the loop that read last
-        self._metas: dict[str, ArrayMeta] = {}
+        self._arrays = Arrays(self.read, self.read_now)
         self._blocks = Cache(options.block_cache) if options.block_cache else None
         self._keep = _keep(options.index_cache)
         _sessions.add(self)
@@ -178,9 +176,10 @@ class Session:
                 task.cancel()
 
     def read_here(self, request: Request) -> bytes | None:
-        """Do as `read_now`, on the running event loop."""
+        """Return the bytes of ``request`` if that takes no waiting; for the running event loop's thread."""
         self._home = weakref.ref(asyncio.get_running_loop())
-        return self.read_now(request)
+        keyspace = self._keyspace or self.opened()
+        return None if keyspace is None else self._at_once(keyspace, request)
 
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
@@ -240,14 +239,17 @@ class Session:
         if wait:
             await ahead.arrived(announced)
 
+    async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
+        """Return the keys of the chunks of ``array`` that ``selection`` touches; ValueError if that is not known."""
+        return await self._arrays.keys_of(array, selection, mode)
+
     def announce(self, array: str, selection: Any, mode: Mode) -> None:
         """Have the loop that reads fetch what ``selection`` touches, where that helps; any thread may call this."""
         loop, keyspace = self.home(), self._keyspace
         if loop is None or keyspace is None:
             return
         try:
-            meta = self._metas.get(array) or self._meta_now(array)
-            keys = [] if meta is None or _has_shards(meta) else _keys_of(array, meta, selection, mode)
+            keys = self._arrays.keys_now(array, selection, mode)
             if len(keys) < 2 or self._is_near(keys[0]):
                 return
         except (IndexError, ValueError, RefShardError):
@@ -257,31 +259,6 @@ class Session:
             self.engine().ahead.tell(keyspace, keys)
         else:  # zarr's own reads come to the loop the same way, and later
             loop.call_soon_threadsafe(lambda: self.engine().ahead.tell(keyspace, keys))
-
-    async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
-        """Return the keys of the chunks of ``array`` that ``selection`` touches; ValueError if that is not known."""
-        meta = self._metas.get(array)
-        for name in _METADATA:
-            if meta is None:
-                key = join(array, name)
-                with contextlib.suppress(FileNotFoundError):
-                    meta = zarrmeta.array_meta(zarrmeta.loads(await self.read(Request(key))), key)
-        if meta is None:
-            raise FileNotFoundError(f"there is no array {array!r}")
-        self._metas[array] = meta
-        return _keys_of(array, meta, selection, mode)
-
-    def _meta_now(self, array: str) -> ArrayMeta | None:
-        """Return the metadata of ``array``, if that takes no event loop."""
-        for name in _METADATA:
-            key = join(array, name)
-            with contextlib.suppress(FileNotFoundError):
-                data = self.read_now(Request(key))
-                meta = None if data is None else zarrmeta.array_meta(zarrmeta.loads(data), key)
-                if meta is not None:
-                    self._metas[array] = meta
-                    return meta
-        return None
 
     def _is_near(self, key: str) -> bool:
         """Whether the bytes of ``key`` need no event loop, and so no fetching ahead."""
@@ -365,7 +342,7 @@ class Session:
         """Forget every index, the opened source, and which versions were read; the next read opens it again."""
         with self._lock:
             self._keyspace = None
-            self._metas.clear()
+            self._arrays.clear()
             if self._blocks is not None:
                 self._blocks.clear()
             self._opening.clear()
@@ -384,19 +361,6 @@ class Session:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._opening = weakref.WeakKeyDictionary()
-
-
-def _keys_of(array: str, meta: ArrayMeta, selection: Any, mode: Mode) -> list[str]:
-    if meta.chunks is None or meta.grid is None:
-        raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
-    tail = meta.grid.tail
-    return [join(array, tail(number)) for number in chunk_numbers(selection, meta.shape, meta.chunks, mode).tolist()]
-
-
-def _has_shards(meta: ArrayMeta) -> bool:
-    """Whether readers take parts of chunks: then a selection does not tell how many bytes of each will be read."""
-    codecs = meta.raw.get("codecs") or ()
-    return any(isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed" for codec in codecs)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import random
 from typing import Any
 
 import pytest
+from fsspec.callbacks import Callback
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.blocks import Block
 from refshard_fs.formats import Raw
 from refshard_fs.model import Load, Span
 from refshard_fs.plan import MIB
@@ -361,3 +365,39 @@ def test_without_a_block_cache_a_chunk_is_read_again(chunked: Chunked, fs: RefSh
     fs.cat_file("a/5.0")
     fs.cat_file("a/5.0")
     assert len(chunked.ranges) == 2
+
+
+# ---------------------------------------------------------------------- what a user sees of it
+
+
+def test_bytes_that_were_read_are_not_kept_until_a_garbage_collection(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    fs = open_fs(chunked)
+    gc.collect()
+    gc.disable()
+    try:
+        fs.prefetch(chunked.keys(range(100)))
+        for key in chunked.keys(range(100)):
+            fs.cat_file(key)
+        kept = [o.data for o in gc.get_objects() if isinstance(o, Block) and o.data is not None]
+    finally:
+        gc.enable()
+    assert kept == []
+
+
+def test_each_request_leaves_a_debug_line(chunked: Chunked, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "refshard_fs"):
+        open_fs(chunked).cat(chunked.keys([3, 4]))
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "refshard_fs"]
+    assert f"{chunked.url} [{3 * CHUNK}:{5 * CHUNK}] {2 * CHUNK} bytes" in line
+
+
+def test_callbacks_hear_of_each_key_and_of_each_piece(http_server: RangeServer, tmp_path: Any) -> None:
+    chunked = Chunked(http_server)
+    cat, get = Callback(), Callback()
+    open_fs(chunked).cat(chunked.keys(range(7)), callback=cat)
+    assert (cat.size, cat.value) == (7, 7)
+    data = bytes(9 * MIB)
+    fs = RefShardFileSystem(fo={"k": [http_server.put("/large", data), 0, len(data)]})
+    fs.get_file("k", str(tmp_path / "out"), callback=get)
+    assert (get.size, get.value) == (len(data), len(data))

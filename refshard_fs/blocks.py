@@ -1,0 +1,135 @@
+"""What is asked of targets: readers, the blocks of bytes that serve them, and the requests for those. No I/O here."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator
+from io import BytesIO
+from typing import NamedTuple
+
+from refshard_fs.failures import fail
+from refshard_fs.model import Span
+
+__all__ = ["Block", "Host", "Job", "Reader", "Shelf"]
+
+NEAREST = 4
+
+
+class Reader(NamedTuple):
+    """Somebody who waits for ``span``; errors name ``key``, or are set as they are where it is None."""
+
+    key: str | None
+    span: Span
+    future: asyncio.Future[bytes]
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error if self.key is None else fail(self.key, self.span, error))
+
+
+class Block:
+    """One run of bytes of one target: who waits for it, and what of it was fetched ahead (range → bytes unread)."""
+
+    __slots__ = ("buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span", "spare")
+
+    def __init__(self, span: Span, shared: bool) -> None:
+        self.span = span
+        self.shared = shared  # other readers may join it
+        self.spare = False  # it was merged over gaps that hold what may well be wanted next
+        self.readers: list[Reader] = []
+        self.held: dict[tuple[int, int], int] = {}
+        self.jobs: list[Job] = []
+        self.missing = 0  # jobs that have not arrived
+        self.reserved = 0  # bytes of the budget
+        self.buffer: BytesIO | None = None
+        self.data: bytes | None = None
+
+    def expect(self, span: Span) -> None:
+        """Hold ``span`` until it is read, once more."""
+        piece = span.start, span.stop or 0
+        self.held[piece] = self.held.get(piece, 0) + piece[1] - piece[0]
+
+    def claim(self, start: int, stop: int) -> None:
+        """Note that bytes ``[start, stop)`` were read."""
+        pieces = [(start, stop)] if (start, stop) in self.held else list(self.held)
+        for piece in pieces:
+            read = min(stop, piece[1]) - max(start, piece[0])
+            if read > 0:
+                self.held[piece] -= read
+                if self.held[piece] <= 0:
+                    del self.held[piece]
+
+    def left(self, future: asyncio.Future[bytes]) -> bool:
+        """Return whether nobody wants this block any more, now that ``future`` was given up."""
+        self.readers = [r for r in self.readers if r.future is not future]
+        return not self.readers and not self.held
+
+
+class Job:
+    """One request for a block or a part of it."""
+
+    __slots__ = ("block", "host", "size", "start", "state", "stop", "task")
+
+    def __init__(self, block: Block, host: Host, start: int, stop: int | None) -> None:
+        self.block, self.host, self.start, self.stop = block, host, start, stop
+        self.size = 0 if stop is None else stop - start
+        self.state = 0  # 0 queued, 1 under way, 2 over
+        self.task: asyncio.Task[None] | None = None
+
+
+class Host:
+    """The requests to one host: those that readers wait for go first.
+
+    Few are begun at once, since connections cost more than they bring where answers come
+    at once: `limit` grows where they do not.
+    """
+
+    __slots__ = ("active", "answered", "later", "limit", "patience", "urgent")
+
+    def __init__(self, limit: int) -> None:
+        self.active = 0
+        self.answered = 0
+        self.limit = limit
+        self.patience: asyncio.TimerHandle | None = None
+        self.urgent: deque[Job] = deque()
+        self.later: deque[Job] = deque()
+
+
+class Shelf:
+    """The blocks that readers may join, found by what they cover."""
+
+    def __init__(self) -> None:
+        self._starts: dict[str, list[int]] = {}  # ascending, of the blocks of each target
+        self._blocks: dict[str, list[Block]] = {}
+
+    def __iter__(self) -> Iterator[Block]:
+        for blocks in self._blocks.values():
+            yield from blocks
+
+    def put(self, block: Block) -> None:
+        url, start = block.span.url, block.span.start
+        starts = self._starts.setdefault(url, [])
+        at = bisect_right(starts, start)
+        starts.insert(at, start)
+        self._blocks.setdefault(url, []).insert(at, block)
+
+    def take(self, block: Block) -> None:
+        url = block.span.url
+        blocks = self._blocks[url]
+        at = blocks.index(block, max(bisect_left(self._starts[url], block.span.start), 0))
+        del blocks[at], self._starts[url][at]
+        if not blocks:
+            del self._blocks[url], self._starts[url]
+
+    def covering(self, span: Span) -> Block | None:
+        """Return a block that holds all of ``span``; of those that overlap each other, only the nearest are tried."""
+        starts = self._starts.get(span.url)
+        if not starts or span.stop is None:
+            return None
+        i = bisect_right(starts, span.start)
+        for block in reversed(self._blocks[span.url][max(i - NEAREST, 0) : i]):
+            if span.stop <= (block.span.stop or 0) and block.span.pin == span.pin:
+                return block
+        return None
