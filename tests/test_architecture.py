@@ -1,0 +1,89 @@
+"""Imports point downward, formats know no I/O, and only ``targets`` opens filesystems: read from the code itself."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import refshard_fs
+
+ROOT = Path(refshard_fs.__path__[0])
+
+# Each line is a layer; a module imports from its own layer and those above it in this table. Packages count as one.
+LAYERS = """
+errors model keys texts crc32c stats policy selection tuning
+plan zarrmeta keyspace columns names rounds formats failures admission readahead cache documents summary
+manifests shards
+targets index_cache loading
+blocks fetch prefetch recall engine immediate arrays
+catalog held
+session save
+listing mapper fs
+xarray_arrays xarray_backend cli
+"""
+PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
+FORMATS = ("manifests", "shards")
+IO = {"fsspec", "aiohttp", "s3fs", "asyncio", "socket", "urllib.request", "http.client", "tempfile", "shutil"}
+
+
+def modules() -> list[Path]:
+    return [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
+
+
+def top(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@cache
+def imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what a module imports: ours by their top name, and others by their full name."""
+    ours, others = set(), set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(module="refshard_fs", names=names):
+                ours |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module)) if module.startswith("refshard_fs."):
+                ours.add(module.split(".")[1])
+            case ast.ImportFrom(module=str(module)):
+                others.add(module)
+            case ast.Import(names=names):
+                others |= {alias.name for alias in names}
+    return frozenset(ours), frozenset(others)
+
+
+def is_io(module: str) -> bool:
+    return any(module == name or module.startswith(name + ".") for name in IO)
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {top(path) for path in modules()} == set(PLACE)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_downward(path: Path) -> None:
+    here = PLACE[top(path)]
+    above = {name for name in imports(path)[0] if PLACE.get(name, 0) > here}
+    assert not above, f"{path.name} imports from layers above its own"
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if top(p) in FORMATS], ids=lambda path: path.stem)
+def test_formats_know_no_io_and_not_each_other(path: Path) -> None:
+    ours, others = imports(path)
+    assert not {name for name in others if is_io(name)}
+    assert not ours & (set(FORMATS) - {top(path)})
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    assert not [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "open"]
+
+
+def test_targets_alone_open_filesystems() -> None:
+    openers = {"filesystem", "url_to_fs", "get_filesystem_class", "open_files"}
+    found = set()
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in openers:
+                    found.add(top(path))
+    assert found - {"cli", "xarray_backend"} == {"targets"}, "users of the public interface open ours, and no other"
