@@ -1,9 +1,8 @@
 """Parquet reference sets, side by side with fsspec's ReferenceFileSystem: opening, and 1000 random look-ups.
 
 A set of a million references in partitions of 10,000 as fsspec writes it. Each measurement is in a
-new process that has imported everything and read another small set; readers take turns. Run
-``python -m benchmarks.parquet``; needs pyarrow, and
-for fsspec's reader pandas and fastparquet.
+new process that has imported everything and read another small set; readers take turns, and medians
+of wall seconds are shown. Needs pyarrow, and for fsspec's reader pandas and fastparquet.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import argparse
 import importlib
 import json
 import random
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.measure import Goal, Row, in_turns, show
 
 ROWS = 10_000
 SIDE = 1000  # chunks along each of two dimensions
@@ -101,7 +100,8 @@ def measure(reader: str, folder: str) -> dict[str, Any]:
     getattr(fs, "invalidate_cache", int)()
     data = timed("1000 reads, cold", lambda: [fs.cat_file(key) for key in keys])
     timed("1000 reads, warm", lambda: [fs.cat_file(key) for key in keys])
-    took["found"] = [[str(url), int(offset), int(size)] for url, offset, size in found] + [d.hex() for d in data]
+    references = [[str(url), int(offset), int(size)] for url, offset, size in found]
+    took["digest"] = zlib.crc32(json.dumps(references).encode() + b"".join(data))
     return took
 
 
@@ -112,30 +112,22 @@ def _opened(cls: Any, url: str, key: str) -> Any:
 
 
 def main() -> None:
-    """Run all readers in turn, compare what they found, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--measure", nargs=2, metavar=("READER", "FOLDER"), help=argparse.SUPPRESS)
+    """Write the sets, run the readers in turns, see that they agree, and show the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(*arguments.measure)))
+    if arguments.child:
+        print(json.dumps(measure(*arguments.child)))
         return
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder, "small"), 2)
         write(Path(folder, "large"), SIDE)
-        runs: dict[str, list[dict[str, Any]]] = {reader: [] for reader in READERS}
-        for _ in range(arguments.rounds):
-            for reader in READERS:
-                command = [sys.executable, "-m", "benchmarks.parquet", "--measure", reader, folder]
-                run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603  # this module itself
-                runs[reader].append(json.loads(run.stdout))
-    results = [run.pop("found") for some in runs.values() for run in some]
-    assert all(result == results[0] for result in results), "the readers disagree"
-    print(f"{'parquet, 1M references':26}{'fsspec':>12}{'refshard':>12}{'ratio':>8}{'goal':>8}")
-    for row, goal in GOALS.items():
-        theirs, ours = (statistics.median(run[row] for run in runs[reader]) for reader in READERS)
-        wanted = "" if goal is None else f"≥ {goal:g}×"
-        print(f"{row:26}{theirs * 1e3:>9.2f} ms{ours * 1e3:>9.2f} ms{theirs / ours:>7.1f}×{wanted:>8}")
+        cases = [(reader, folder) for reader in READERS]
+        theirs, ours = in_turns("benchmarks.parquet", cases, 3 if arguments.quick else 9)
+    assert theirs["digest"] == ours["digest"], "the readers disagree"
+    rows = [Row(row, "s", theirs[row], ours[row], Goal(ratio=goal)) for row, goal in GOALS.items()]
+    show(rows, *READERS)
 
 
 if __name__ == "__main__":

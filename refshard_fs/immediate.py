@@ -10,7 +10,6 @@ from refshard_fs.engine import Request
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.failures import ABSENT, blame, describe, fail
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.loading import Streamed
 from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
 from refshard_fs.recall import recalled
 from refshard_fs.stats import Stats
@@ -107,7 +106,7 @@ class Immediate:
     def _load(self, need: Load) -> Found | None:
         """Return the answer to ``need``; None where an event loop is needed, or is to find out what went wrong."""
         entry, index = need.entry, need.index
-        if not isinstance(entry, Span) or isinstance(index, Streamed):
+        if not isinstance(entry, Span) or hasattr(index, "decoder"):
             return None
         with self._loading:  # of several threads one loads, and the others find it
             value = self._cache.get((self._token, need))

@@ -27,6 +27,12 @@ DECODED = 1024 * MIB  # that its columns may say they take, uncompressed
 OFFSETS = 2**63  # parquet's integers are signed
 COLUMNS = ("path", "offset", "size", "raw")
 
+_KINDS = {
+    **dict.fromkeys(("string", "large_string"), "text"),
+    **dict.fromkeys(("binary", "large_binary"), "bytes"),
+    **{f"{sign}int{bits}": "whole numbers" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+
 Booleans = npt.NDArray[np.bool_]
 
 
@@ -114,25 +120,20 @@ class PartitionIndex(msgspec.Struct, frozen=True):
     quota: Quota | None = None
 
     def decode(self, data: bytes) -> Partition:
-        pa, parquet = require_pyarrow()
+        pa, _ = require_pyarrow()
         try:
             with pa.BufferReader(data) as source:
-                metadata = parquet.read_metadata(source)
-                self._check(metadata)
-                names = [name for name in COLUMNS if name in metadata.schema.names]
+                file = _opened(source)
+                self._check(file.metadata)
+                there = set(file.metadata.schema.names)
+                names = [name for name in COLUMNS if name in there]
                 if not names:
                     raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
-                file = parquet.ParquetFile(
-                    source,
-                    metadata=metadata,
-                    read_dictionary=[name for name in names if name == "path"],
-                    page_checksum_verification=True,
-                )
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
             if table.num_rows < self.chunks:
                 raise ValueError(f"it has {table.num_rows} rows, and {self.chunks} chunks lie in it")
-            table.validate(full=True)  # a damaged dictionary's codes may lead anywhere
-            table = table.slice(0, self.chunks)
+            if table.num_rows > self.chunks:
+                table = table.slice(0, self.chunks)
             return _partition({name: table.column(name) for name in names}, self.chunks)
         except (pa.ArrowException, OSError, MemoryError) as e:
             if isinstance(e, ValueError) and not isinstance(e, pa.ArrowException):
@@ -158,6 +159,15 @@ def require_pyarrow() -> tuple[Any, Any]:
     except ImportError as e:
         raise ImportError("parquet reference sets need pyarrow: pip install 'refshard_fs[parquet]'") from e
     return pyarrow, pyarrow.parquet
+
+
+def _opened(source: Any) -> Any:
+    """Return an open file, whose paths are read as a dictionary where there are any."""
+    _, parquet = require_pyarrow()
+    try:
+        return parquet.ParquetFile(source, read_dictionary=["path"], page_checksum_verification=True)
+    except KeyError:  # there is no such column
+        return parquet.ParquetFile(source, page_checksum_verification=True)
 
 
 def _partition(columns: Mapping[str, Any], rows: int) -> Partition:
@@ -204,7 +214,11 @@ def _there(column: Any) -> Any | None:
     if column is None or column.null_count == len(column):
         return None
     pa, _ = require_pyarrow()
-    array = column.unify_dictionaries().combine_chunks()
+    if column.num_chunks == 1:
+        array = column.chunk(0)
+    else:
+        column.validate(full=True)  # a damaged dictionary's codes may lead anywhere
+        array = column.unify_dictionaries().combine_chunks()
     if pa.types.is_floating(array.type):
         missing = np.isnan(_numbers(array))
         absent = _absent(array)
@@ -215,13 +229,9 @@ def _there(column: Any) -> Any | None:
 
 def _kind(array: Any) -> str:
     """Return what an array's values are: text, bytes, whole numbers, or else the name of their type."""
-    types = require_pyarrow()[0].types
-    kind = array.type.value_type if types.is_dictionary(array.type) else array.type
-    if types.is_string(kind) or types.is_large_string(kind):
-        return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        return "bytes"
-    return "whole numbers" if types.is_integer(array.type) else str(kind)
+    pa, _ = require_pyarrow()
+    kind = array.type.value_type if isinstance(array.type, pa.DictionaryType) else array.type
+    return _KINDS.get(str(kind), str(kind))
 
 
 def _paths(column: Any, rows: int) -> tuple[tuple[str, ...], UInt32s]:
@@ -231,8 +241,13 @@ def _paths(column: Any, rows: int) -> tuple[tuple[str, ...], UInt32s]:
     if _kind(array) not in ("text", "bytes"):
         raise ValueError(f"its column 'path' is of {_kind(array)}, not of text")
     urls = tuple(u.decode() if isinstance(u, bytes) else u for u in array.dictionary.to_pylist())
-    targets = _numbers(array.indices).astype(np.uint32)
-    absent = _absent(array.indices)
+    codes = array.indices
+    targets = _numbers(codes).astype(np.uint32)
+    absent = _absent(codes)
+    if absent is not None:
+        targets[absent] = 0
+    if int(targets.max()) >= len(urls):
+        raise ValueError("its dictionary of paths is damaged")
     if absent is not None:
         targets[absent] = ABSENT
     return urls, targets
