@@ -19,7 +19,7 @@ __all__ = ["close_connections", "close_with"]
 def close_with(owner: object, holder: Any) -> None:
     """See to it that when ``owner`` is collected, the connections of ``holder`` are closed; on a running loop."""
     weakref.finalize(owner, _abandon, holder, asyncio.get_running_loop(), os.getpid()).atexit = False
-    _open.add(holder)
+    _open[id(holder)] = holder
 
 
 async def close_connections(holder: Any) -> None:
@@ -61,7 +61,7 @@ def _sessions(holder: Any) -> list[aiohttp.ClientSession]:
     return [session for session in found if isinstance(session, aiohttp.ClientSession)]
 
 
-_open: weakref.WeakSet[Any] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by id: fsspec's are equal too soon
 
 
 if hasattr(os, "register_at_fork"):
@@ -70,5 +70,5 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _at_exit() -> None:
-    for holder in list(_open):  # their loops' threads are about to stop, wherever they are
+    for holder in list(_open.values()):  # their loops' threads are about to stop, wherever they are
         _cut(holder)
