@@ -149,7 +149,8 @@ class HttpServer:
     # The loop.
 
     async def _run(self, listener: socket.socket, started: threading.Event) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._loop, self._stopping = loop, asyncio.Event()
         tasks: set[asyncio.Task[None]] = set()
 
         def forget(task: asyncio.Task[None]) -> None:
@@ -165,26 +166,27 @@ class HttpServer:
 
         with listener:
             async with self.running():
-                keep(self._accept(listener, keep))
+                loop.add_reader(listener, self._accept, listener, keep)
                 started.set()
                 await self._stopping.wait()
+                loop.remove_reader(listener)
                 # Whatever still runs waits for bytes or for time: nobody is left to want it.
                 ending = list(tasks)
                 for task in ending:
                     task.cancel()
                 await asyncio.gather(*ending, return_exceptions=True)
 
-    async def _accept(
-        self, listener: socket.socket, keep: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            sock, _ = await loop.sock_accept(listener)
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connections += 1
-            # A task that is cancelled before its first step never reaches its own ``with``.
-            keep(self._serve(sock, self._connections)).add_done_callback(lambda _, sock=sock: sock.close())
+    def _accept(self, listener: socket.socket, keep: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        # Not awaited: a connection that was accepted while that was cancelled would be nobody's.
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections += 1
+        # A task that is cancelled before its first step never reaches its own ``with``.
+        keep(self._serve(sock, self._connections)).add_done_callback(lambda _, sock=sock: sock.close())
 
     async def _serve(self, sock: socket.socket, number: int) -> None:
         """Answer one connection's requests in order, until either side ends it."""
