@@ -16,7 +16,7 @@ import pytest
 INNER, WHOLE = "refshard_fs:RefShardFileSystem", "tests.whole_shards:WholeShards"
 
 
-@pytest.mark.parametrize(("part", "cls"), [("refs/", INNER), ("values/", INNER), ("zip/", WHOLE)])
+@pytest.mark.parametrize(("part", "cls"), [("manifest/", INNER), ("refs/", INNER), ("values/", INNER), ("zip/", WHOLE)])
 def test_the_corpus_reads_as_expected(part: str, cls: str, shared_data: Path) -> None:
     pytest.importorskip("pyarrow")
     zarr = pytest.importorskip("zarr")

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from refshard_fs import zarrmeta
+from refshard_fs import crc32c, zarrmeta
 from refshard_fs.keys import ChunkGrid
-from refshard_fs import crc32c
 from refshard_fs.shards.layout import Cut, Equal, Ragged, ShardFormat, Unsharded
 from refshard_fs.shards.nested import Nest, NestedLayout
 from refshard_fs.shards.offsets import OffsetsLevel, slots_of
