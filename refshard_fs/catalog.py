@@ -89,7 +89,7 @@ def _has_root(probe: Probe) -> bool:
 
 
 def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
-    """Return ``keyspace`` as the user wants to see it: manifests heeded, sharded arrays as inner chunks or not."""
+    """Return ``keyspace`` as the user wants to see it: manifests heeded, shards shown as their inner chunks, or not."""
     match keyspace:
         case DenseKeySpace():  # made of frames that are the chunks: there are no manifests or shards in it
             return keyspace

@@ -190,7 +190,7 @@ class Documents(Generic[K]):
         return path
 
     def sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
-        """Return ``names``, what lies in ``prefix``, with the sizes that metadata documents have when they are shown."""
+        """Return ``names``, what lies in ``prefix``, with the sizes that metadata documents have when shown."""
         documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
         entries = yield from together([self.lookup(join(prefix, name)) for name in documents])
         sizes = {n: e.size for n, e in zip(documents, entries, strict=True) if e is not None}

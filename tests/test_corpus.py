@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 INNER, WHOLE = "refshard_fs:RefShardFileSystem", "tests.whole_shards:WholeShards"
+PARTS = {"refs/": INNER, "values/": INNER, "shards": INNER, "manifest/": INNER, "bcolz/": INNER, "zip/": WHOLE}
 
 
-@pytest.mark.parametrize(
-    ("part", "cls"), [("refs/", INNER), ("values/", INNER), ("shards", INNER), ("bcolz/", INNER), ("zip/", WHOLE)]
-)
+@pytest.mark.parametrize(("part", "cls"), PARTS.items())
 def test_the_corpus_reads_as_expected(part: str, cls: str, shared_data: Path) -> None:
     pytest.importorskip("pyarrow")
     zarr = pytest.importorskip("zarr")

@@ -42,7 +42,7 @@ class Prefix(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a chunk comes from: a range of ``path`` (None: bytes of the manifest itself), and what must be true of it."""
+    """Where a chunk comes from: a range of ``path`` (None: the manifest's own bytes), and what must be true of it."""
 
     path: str | None
     offset: int
@@ -211,7 +211,7 @@ def _numbers(keys: list[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, np.
     key_form = rf"{number}(?:\.{number}){{{ndim - 1}}}"
     if not keys:
         return np.zeros(0, np.uint64), np.zeros(0, np.bool_)
-    if not re.fullmatch(rf"{key_form}(?:\n{key_form})*+", text):
+    if text.count("\n") != len(keys) - 1 or not re.fullmatch(rf"{key_form}(?:\n{key_form})*+", text):
         wrong = next(key for key in keys if not re.fullmatch(key_form, key))
         raise ManifestError(f"{where}: {wrong!r} is no chunk key: {ndim} numbers with dots between them are")
     coords = np.fromstring(text.replace("\n", "."), np.uint64, sep=".").reshape(len(keys), ndim)
@@ -232,9 +232,7 @@ def prefixes_of(spelled: Mapping[str, JsonPrefix], ndim: int, where: str) -> tup
         if not re.fullmatch(form, key) or key.count(".") > ndim:
             raise ManifestError(f"{where}: the prefix {key!r} is not made of leading coordinates, a dot after each")
         if prefix.separator not in _SEPARATORS:
-            raise ManifestError(
-                f"{where}: the prefix {key!r} has the separator {prefix.separator!r}: '.' or '/' is one"
-            )
+            raise ManifestError(f"{where}: the prefix {key!r} has the separator {prefix.separator!r}, not '.' or '/'")
         if not prefix.path:
             raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
         fixed = tuple(map(int, key.split(".")[:-1]))

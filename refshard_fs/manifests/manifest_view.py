@@ -199,9 +199,7 @@ class ManifestView:
         """Return the range of the base's key ``name`` that ``source`` says."""
         found = yield from self.base.lookup(name)
         if found is None:
-            raise ReferenceNotReachable(
-                key, repr(name), "the manifest names it, and there is no such key in the source"
-            )
+            raise ReferenceNotReachable(key, repr(name), "the manifest names it, and the source has no such key")
         if isinstance(found, Span):
             found = msgspec.structs.replace(found, optional=False, pin=source.pin or found.pin)
         try:
@@ -246,7 +244,7 @@ class ManifestView:
         return (yield from self.base.is_directory(prefix))
 
     def _listed(self, path: str, grid: ChunkGrid, fixed: tuple[int, ...]) -> Steps[ChunkTable]:
-        """Return a table of all chunks there are that begin with ``fixed``, at least; of it, keys and sizes are right."""
+        """Return a table of at least all chunks that begin with ``fixed``; its keys and sizes are right."""
         manifest, origin, where = yield from self._manifest(path)
         table = manifest.table
         if not manifest.prefixes:
@@ -338,7 +336,7 @@ def _is_chunks(grid: ChunkGrid, listed: Listed) -> bool:
 
 
 def _numbers(name: str, stem: str, count: int) -> tuple[int, ...] | None:
-    """Return the ``count`` coordinates that follow ``stem`` in ``name``, with dots between them; None if it is other."""
+    """Return the ``count`` coordinates that follow ``stem`` in ``name``, with dots between them; else None."""
     if not name.startswith(stem):
         return None
     parts = name[len(stem) :].split(".")

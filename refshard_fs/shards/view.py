@@ -102,19 +102,17 @@ class ShardView:
 
     def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
         """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
-        length, trailer, size = level.length, level.trailer, entry.size
+        length, trailer, size, view = level.length, level.trailer, entry.size, self._documents.view
         if size is None:  # only the target knows where it ends
             if level.at_end:
-                return Load(
-                    entry.window(-length - trailer), TableIndex(level, shard, path, self._documents.view, cut=trailer)
-                )
-            return Load(entry.window(0, length), TableIndex(level, shard, path, self._documents.view))
+                return Load(entry.window(-length - trailer), TableIndex(level, shard, path, view, cut=trailer))
+            return Load(entry.window(0, length), TableIndex(level, shard, path, view))
         if size < length + trailer:
             raise DamagedIndex(
                 "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"
             )
         start = size - length - trailer if level.at_end else 0
-        return Load(entry.part(start, length), TableIndex(level, shard, path, self._documents.view, size - trailer))
+        return Load(entry.part(start, length), TableIndex(level, shard, path, view, size - trailer))
 
     def _array_of(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
         """Return the array that ``key`` lies below, and its layout if it is shown as inner chunks."""

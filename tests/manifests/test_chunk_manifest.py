@@ -1,0 +1,441 @@
+"""Chunk manifests: entries of every kind, what is wrong with them, their size, and their place among other arrays."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import pickle
+import urllib.request
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, SourceNotReachable, TargetChanged
+from refshard_fs.crc32c import crc32c
+from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.manifests.chunk_manifest import parse
+from tests.servers.http import RangeServer
+
+needs_zarr_3 = pytest.mark.skipif(zarr.__version__.startswith("2."), reason="zarr 2 reads no version 3")
+
+GRID = ChunkGrid((4, 3), ChunkKeyEncoding("default", "/"))
+
+
+def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo, skip_instance_cache=True, **options)
+
+
+def metadata(shape: tuple[int, ...], chunks: tuple[int, ...], manifest: Any = "./manifest.json", **more: Any) -> Any:
+    doc = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 9,
+        "codecs": [{"name": "bytes"}],
+        "attributes": {},
+    }
+    if manifest is not None:
+        doc["storage_transformers"] = [{"name": "chunk-manifest-json", "configuration": {"manifest": manifest}}]
+    return doc | more
+
+
+def write(folder: Path, manifest: Any, shape: tuple[int, ...] = (4,), chunks: tuple[int, ...] = (2,)) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "zarr.json").write_text(json.dumps(metadata(shape, chunks)))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+# ---------------------------------------------------------------------- parsing
+
+
+def spelled(manifest: Any) -> bytes:
+    return json.dumps(manifest).encode()
+
+
+def test_entries_become_columns() -> None:
+    found = parse(
+        spelled(
+            {
+                "0.1": {"path": "x", "offset": 3, "length": 4},
+                "3.2": {"path": "y"},
+                "1.0": {},
+                "2.0": {"data": "abc"},
+                "2.1": {"data": "base64:" + base64.b64encode(b"\xff\0").decode()},
+                "0.0": {"path": "x", "offset": 7, "etag": "e", "last_modified": "2024-01-01", "checksum": "md5:00"},
+            }
+        ),
+        GRID,
+        "m",
+    )
+    assert found.source(1)[:3] == ("x", 3, 4)
+    assert found.source(11)[:3] == ("y", 0, None)
+    assert found.source(3) is None
+    assert found.is_empty(3)
+    assert not found.is_empty(4)
+    assert found.inline(found.source(6)) == b"abc"
+    assert found.inline(found.source(7)) == b"\xff\0"
+    first = found.source(0)
+    assert (first.offset, first.length, first.checksum) == (7, None, "md5:00")
+    assert (first.pin.etag, first.pin.last_modified) == ("e", "2024-01-01")
+    assert found.source(1).pin is None
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("key", ["0", ""])
+def test_an_array_without_dimensions_has_one_key(key: str) -> None:
+    found = parse(spelled({key: {"path": "x"}}), ChunkGrid((), ChunkKeyEncoding("default", "/")), "m")
+    assert found.source(0)[:3] == ("x", 0, None)
+
+
+def test_coordinates_outside_of_the_grid_are_left_out() -> None:
+    found = parse(spelled({"4.0": {"path": "x"}, "0.3": {}, "3.2": {"path": "z"}}), GRID, "m")
+    assert len(found) == 1
+    assert [found.is_empty(n) for n in range(12)] == [False] * 12
+
+
+@pytest.mark.parametrize(
+    ("manifest", "named"),
+    [
+        ({"0/0": {"path": "x"}}, "'0/0'"),
+        ({"0.0": {"path": "x"}, "c/0/0": {"path": "x"}}, "'c/0/0'"),
+        ({"00.0": {"path": "x"}}, "'00.0'"),
+        ({"-1.0": {"path": "x"}}, "'-1.0'"),
+        ({"0.0\n0.1": {"path": "x"}}, "0.0"),
+        ({"0.0.0": {"path": "x"}}, "'0.0.0'"),
+        ({"": {"path": "x"}}, "''"),
+        ({"0.0": ["x", 1, 2]}, "'0.0'"),
+        ({"0.0": {"path": 5}}, "'0.0'"),
+        ({"0.0": {"path": ""}}, "'0.0'"),
+        ({"0.0": {"path": "x", "offset": -1, "length": 1}}, "'0.0'"),
+        ({"0.0": {"path": "x", "offset": 1.5}}, "'0.0'"),
+        ({"0.0": {"path": "x", "offset": 2**63 - 1, "length": 1}}, "'0.0'"),
+        ({"0.0": {"offset": 1, "length": 1}}, "'0.0'"),
+        ({"0.0": {"etag": "x"}}, "'0.0'"),
+        ({"0.0": {"path": "x", "data": "y"}}, "'0.0'"),
+        ({"0.0": {"data": "x", "offset": 1}}, "'0.0'"),
+        ({"0.0": {"data": "base64:!"}}, "'0.0'"),
+        ({"prefix": {"0": {"path": "x"}}}, "'0'"),
+        ({"prefix": {"0.0.0.": {"path": "x"}}}, "'0.0.0.'"),
+        ({"prefix": {"0.": {"path": "x", "offset": 1}}}, "offset"),
+        ({"prefix": {"0.": {"path": "x", "separator": "-"}}}, "'-'"),
+        ({"prefix": {"0.": {}}}, "path"),
+        ({"prefix": [1]}, "prefix"),
+        ([], "list"),
+        ("x", "str"),
+    ],
+)
+def test_what_breaks_the_format_is_named(manifest: Any, named: str) -> None:
+    with pytest.raises(ManifestError, match=r"^m") as caught:
+        parse(spelled(manifest), GRID, "m")
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"0.0": {"path": "x"}', b"\xff", b"[" * 100_000, b'{"0.0": {}} x'])
+def test_what_is_no_json_is_an_error(data: bytes) -> None:
+    with pytest.raises(ManifestError, match=r"^m"):
+        parse(data, GRID, "m")
+
+
+def test_a_large_manifest_takes_32_bytes_an_entry_at_most() -> None:
+    grid = ChunkGrid((100, 1000), ChunkKeyEncoding("default", "/"))
+    places = [(i, j) for i in range(100) for j in range(1000)]
+    dense = {f"{i}.{j}": {"path": f"s3://b/{i}.nc", "offset": 9 * j, "length": 9} for i, j in places}
+    found = parse(spelled(dense), grid, "m")
+    assert len(found) == 100_000
+    assert found.nbytes < 32 * len(found)
+    for i, j in ((0, 0), (0, 7), (99, 999)):
+        assert found.source(grid.number_of((i, j)))[:3] == (f"s3://b/{i}.nc", 9 * j, 9)
+    sparse = parse(spelled(dense), ChunkGrid((10**6, 1000), grid.encoding), "m")
+    assert sparse.nbytes < 32 * len(sparse)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def test_entries_of_every_kind_are_read(tmp_path: Path) -> None:
+    (tmp_path / "raw.bin").write_bytes(b"0123456789")
+    (tmp_path / "whole.bin").write_bytes(b"AB")
+    manifest = {
+        "0": {"path": "../raw.bin", "offset": 4, "length": 2},
+        "1": {"path": f"file://{tmp_path}/whole.bin"},
+        "2": {},
+        "3": {"data": "xy"},
+        "4": {"path": "../raw.bin", "offset": 8},
+        "5": {"path": "../raw.bin", "length": 2},
+        "6": {"data": {"a": [1]}},
+        "7": {"path": str(tmp_path / "whole.bin")},
+    }
+    fs = opened(str(write(tmp_path / "a", manifest, (20,), (2,))))
+    chunks = {key: fs.cat_file(f"c/{key}") for key in "01345 67".replace(" ", "")}
+    assert chunks == {
+        "0": b"45", "1": b"AB", "3": b"xy", "4": b"89", "5": b"01", "6": b'{"a":[1]}', "7": b"AB",
+    }  # fmt: skip
+    assert fs.cat_file("c/0", 1, 2) == b"5"
+    assert fs.cat_file("c/4", -1) == b"9"
+    assert fs.info("c/0")["size"] == 2
+    assert fs.info("c/1")["size"] == 2
+    for missing in ("c/2", "c/8", "c/10", "c/x", "c/00"):
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(missing)
+        assert not fs.exists(missing)
+    assert sorted(fs.ls("c", detail=False)) == [f"c/{i}" for i in (0, 1, 3, 4, 5, 6, 7)]
+    assert {e["name"]: e["size"] for e in fs.ls("c")}["c/0"] == 2
+    assert sorted(fs.ls("", detail=False)) == ["c", "manifest.json", "zarr.json"]
+
+
+def test_info_tells_an_empty_chunk_from_an_absent_one(tmp_path: Path) -> None:
+    fs = opened(str(write(tmp_path, {"0": {}})))
+    assert fs.info("c/0") == {"name": "c/0", "size": 0, "type": "other", "empty": True}
+    with pytest.raises(FileNotFoundError):
+        fs.info("c/1")
+    assert not fs.exists("c/0")
+    assert not fs.isfile("c/0")
+    assert fs.find("") == ["manifest.json", "zarr.json"]
+    with pytest.raises(FileNotFoundError):
+        fs.ls("c/0")
+
+
+def test_the_transformer_is_hidden_and_nothing_else(tmp_path: Path) -> None:
+    fs = opened(str(write(tmp_path, {})))
+    shown = json.loads(fs.cat_file("zarr.json"))
+    assert shown == json.loads(json.dumps(metadata((4,), (2,), None)))
+    assert fs.info("zarr.json")["size"] == len(fs.cat_file("zarr.json"))
+    assert fs.cat_file("manifest.json") == b"{}"
+
+
+def test_consolidated_metadata_hides_it_too(tmp_path: Path) -> None:
+    array = metadata((4,), (2,), {"0": {"data": "ab"}})
+    inner = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"x": array}}}
+    root = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}
+    root["consolidated_metadata"] = {"kind": "inline", "metadata": {"g": inner, "g/x": array, "x": array}}
+    (tmp_path / "zarr.json").write_text(json.dumps(root))
+    fs = opened(str(tmp_path))
+    assert b"storage_transformers" not in fs.cat_file("zarr.json")
+    assert json.loads(fs.cat_file("zarr.json"))["attributes"] == {"a": 1}
+    assert fs.cat_file("g/x/c/0") == fs.cat_file("x/c/0") == b"ab"
+
+
+@pytest.mark.parametrize(
+    "transformers",
+    [
+        [{"name": "other"}],
+        [{"name": "chunk-manifest-json", "configuration": {"manifest": {}}}, {"name": "other"}],
+        [{"name": "chunk-manifest-json"}],
+        [{"name": "chunk-manifest-json", "configuration": {"manifest": 3}}],
+    ],
+)
+def test_what_is_not_understood_is_shown_as_it_stands(tmp_path: Path, transformers: Any) -> None:
+    text = json.dumps(metadata((4,), (2,)) | {"storage_transformers": transformers})
+    (tmp_path / "zarr.json").write_text(text)
+    assert opened(str(tmp_path)).cat_file("zarr.json").decode() == text
+
+
+def test_a_declaration_that_says_no_manifest_is_an_error(tmp_path: Path) -> None:
+    doc = metadata((4,), (2,)) | {"storage_transformers": [{"name": "chunk-manifest-json"}]}
+    (tmp_path / "zarr.json").write_text(json.dumps(doc))
+    with pytest.raises(ManifestError, match="configuration"):
+        opened(str(tmp_path)).cat_file("c/0")
+
+
+def test_chunks_beside_a_manifest_are_not_looked_at(tmp_path: Path) -> None:
+    write(tmp_path, {"0": {"data": "ab"}})
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/1").write_bytes(b"no")
+    fs = opened(str(tmp_path))
+    assert not fs.exists("c/1")
+    assert fs.find("c") == ["c/0"]
+
+
+def test_a_missing_manifest_is_no_missing_chunk(tmp_path: Path) -> None:
+    write(tmp_path, {})
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(SourceNotReachable, match=r"manifest\.json"):
+        opened(str(tmp_path)).cat_file("c/0")
+
+
+def test_a_missing_target_is_no_missing_chunk(tmp_path: Path) -> None:
+    fs = opened(str(write(tmp_path, {"0": {"path": "gone"}, "1": {"path": "gone", "offset": 1, "length": 1}})))
+    for key in ("c/0", "c/1"):
+        with pytest.raises(ReferenceNotReachable, match=key):
+            fs.cat_file(key)
+
+
+def test_a_damaged_manifest_names_file_and_chunk(tmp_path: Path) -> None:
+    fs = opened(str(write(tmp_path, {"0": {"path": "x", "offset": -4}})))
+    with pytest.raises(ManifestError, match=r"manifest\.json.*'0'.*-4"):
+        fs.cat_file("c/1")
+
+
+def test_a_manifest_that_was_rewritten_is_read_anew(tmp_path: Path) -> None:
+    fs = opened(str(write(tmp_path, {"0": {"data": "ab"}})))
+    assert fs.cat_file("c/0") == b"ab"
+    (tmp_path / "manifest.json").write_text('{"0": {"data": "long"}}')
+    assert opened(str(tmp_path)).cat_file("c/0") == b"long"
+
+
+def test_base_url_says_where_relative_paths_start(tmp_path: Path) -> None:
+    (tmp_path / "day.bin").write_bytes(b"ab")
+    write(tmp_path / "s.zarr" / "x", {"0": {"path": "day.bin"}})
+    (tmp_path / "s.zarr/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    fs = opened(str(tmp_path / "s.zarr"), base_url=str(tmp_path))
+    assert fs.cat_file("x/c/0") == b"ab"
+
+
+# ---------------------------------------------------------------------- checks
+
+
+SUMS = {
+    "crc32c": lambda data: f"{crc32c(data):08x}",
+    "crc32": lambda data: f"{zlib.crc32(data):08x}",
+    "adler32": lambda data: f"{zlib.adler32(data):08X}",
+    "md5": lambda data: hashlib.md5(data).hexdigest(),
+    "sha256": lambda data: hashlib.sha256(data).hexdigest(),
+    "blake2b": lambda data: hashlib.blake2b(data).hexdigest(),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_checksums_are_checked(tmp_path: Path, name: str) -> None:
+    (tmp_path / "raw").write_bytes(b"0123456789")
+    right = f"{name}:{SUMS[name](b'2345')}"
+    wrong = f"{name}:{SUMS[name](b'2346')}"
+    manifest = {
+        "0": {"path": "raw", "offset": 2, "length": 4, "checksum": right},
+        "1": {"path": "raw", "offset": 2, "length": 4, "checksum": wrong},
+        "2": {"data": "2345", "checksum": right},
+        "3": {"data": "2345", "checksum": wrong},
+        "4": {"path": "raw", "checksum": f"{name}:{SUMS[name](b'0123456789')}"},
+    }
+    fs = opened(str(write(tmp_path, manifest, (10,))))
+    assert fs.cat_file("c/0") == fs.cat_file("c/2") == b"2345"
+    assert fs.cat_file("c/0", 1, 3) == b"34"  # checked as a whole
+    assert fs.cat_file("c/4", -3, -1) == b"78"
+    with pytest.raises(ReferenceNotReachable, match=f"c/1.*{name}"):
+        fs.cat_file("c/1")
+    with pytest.raises(ReferenceNotReachable, match=f"c/1.*{name}"):
+        fs.cat_file("c/1", 1, 2)
+    with pytest.raises(ManifestError, match=f"'c/3'.*{name}"):
+        fs.cat_file("c/3")
+
+
+@pytest.mark.parametrize("checksum", ["crc99:00", "md5", "md5:00", "crc32c:1", "md5:zz", "shake_128:00", ""])
+def test_checksums_that_are_not_understood_are_errors(tmp_path: Path, checksum: str) -> None:
+    (tmp_path / "raw").write_bytes(b"0123456789")
+    fs = opened(str(write(tmp_path, {"0": {"path": "raw", "checksum": checksum}})))
+    with pytest.raises(ManifestError, match=r"manifest\.json.*'c/0'"):
+        fs.cat_file("c/0")
+
+
+def test_etags_and_times_are_checked(http_server: RangeServer) -> None:
+    url = http_server.put("/raw", b"0123456789", modified=1_700_000_000)
+    with urllib.request.urlopen(url) as answer:
+        etag = answer.headers["ETag"]
+    span = {"path": url, "offset": 0, "length": 2}
+    entries = {
+        "0": {**span, "etag": etag},
+        "1": {**span, "etag": '"other"'},
+        "2": {**span, "last_modified": "2020-01-01T00:00:00Z"},
+    }
+    for key, entry in entries.items():
+        doc = metadata((10,), (2,), {key: entry})
+        fs = opened({"x/zarr.json": json.dumps(doc)})
+        if key == "0":
+            assert fs.cat_file("x/c/0") == b"01"
+        else:
+            with pytest.raises(TargetChanged, match=f"x/c/{key}"):
+                fs.cat_file(f"x/c/{key}")
+
+
+# ---------------------------------------------------------------------- over other sources
+
+
+def test_in_a_zip_relative_paths_are_members(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
+        archive.writestr("zarr.json", '{"zarr_format": 3, "node_type": "group"}')
+        archive.writestr("x/zarr.json", json.dumps(metadata((8,), (2,))))
+        manifest = {
+            "0": {"path": "../raw.bin", "offset": 2, "length": 2},
+            "1": {"path": "../deep/deflated.bin", "offset": 1, "length": 3},
+            "2": {"path": "../../climbs"},
+            "3": {"path": "../gone"},
+        }
+        archive.writestr("x/manifest.json", json.dumps(manifest))
+        archive.writestr("raw.bin", b"0123456789")
+        archive.writestr("deep/deflated.bin", b"abcdefgh", zipfile.ZIP_DEFLATED)
+    fs = opened(str(tmp_path / "s.zip"))
+    assert fs.cat_file("x/c/0") == b"23"
+    assert fs.cat_file("x/c/1") == b"bcd"
+    with pytest.raises(ManifestError, match="climbs"):
+        fs.cat_file("x/c/2")
+    with pytest.raises(ReferenceNotReachable, match="gone"):
+        fs.cat_file("x/c/3")
+
+
+def test_in_a_reference_set_relative_paths_are_keys(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(b"0123456789")
+    refs = {
+        "zarr.json": '{"zarr_format": 3, "node_type": "group"}',
+        "x/zarr.json": json.dumps(metadata((4,), (2,))),
+        "x/manifest.json": json.dumps({"0": {"path": "../blob", "offset": 1, "length": 2}, "1": {"data": "zz"}}),
+        "blob": [f"file://{tmp_path}/raw", 5, 4],
+    }
+    fs = opened(refs)
+    assert fs.cat_file("x/c/0") == b"67"
+    assert fs.cat_file("x/c/1") == b"zz"
+    assert fs.references["x/manifest.json"] == refs["x/manifest.json"]
+    refs["x/zarr.json"] = [f"file://{tmp_path}/meta"]
+    (tmp_path / "meta").write_text(json.dumps(metadata((4,), (2,))))
+    assert opened(refs).cat_file("x/c/1") == b"zz"
+
+
+def test_a_plain_reference_set_is_not_wrapped() -> None:
+    fs = opened({"a/zarr.json": json.dumps(metadata((4,), (2,), None)), "a/c/0": "ab"})
+    assert type(fs._opened()).__name__ == "FlatKeySpace"
+
+
+@needs_zarr_3
+def test_zarr_reads_a_manifest_of_shards(tmp_path: Path) -> None:
+    data = np.arange(64, dtype="u1").reshape(8, 8)
+    zarr.create_array(tmp_path / "plain", data=data, chunks=(2, 2), shards=(4, 4), compressors=None, zarr_format=3)
+    doc = json.loads((tmp_path / "plain/zarr.json").read_text())
+    blob = b"gap"
+    manifest: dict[str, Any] = {}
+    for key in ("0.0", "0.1", "1.0"):
+        shard = (tmp_path / "plain/c" / key.replace(".", "/")).read_bytes()
+        sum_ = f"sha256:{hashlib.sha256(shard).hexdigest()}"
+        manifest[key] = {"path": "shards.bin", "offset": len(blob), "length": len(shard), "checksum": sum_}
+        blob += shard
+    manifest["1.1"] = {}
+    del manifest["1.0"]["checksum"]
+    folder = tmp_path / "x"
+    folder.mkdir()
+    doc["storage_transformers"] = [{"name": "chunk-manifest-json", "configuration": {"manifest": "m.json"}}]
+    (folder / "zarr.json").write_text(json.dumps(doc))
+    (folder / "m.json").write_text(json.dumps(manifest))
+    (folder / "shards.bin").write_bytes(blob)
+    fs = opened(str(folder))
+    assert json.loads(fs.cat_file("zarr.json"))["chunk_grid"]["configuration"]["chunk_shape"] == [2, 2]
+    assert fs.info("c/3/3")["empty"]
+    assert len(fs.ls("c/0", detail=False)) == 4
+    store = zarr.storage.FsspecStore(opened(str(folder), asynchronous=True), path="")
+    expected = data.copy()
+    expected[4:, 4:] = 0
+    assert np.array_equal(zarr.open_array(store, mode="r")[...], expected)
+    (folder / "shards.bin").write_bytes(blob[:10] + b"\xff" + blob[11:])
+    with pytest.raises(ReferenceNotReachable, match="sha256"):
+        opened(str(folder)).cat_file("c/0/0")
+
+
+def test_filesystems_with_manifests_survive_pickling(tmp_path: Path) -> None:
+    fs = opened(str(write(tmp_path, {"0": {"data": "ab"}, "1": {"path": "gone"}})))
+    assert pickle.loads(pickle.dumps(fs)).cat_file("c/0") == b"ab"
