@@ -32,6 +32,7 @@ from refshard_fs.save import RECORD_SIZE, SetFormat, respelling, save
 from refshard_fs.selection import Mode
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
+from refshard_fs.shards.view import ShardView
 from refshard_fs.targets import PoolOptions, Retry
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
@@ -246,6 +247,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     def fss(self) -> dict[str | None, Any]:
         """Protocol → the filesystem (or the options for one) that its targets are read with."""
         return {**self._session.options.pool.by_protocol}
+
+    @property
+    def left_whole(self) -> dict[str, str]:
+        """Arrays, of those seen so far, whose shards are not or not fully opened, and why, by path."""
+        keyspace = self._opened()
+        return dict(keyspace.reports) if isinstance(keyspace, ShardView) else {}
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the filesystem was made: `refshard_fs.stats` names them."""
