@@ -78,6 +78,10 @@ class ReadAhead:
                 fetch += self._extend(run, max(chunk, 1), growth, most)
         for run in [r for r in self._runs if r.idle > IDLE]:
             self._end(run, drop)
+        both = set(fetch).intersection(drop)  # given up by one run, taken on by another
+        if both:
+            fetch = [n for n in fetch if n not in both]
+            drop = [n for n in drop if n not in both]
         return Advice(tuple(fetch), tuple(drop), tuple(hits)) if fetch or drop or hits else _NOTHING
 
     def forget(self) -> tuple[int, ...]:
