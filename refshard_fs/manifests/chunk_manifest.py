@@ -232,7 +232,9 @@ def prefixes_of(spelled: Mapping[str, JsonPrefix], ndim: int, where: str) -> tup
         if not re.fullmatch(form, key) or key.count(".") > ndim:
             raise ManifestError(f"{where}: the prefix {key!r} is not made of leading coordinates, a dot after each")
         if prefix.separator not in _SEPARATORS:
-            raise ManifestError(f"{where}: the prefix {key!r} has the separator {prefix.separator!r}: '.' or '/' is one")
+            raise ManifestError(
+                f"{where}: the prefix {key!r} has the separator {prefix.separator!r}: '.' or '/' is one"
+            )
         if not prefix.path:
             raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
         fixed = tuple(map(int, key.split(".")[:-1]))

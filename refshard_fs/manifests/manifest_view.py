@@ -199,7 +199,9 @@ class ManifestView:
         """Return the range of the base's key ``name`` that ``source`` says."""
         found = yield from self.base.lookup(name)
         if found is None:
-            raise ReferenceNotReachable(key, repr(name), "the manifest names it, and there is no such key in the source")
+            raise ReferenceNotReachable(
+                key, repr(name), "the manifest names it, and there is no such key in the source"
+            )
         if isinstance(found, Span):
             found = msgspec.structs.replace(found, optional=False, pin=source.pin or found.pin)
         try:

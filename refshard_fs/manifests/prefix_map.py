@@ -239,8 +239,10 @@ class _Rooted:
         return sorted([*(names or ()), Listed("zarr.json", len(_ROOT))], key=by_name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
-        return (yield from default_is_directory(self, prefix)) if not prefix else (
-            yield from self.keys.is_directory(prefix)
+        return (
+            (yield from default_is_directory(self, prefix))
+            if not prefix
+            else (yield from self.keys.is_directory(prefix))
         )
 
 

@@ -105,7 +105,9 @@ class ShardView:
         length, trailer, size = level.length, level.trailer, entry.size
         if size is None:  # only the target knows where it ends
             if level.at_end:
-                return Load(entry.window(-length - trailer), TableIndex(level, shard, path, self._documents.view, cut=trailer))
+                return Load(
+                    entry.window(-length - trailer), TableIndex(level, shard, path, self._documents.view, cut=trailer)
+                )
             return Load(entry.window(0, length), TableIndex(level, shard, path, self._documents.view))
         if size < length + trailer:
             raise DamagedIndex(
