@@ -147,6 +147,8 @@ def _print_summary(found: Summary) -> None:
         chunk = "varied" if array.chunks is None else _shape(array.chunks)
         rows.append((array.name or "/", _shape(array.shape), chunk, array.dtype, present + stray, f"{array.bytes:,}"))
     _print_table(rows)
+    for name, reason in sorted(found.left_whole.items()):
+        print(f"{name or '/'}: its shards are left whole: {reason}")
 
 
 def _ls(arguments: argparse.Namespace) -> None:

@@ -133,6 +133,14 @@ class ChunkTable:
         found = np.flatnonzero(self.targets[start:stop] != ABSENT)
         return (found + start).astype(np.uint64) if start else found.view(np.uint64)
 
+    def existing(self, numbers: npt.NDArray[np.unsignedinteger[Any]]) -> list[int]:
+        """Return those of ``numbers`` (within the grid) that are chunks there are."""
+        if self.numbers is None:
+            there = self.targets[numbers] != ABSENT
+        else:
+            there = np.isin(numbers, self.numbers)
+        return [int(number) for number in numbers[there]]
+
     def sizes(self, numbers: UInt64s) -> list[int | None]:
         """Return the lengths in bytes of chunks ``numbers``, which exist; None for whole targets."""
         index = numbers if self.numbers is None else self.numbers.searchsorted(numbers)

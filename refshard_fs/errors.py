@@ -5,6 +5,7 @@ Every error here survives pickling, so that a dask worker's failure reaches the 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fsspec.implementations.reference import ReferenceNotReachable as _FsspecNotReachable
@@ -21,6 +22,19 @@ __all__ = [
     "TargetNotAllowed",
     "UnknownSource",
 ]
+
+
+_USERINFO = re.compile(r"(?<=://)[^/?#\s@]+@")
+_SIGNED = re.compile(
+    r"([?&;](?:x-(?:amz|goog)-[\w-]*|\w*(?:sig|signature|token|secret|password|passwd|credential|accesskeyid)\w*|key)=)"
+    r"[^&;#\s\])'\"]+",
+    re.IGNORECASE,
+)
+
+
+def redacted(text: str) -> str:
+    """Return ``text`` with what gives access in its URLs (names, passwords, tokens, signatures) left out."""
+    return _SIGNED.sub(r"\1...", _USERINFO.sub("...@", text))
 
 
 class RefShardError(Exception):
@@ -55,6 +69,7 @@ class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
     """
 
     def __init__(self, key: str, target: str, reason: str = "") -> None:
+        target, reason = redacted(target), redacted(reason)
         super().__init__(key, target, reason)
         self.key = key
         self.target = target
@@ -79,6 +94,7 @@ class TargetNotAllowed(RefShardError, PermissionError):
     """A manifest points where the reader does not let it: ``url`` breaks ``rule``; ``remedy`` would permit it."""
 
     def __init__(self, url: str, rule: str, remedy: str, key: str = "") -> None:
+        url, rule = redacted(url), redacted(rule)
         super().__init__(url, rule, remedy, key)
         self.url = url
         self.rule = rule

@@ -289,12 +289,13 @@ class Fetcher:
                 self._begin(job)
             else:
                 if host.limit < self.budget.requests and host.patience is None:
-                    loop = asyncio.get_running_loop()
-                    host.patience = loop.call_later(PATIENCE, self._widen, host, host.answered)
+                    due = asyncio.get_running_loop().time() + PATIENCE
+                    host.patience = asyncio.get_running_loop().call_at(due, self._widen, host, host.answered, due)
 
-    def _widen(self, host: Host, answered: int) -> None:
+    def _widen(self, host: Host, answered: int, due: float) -> None:
         host.patience = None
-        if host.answered == answered and host.active:
+        busy = asyncio.get_running_loop().time() > due + PATIENCE / 3  # then answers may be waiting for us
+        if host.answered == answered and host.active and not busy:
             host.limit = self.budget.requests
         self._pump()
 

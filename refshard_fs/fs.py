@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
+import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -12,11 +15,9 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import split_protocol
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
-from refshard_fs.admission import Admission
 from refshard_fs.engine import Request
 from refshard_fs.fetch import Budget
 from refshard_fs.formats import OpenOptions
@@ -26,16 +27,29 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.model import Inline, Span, Steps
 from refshard_fs.plan import KIB, MIB, Limits, Planned
-from refshard_fs.policy import longest_prefix
+from refshard_fs.routing import route
 from refshard_fs.save import RECORD_SIZE, SetFormat, respelling, save
 from refshard_fs.selection import Mode
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
+from refshard_fs.shards.view import ShardView
 from refshard_fs.targets import PoolOptions, Retry
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
 _GLOB = frozenset("*?[")
+# What fsspec's base classes take.
+_FSSPEC_ARGUMENTS = frozenset(
+    [
+        "asynchronous",
+        "batch_size",
+        "listings_expiry_time",
+        "loop",
+        "max_paths",
+        "skip_instance_cache",
+        "use_listings_cache",
+    ]
+)
 
 
 class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
@@ -171,6 +185,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        _check_names(kwargs)
         if shards not in ("inner", "whole"):
             raise ValueError(f"shards={shards!r}: it is 'inner' or 'whole'")
         check_options(shard_options or {})
@@ -178,16 +193,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
         self.fo = fo
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
-        by_protocol, bare = _by_protocol(fs, remote_protocol, remote_options)
-        by_prefix = dict(options or {})
-        if isinstance(fo, str):
-            own = ref_storage_args if ref_storage_args is not None else target_options
-            if own is not None:
-                by_prefix[fo] = {k: v for k, v in own.items() if k not in ("compression", "protocol")}
-            elif fs is not None and longest_prefix(by_prefix, fo) is None:
-                by_prefix[fo] = {}  # fs= serves the references, not the manifest
+        source_options = ref_storage_args if ref_storage_args is not None else target_options
         source = fo if isinstance(fo, str) else None
-        admission = Admission.of(source, allow, filter(None, by_protocol), options or ())
+        routes = route(source, fs, remote_protocol, remote_options, source_options, options, allow)
         self._session = Session(
             SessionOptions(
                 source=fo,
@@ -196,8 +204,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                     simple_templates=simple_templates,
                     base_url=base_url,
                     target=target,
-                    protocol=bare,
-                    bare_as_is=_has_bare_paths(by_protocol.get(None)),
+                    protocol=routes.bare_protocol,
+                    bare_as_is=routes.bare_as_is,
                     shards=shards,
                     shard_options=tuple(sorted((shard_options or {}).items())),
                     cache_size=cache_size,
@@ -205,13 +213,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                     verify=verify,
                 ),
                 format=format,
-                pool=PoolOptions(by_protocol, by_prefix, admission, Retry(retries, timeout), fast_s3),
-                fallback=dict(remote_options or {}) if fs is None and remote_protocol is None else {},
+                pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3),
+                fallback=routes.fallback,
                 limits=Limits(max_gap, max_block),
                 budget=Budget(concurrency, max_memory),
                 readahead=readahead,
                 block_cache=block_cache,
-                token=repr((by_protocol, by_prefix, admission)),
+                token=routes.token,
                 index_cache=os.fspath(index_cache) if isinstance(index_cache, os.PathLike) else index_cache,
             )
         )
@@ -239,6 +247,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     def fss(self) -> dict[str | None, Any]:
         """Protocol → the filesystem (or the options for one) that its targets are read with."""
         return {**self._session.options.pool.by_protocol}
+
+    @property
+    def left_whole(self) -> dict[str, str]:
+        """Arrays, of those seen so far, whose shards are not or not fully opened, and why, by path."""
+        keyspace = self._opened()
+        return dict(keyspace.reports) if isinstance(keyspace, ShardView) else {}
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the filesystem was made: `refshard_fs.stats` names them."""
@@ -561,28 +575,13 @@ def _create(path: str) -> BinaryIO:
     return open(path, "wb")
 
 
-def _by_protocol(
-    fs: Any, remote_protocol: str | None, remote_options: Mapping[str, Any] | None
-) -> tuple[dict[Any, Any], str | None]:
-    """Return protocol → instance or options, and the protocol of URLs that name none."""
-    if isinstance(fs, Mapping):
-        given = dict(fs)
-        if None in given:
-            given.setdefault("file", given[None])
-        return given, remote_protocol
-    if fs is not None:
-        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-        given = dict.fromkeys(protocols, fs)
-        given.setdefault(None, fs)
-        return given, None
-    if remote_protocol is None:
-        return {}, None
-    return {remote_protocol: dict(remote_options or {})}, remote_protocol
-
-
-def _has_bare_paths(fs: Any) -> bool:
-    """Whether URLs without a protocol are paths of an instance's own, not to be resolved."""
-    return isinstance(fs, AbstractFileSystem) and not isinstance(fs, LocalFileSystem)
+def _check_names(given: Iterable[str]) -> None:
+    """Warn of arguments that mean nothing here; fsspec's own filesystems pass over them."""
+    for name in set(given) - _FSSPEC_ARGUMENTS:
+        known = [*inspect.signature(RefShardFileSystem.__init__).parameters, *_FSSPEC_ARGUMENTS]
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f": did you mean {near[0]}=?" if near else ""
+        warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=4)
 
 
 def replace_reference_filesystem() -> None:

@@ -17,7 +17,7 @@ from refshard_fs import catalog
 from refshard_fs.arrays import Arrays
 from refshard_fs.cache import Cache
 from refshard_fs.engine import Engine, Request
-from refshard_fs.errors import RefShardError, SourceNotReachable
+from refshard_fs.errors import RefShardError, SourceNotReachable, redacted
 from refshard_fs.failures import blame
 from refshard_fs.fetch import Budget, Fetcher
 from refshard_fs.formats import OpenOptions
@@ -316,7 +316,7 @@ class Session:
                 raise
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
-                raise SourceNotReachable(f"{options.source} cannot be opened: {reason}") from e
+                raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
             self._adopt(keyspace, urls)
         return keyspace
 

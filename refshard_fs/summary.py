@@ -39,13 +39,17 @@ class ArraySummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """All of a source; ``bytes`` leaves out the ``unsized`` keys, whose size only their target knows."""
+    """All of a source; ``bytes`` leaves out the ``unsized`` keys, whose size only their target knows.
+
+    ``left_whole`` are arrays whose shards could not be opened, and why.
+    """
 
     keys: int
     bytes: int
     unsized: int
     groups: tuple[str, ...]
     arrays: tuple[ArraySummary, ...]
+    left_whole: dict[str, str] = {}
 
 
 def summarise(fs: AbstractFileSystem) -> Summary:
@@ -78,6 +82,7 @@ def summarise(fs: AbstractFileSystem) -> Summary:
         unsized=sum(size is None for size in sizes.values()),
         groups=tuple(sorted(groups)),
         arrays=tuple(arrays[name].summary(name) for name in sorted(arrays)),
+        left_whole=getattr(fs, "left_whole", {}),
     )
 
 

@@ -25,17 +25,13 @@ class Texts(Sequence[str | None]):
     @classmethod
     def of(cls, texts: Iterable[bytes | None]) -> Texts:
         """Return the sequence of ``texts``, which are in UTF-8 (surrogates allowed)."""
-        parts: list[bytes] = []
-        ends: list[int] = []
-        end = 0
-        for text in texts:
+        given = list(texts)
+        parts = [text or b"" for text in given]
+        ends = np.cumsum(np.fromiter(map(len, parts), np.uint64, len(parts)), dtype=np.uint64)
+        for i, text in enumerate(given):
             if text is None:
-                ends.append(end | int(_NONE))
-            else:
-                end += len(text)
-                parts.append(text)
-                ends.append(end)
-        return cls(np.frombuffer(b"".join(parts), np.uint8), np.array(ends, np.uint64))
+                ends[i] |= _NONE
+        return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
 
     @property
     def nbytes(self) -> int:

@@ -20,7 +20,7 @@ manifests shards
 targets index_cache loading
 blocks fetch prefetch recall engine immediate arrays
 catalog held
-session save
+routing session save
 listing mapper fs
 xarray_arrays xarray_backend cli
 """

@@ -265,3 +265,8 @@ def test_counters_tell_keys_requests_and_bytes(http_server: Any) -> None:
     stats = fs.stats()
     assert (stats["keys"], stats["requests"], stats["bytes_wanted"], stats["bytes_fetched"]) == (10, 1, 100, 100)
     assert len(http_server.requests("/x.bin")) == 1
+
+
+def test_a_misspelt_argument_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="no argument remote_protcol=: did you mean remote_protocol="):
+        RefShardFileSystem(fo={"k": "v"}, remote_protcol="s3")

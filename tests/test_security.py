@@ -198,3 +198,22 @@ def test_a_refusal_survives_pickling(secret: str, http_server: RangeServer) -> N
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.key, again.url) == (str(caught.value), "k", secret)
     assert isinstance(again, PermissionError)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:HUSH@{host}/gone", "http://HUSH@{host}/gone", "http://{host}/gone?token=HUSH&a=1",
+        "http://{host}/gone?a=1&X-Amz-Signature=HUSH&X-Amz-Credential=HUSH", "http://{host}/gone?sig=HUSH",
+        "http://{host}/gone?AWSAccessKeyId=HUSH&Signature=HUSH&Expires=1",
+    ],
+)  # fmt: skip
+def test_what_gives_access_in_a_url_is_not_in_errors(url: str, http_server: RangeServer) -> None:
+    full = url.format(host=http_server.url.removeprefix("http://"))
+    with pytest.raises(ReferenceNotReachable) as caught:
+        RefShardFileSystem(fo={"k": [full, 0, 1]}).cat_file("k")
+    assert "HUSH" not in str(caught.value)
+    assert "/gone" in str(caught.value)
+    with pytest.raises(TargetNotAllowed) as refused:
+        RefShardFileSystem(fo={"k": [full, 0, 1]}, allow=["s3://b/"]).cat_file("k")
+    assert "HUSH" not in repr(refused.value)

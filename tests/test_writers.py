@@ -88,6 +88,18 @@ def test_tifffile_over_tiff(tmp_path: Path) -> None:
     np.testing.assert_array_equal(array[...], image)
 
 
+def test_kerchunk_over_tiff(tmp_path: Path) -> None:
+    tiff = pytest.importorskip("kerchunk.tiff")
+    tifffile = pytest.importorskip("tifffile")
+    zarr = pytest.importorskip("zarr")
+    image = np.arange(64 * 96, dtype="u2").reshape(64, 96)
+    tifffile.imwrite(tmp_path / "x.tif", image, tile=(32, 32))
+    refs = tiff.tiff_to_zarr(str(tmp_path / "x.tif"))
+    fs = RefShardFileSystem(fo=refs, asynchronous=True)
+    array = zarr.open_array(zarr.storage.FsspecStore(fs, read_only=True, path=""), mode="r", zarr_format=2)
+    np.testing.assert_array_equal(array[...], image)
+
+
 @pytest.mark.usefixtures("_no_collection")
 @pytest.mark.parametrize("form", ["json", "parquet"])
 def test_virtualizarr(form: str, tmp_path: Path) -> None:

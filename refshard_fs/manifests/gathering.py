@@ -6,7 +6,7 @@ is about. What is held on the way is columns, or the text of blocks whose arrays
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -24,13 +24,38 @@ from refshard_fs.texts import Texts
 
 __all__ = ["Gathering"]
 
+# What is to be looked at more closely in keys, each of which stands between line ends.
+_ODD: Final = (
+    "\\",
+    "\0",
+    "//",
+    "\n/",
+    "/\n",
+    "\n\n",
+    "/./",
+    "/../",
+    "\n./",
+    "\n../",
+    "/.\n",
+    "/..\n",
+    "\n.\n",
+    "\n..\n",
+)
+
 BATCH: Final = 16384  # members that are taken at a time from something longer
+METADATA: Final = (".zarray", "zarr.json")
 FEW: Final = 64  # records of a block that are looked at one by one, and arrays that are looked for in one
 
 
 class _Deferred(NamedTuple):
     sequence: int
     records: Records
+
+
+class _Aside(NamedTuple):
+    sequence: int
+    members: dict[str, Value]
+    settled: bool  # whether the places of its keys among chunks are seen to
 
 
 class Gathering:
@@ -41,7 +66,9 @@ class Gathering:
         self._urls: Urls = {}
         self._grids: dict[str, ChunkGrid] = {}
         self._parts: dict[str, list[tuple[int, Part]]] = {}
-        self._side: list[tuple[int, dict[str, Value]]] = []
+        self._side: list[_Aside] = []
+        self._hiding: set[str] = set()  # arrays with rows that stand for data kept aside
+        self._unsettled = False  # whether places that were known no longer count
         self._deferred: list[_Deferred] = []
         self._sequence = 0
         self._all_known = False  # whether no more metadata can come
@@ -66,9 +93,13 @@ class Gathering:
         ranges: dict[str, Any] = {}
         of_default: dict[str, Any] = {}
         wholes: dict[str, Any] = {}
+        texts: dict[str, Value] = {}
         others: dict[Any, Any] = {}
         for key, value in members.items():
             kind = type(value)
+            if kind is str and type(key) is str and not key.endswith(METADATA):
+                texts[key] = value
+                continue
             if (kind is list or kind is tuple) and type(key) is str:
                 url = value[0] if value else 0
                 if len(value) == 3 and type(url) is str:
@@ -82,6 +113,7 @@ class Gathering:
                     continue
             others[key] = value
         self._add_singly(others)
+        self._add_texts(texts)
         for group in (ranges, wholes, of_default):
             if not group:
                 continue
@@ -94,6 +126,17 @@ class Gathering:
             elif group is of_default:
                 records.targets[:] = self._target(None)
             self._add_records(records)
+
+    def _add_texts(self, texts: dict[str, Value]) -> None:
+        """Take data; where it stands in the place of a chunk, it hides what came before it."""
+        if not texts or _has_odd(texts):
+            self._add_singly(texts)
+            return
+        records = _compact(dict.fromkeys(texts, ("", 0, 0)), {}) if len(texts) > FEW else None
+        if records is not None:
+            records.targets[:] = ABSENT
+            self._add_records(records)
+        self._side.append(_Aside(self._next(), texts, records is not None))
 
     def add_batches(self, members: Mapping[Any, Any]) -> None:
         """Take the members of a mapping that may be long."""
@@ -111,31 +154,32 @@ class Gathering:
         try:
             for sequence, records in deferred:
                 self._add_records(records, sequence)
-            for url in self._urls:
-                _decoded(url)
+            b"\n".join(url for url in self._urls if url).decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as e:
             raise ManifestError(f"{self._where} is not JSON: it is not UTF-8: {e.reason}") from e
         if templates is not None:
             self._expand(templates)
             self._generate(gen, templates)
-        side, inline = self._settle_side()
+        side = self._settle_side()
         tables = {}
         for path, grid in self._grids.items():
-            parts = sorted(self._parts.pop(path, ()), key=lambda part: part[0])
-            tables[path] = ChunkTable.from_parts(grid, [part for _, part in parts])
-        for key, (path, number) in inline.items():
-            if tables[path].row(number) is not None:  # a reference that came after the data
-                del side[key]
+            parts = [part for _, part in sorted(self._parts.pop(path, ()), key=lambda part: part[0])]
+            table = tables[path] = ChunkTable.from_parts(grid, parts)
+            if path in self._hiding:
+                hidden = np.concatenate([part.numbers[part.targets == ABSENT] for part in parts])
+                for number in table.existing(hidden):
+                    side.pop(join(path, grid.tail(number)), None)  # data that a later reference replaced
         return ReferenceSet(Texts.of(self._urls), tables, side)
 
     # ------------------------------------------------------------------ columns
 
     def _add_records(self, records: Records, sequence: int | None = None) -> None:
         placed: list[tuple[str, Part]] = []
-        strays: list[int] = []
         unplaced = np.arange(len(records))
-        for _ in range(FEW):
-            if not len(unplaced):
+        strays: list[int] = []
+        for attempt in range(FEW):
+            # Where arrays are many and small, it is better to take what is left one by one.
+            if not len(unplaced) or attempt * len(records) > FEW * (len(records) - len(unplaced)) + 4 * len(records):
                 break
             first = int(unplaced[0])
             at = place(self._grids, self._checked_key(records.key(first)))
@@ -155,21 +199,31 @@ class Gathering:
             if not valid[0]:  # a chunk, and spelled in a way that is not for columns
                 strays.append(first)
                 unplaced = unplaced[1:]
-        strays += unplaced.tolist()
-        if len(strays) > FEW and not self._all_known:
-            self._deferred.append(_Deferred(self._next(), records))
-            return
+        left = np.concatenate((np.array(strays, np.int64), unplaced))
         rows: dict[str, Value] = {}
-        for i in strays:
-            length = int(records.lengths[i])
-            row = Row(int(records.targets[i]), int(records.offsets[i]), None if length == WHOLE else length)
-            rows[self._checked_key(records.key(i))] = row
+        if len(left):
+            sample = [place(self._grids, records.key(i)) for i in left[:FEW].tolist()]
+            if not self._all_known and len(left) > FEW and not any(sample):
+                self._deferred.append(_Deferred(self._next(), records))
+                return
+            keys = [records.key(i) for i in left.tolist()]
+            if _has_odd(keys):
+                keys = list(map(self._checked_key, keys))
+            if records.targets[0] == ABSENT:
+                self._unsettled |= len(unplaced) > 0
+            else:
+                columns = (column[left].tolist() for column in (records.targets, records.offsets, records.lengths))
+                rows = dict(zip(keys, map(Row, *columns), strict=True))
+                if records.lengths[0] == WHOLE:
+                    rows = {key: row._replace(length=None) for key, row in rows.items() if type(row) is Row}
         if sequence is None:
             sequence = self._next()
         for path, part in placed:
             self._parts.setdefault(path, []).append((sequence, part))
+            if part.targets[0] == ABSENT:
+                self._hiding.add(path)
         if rows:
-            self._side.append((sequence, rows))
+            self._side.append(_Aside(sequence, rows, not self._grids and self._all_known))
 
     def _next(self) -> int:
         self._sequence += 1
@@ -192,9 +246,9 @@ class Gathering:
                 taken[name] = found = self._value(value)
             except ManifestError as e:
                 raise ManifestError(f"{key!r} of {self._where}: {e}") from e
-            if name.endswith((".zarray", "zarr.json")) and type(found) is not Row:
+            if name.endswith(METADATA) and type(found) is not Row:
                 self._learn(name, found)
-        self._side.append((self._next(), taken))
+        self._side.append(_Aside(self._next(), taken, False))
 
     def _checked_key(self, key: str) -> str:
         try:
@@ -223,7 +277,7 @@ class Gathering:
     def _learn(self, key: str, value: Value) -> None:
         """Take note of an array's grid. Where it had another one before, its chunks are placed anew."""
         path, name = parent(key)
-        if name not in (".zarray", "zarr.json"):
+        if name not in METADATA:
             return
         grid = grid_of(key, value, self._where)
         old = self._grids.get(path)
@@ -231,14 +285,19 @@ class Gathering:
             return
         self._grids[path] = grid
         if old is not None:
+            self._unsettled = True
             for sequence, part in self._parts.pop(path, ()):
                 keys = (join(path, old.tail(number)) for number in part.numbers.tolist())
-                self._side.append((sequence, dict(zip(keys, part.rows(), strict=True))))
+                pairs = zip(keys, part.rows(), strict=True)
+                rows: dict[str, Value] = {key: row for key, row in pairs if row.target != ABSENT}
+                self._side.append(_Aside(sequence, rows, False))
 
     # ------------------------------------------------------------------ the end
 
     def _expand(self, templates: Templates) -> None:
         """Expand every URL, once each; where two become one, or change places, columns follow."""
+        if not any(b"{{" in url for url in self._urls if url):
+            return
         urls: Urls = {}
         numbers = np.empty(len(self._urls), np.uint32)
         for number, url in enumerate(self._urls):
@@ -255,8 +314,9 @@ class Gathering:
             return
         for parts in self._parts.values():
             for _, part in parts:
-                part.targets[:] = numbers[part.targets]
-        for _, members in self._side:
+                there = part.targets != ABSENT
+                part.targets[there] = numbers[part.targets[there]]
+        for _, members, _ in self._side:
             for key, value in members.items():
                 if type(value) is Row:
                     members[key] = value._replace(target=int(numbers[value.target]))
@@ -267,7 +327,7 @@ class Gathering:
             for _, part in parts:
                 for index in np.flatnonzero(part.targets == target)[:1]:
                     return join(path, self._grids[path].tail(int(part.numbers[index])))
-        rows = (item for _, members in self._side for item in members.items())
+        rows = (item for _, members, _ in self._side for item in members.items())
         return next((key for key, value in rows if type(value) is Row and value.target == target), "")
 
     def _generate(self, gen: Sequence[object], templates: Templates) -> None:
@@ -278,26 +338,27 @@ class Gathering:
         except ManifestError as e:
             raise ManifestError(f"{self._where}: {e}") from e
 
-    def _settle_side(self) -> tuple[dict[str, Value], dict[str, tuple[str, int]]]:
-        """Return the side table, and the places of the chunks among its data; references to chunks become columns."""
+    def _settle_side(self) -> dict[str, Value]:
+        """Return the side table; references to chunks among it become columns."""
         side: dict[str, Value] = {}
-        inline: dict[str, tuple[str, int]] = {}
-        for sequence, members in sorted(self._side, key=lambda item: item[0]):
+        for sequence, members, settled in sorted(self._side, key=lambda aside: aside.sequence):
+            if settled and not self._unsettled:
+                side.update(members)
+                continue
             rows: dict[str, list[tuple[int, Row]]] = {}
             for key, value in members.items():
                 at = place(self._grids, key)
-                if at is not None:
-                    # Data in a chunk's place is kept aside, and hides what came before it.
-                    row = value if type(value) is Row else Row(ABSENT, 0, 0)
-                    rows.setdefault(at.array, []).append((at.number, row))
-                    if row is value:
-                        continue
-                    inline[key] = at
-                side[key] = value
+                if at is None:
+                    side[key] = value
+                elif type(value) is Row:
+                    rows.setdefault(at.array, []).append((at.number, value))
+                else:
+                    side[key] = value
+                    rows.setdefault(at.array, []).append((at.number, Row(ABSENT, 0, 0)))
+                    self._hiding.add(at.array)
             for path, numbered in rows.items():
-                part = Part.from_rows(numbered)
-                self._parts.setdefault(path, []).append((sequence, part))
-        return side, inline
+                self._parts.setdefault(path, []).append((sequence, Part.from_rows(numbered)))
+        return side
 
 
 def _part(grid: ChunkGrid, numbers: UInt64s, records: Records, chosen: Positions | None) -> Part:
@@ -305,6 +366,12 @@ def _part(grid: ChunkGrid, numbers: UInt64s, records: Records, chosen: Positions
     if chosen is None:
         return Part(smaller, records.targets, records.offsets, records.lengths)
     return Part(smaller, records.targets[chosen], records.offsets[chosen], records.lengths[chosen])
+
+
+def _has_odd(keys: Iterable[str]) -> bool:
+    """Whether one of ``keys`` may have another normal form."""
+    lines = "\n" + "\n".join(keys) + "\n"
+    return any(sign in lines for sign in _ODD)
 
 
 def _compact(group: dict[str, Any], urls: Urls) -> Records | None:

@@ -154,13 +154,16 @@ class Reader:
         self._state = "next"
 
     def _in_parts(self, end: int, *, final: bool) -> None:
-        """Read a block that is compact for the most part."""
+        """Read a block that is compact for the most part; where it turns out not to be, all of it slowly."""
+        failures = 0
         while self._at < end:
             stop = self._cut(self._at + PART)
             if stop is not None and self._into.add_block(memoryview(self._text)[self._at : stop]):
                 self._advance(stop)
+                failures = 0
             else:
-                self._slowly(final=final, first=stop)
+                failures += 1
+                self._slowly(final=final, first=stop if failures < 3 else end)
             if self._state != "next" or self._text[self._at : self._at + 1] != b",":
                 return
             after = _SPACE.match(self._text, self._at + 1)

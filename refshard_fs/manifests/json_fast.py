@@ -232,13 +232,9 @@ def _targets(text: bytes, starts: Positions, stops: Positions, urls: Urls) -> UI
             differs |= word.view(np.int64)
         firsts = np.flatnonzero(differs) + 1
         firsts = np.concatenate(([0], firsts))
-    numbers = np.empty(len(firsts), np.uint32)
-    for i, (start, stop) in enumerate(zip(starts[firsts].tolist(), stops[firsts].tolist(), strict=True)):
-        url = text[start:stop]
-        number = urls.get(url)
-        if number is None:
-            number = urls[url] = len(urls)
-        numbers[i] = number
+    number_of = urls.setdefault
+    spans = zip(starts[firsts].tolist(), stops[firsts].tolist(), strict=True)
+    numbers = np.array([number_of(text[start:stop], len(urls)) for start, stop in spans], np.uint32)
     if len(firsts) == len(sizes):
         return numbers
     return numbers.repeat(np.diff(firsts, append=len(sizes)))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from refshard_fs.cli import main
 from tests.shards.writers import IS_ZARR_2, array, opened, sparse
 
 if IS_ZARR_2:
@@ -119,8 +120,19 @@ def test_compressed_shards_pass_whole_and_are_reported(tmp_path: Path) -> None:
     fs = opened(tmp_path)
     assert fs.cat_file("zarr.json") == (tmp_path / "zarr.json").read_bytes()
     assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
-    assert "'gzip'" in fs._opened().reports[""]
+    assert "'gzip'" in fs.left_whole[""]
     assert np.array_equal(array(tmp_path)[...], data)
+
+
+def test_info_tells_what_is_left_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a", sparse((13, 17), FILL), (6, 8), [sharding((3, 2)), GzipCodec()])
+    write(tmp_path / "b", sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
+    zarr.open_group(str(tmp_path), mode="a")
+    assert main(["info", str(tmp_path)]) in (None, 0)
+    told = [line for line in capsys.readouterr().out.splitlines() if "left whole" in line]
+    assert len(told) == 1
+    assert told[0].startswith("a: ")
+    assert "gzip" in told[0]
 
 
 def test_shards_compressed_inside_of_shards_are_the_chunks(tmp_path: Path) -> None:

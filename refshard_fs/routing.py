@@ -1,0 +1,73 @@
+"""Which options open which URLs, as the constructor's arguments say: by protocol, by prefix, for the source itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
+
+from refshard_fs.admission import Admission
+from refshard_fs.policy import longest_prefix
+
+__all__ = ["Routes", "route"]
+
+
+class Routes(NamedTuple):
+    """How targets are opened, and what URLs without a protocol mean."""
+
+    by_protocol: dict[str | None, Any]
+    by_prefix: dict[str, Any]
+    admission: Admission
+    fallback: dict[str, Any]  # remote_options given without a protocol
+    bare_protocol: str | None
+    bare_as_is: bool  # URLs without a protocol are paths of an instance's own, not to be resolved
+
+    @property
+    def token(self) -> str:
+        """Tell these routes from others; what was read by some is not for all."""
+        return repr((self.by_protocol, self.by_prefix, self.admission))
+
+
+def route(
+    source: str | None,
+    fs: AbstractFileSystem | Mapping[str | None, Any] | None,
+    remote_protocol: str | None,
+    remote_options: Mapping[str, Any] | None,
+    source_options: Mapping[str, Any] | None,
+    options: Mapping[str, Mapping[str, Any]] | None,
+    allow: Iterable[str] | str | None,
+) -> Routes:
+    """Return the routes of a source at URL ``source``; None: it is held in memory."""
+    by_protocol = _by_protocol(fs, remote_protocol, remote_options)
+    by_prefix = dict(options or {})
+    if source is not None:
+        if source_options is not None:
+            by_prefix[source] = {k: v for k, v in source_options.items() if k not in ("compression", "protocol")}
+        elif fs is not None and longest_prefix(by_prefix, source) is None:
+            by_prefix[source] = {}  # fs= serves the references, not the manifest
+    bare = by_protocol.get(None)
+    return Routes(
+        by_protocol,
+        by_prefix,
+        Admission.of(source, allow, filter(None, by_protocol), options or ()),
+        dict(remote_options or {}) if fs is None and remote_protocol is None else {},
+        remote_protocol if fs is None or isinstance(fs, Mapping) else None,
+        isinstance(bare, AbstractFileSystem) and not isinstance(bare, LocalFileSystem),
+    )
+
+
+def _by_protocol(
+    fs: Any, remote_protocol: str | None, remote_options: Mapping[str, Any] | None
+) -> dict[str | None, Any]:
+    """Return protocol → instance or options; None stands for URLs that name no protocol."""
+    if isinstance(fs, Mapping):
+        given = dict(fs)
+        if None in given:
+            given.setdefault("file", given[None])
+        return given
+    if fs is not None:
+        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+        return {**dict.fromkeys(protocols, fs), None: fs}
+    return {} if remote_protocol is None else {remote_protocol: dict(remote_options or {})}
