@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
-from refshard_fs import ManifestError, NotListable, ReferenceNotReachable
+from refshard_fs import ManifestError, NotListable, ReferenceNotReachable, TargetNotAllowed
 from tests.manifests.test_chunk_manifest import metadata, needs_zarr_3, opened
 from tests.servers.http import RangeServer
 
@@ -223,6 +223,20 @@ def test_what_a_map_names_and_is_not_there_is_an_error(tmp_path: Path) -> None:
     put(tmp_path / "zarr.json", GROUP | {"storage_transformers": declared({"a": {"path": "gone"}})})
     with pytest.raises(ReferenceNotReachable):
         opened(str(tmp_path)).cat_file("a")
+
+
+@pytest.mark.parametrize("where", ["array", "prefix", "map", "mount"])
+def test_manifests_from_elsewhere_reach_no_local_files(http_server: RangeServer, tmp_path: Path, where: str) -> None:
+    put(tmp_path / "secret/0", b"ab")
+    url = f"file://{tmp_path}/secret/"
+    manifest = {"array": {"0": {"path": url + "0"}}, "prefix": {"prefix": {"": {"path": url}}}}.get(where)
+    http_server.put("/s/x/zarr.json", json.dumps(metadata((4,), (2,), manifest)).encode())
+    keys = {"map": {"key": {"path": url + "0"}}, "mount": {"prefix": {"m/": {"path": url}}}}.get(where, {})
+    http_server.put("/s/zarr.json", json.dumps(GROUP | {"storage_transformers": declared(keys)}).encode())
+    key = {"map": "key", "mount": "m/0"}.get(where, "x/c/0")
+    with pytest.raises(TargetNotAllowed, match="allow="):
+        opened(f"{http_server.url}/s").cat_file(key)
+    assert opened(f"{http_server.url}/s", allow=[url, http_server.url]).cat_file(key) == b"ab"
 
 
 # ---------------------------------------------------------------------- everything at once
