@@ -78,13 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     ls.add_argument("path", metavar="PATH", nargs="?", default="", help="a directory or a key; default: the root")
     ls.add_argument("-l", "--long", action="store_true", help="sizes in bytes too")
     ls.set_defaults(command=_ls)
-    convert = commands.add_parser("convert", parents=[source], help="write a reference set as parquet or JSON")
+    convert = commands.add_parser("convert", parents=[source], help="write references as parquet, JSON or manifests")
     convert.add_argument("destination", metavar="DESTINATION", help="path or fsspec URL; a name in .json makes it JSON")
-    convert.add_argument("--format", choices=["parquet", "json"], help="default: by the name of DESTINATION")
+    formats = ["parquet", "json", "chunk-manifest"]
+    convert.add_argument("--format", choices=formats, help="default: JSON or parquet, by the name of DESTINATION")
     convert.add_argument(
         "--record-size", metavar="N", type=int, default=RECORD_SIZE, help="references per parquet file (%(default)s)"
     )
-    convert.add_argument("--overwrite", action="store_true", help="replace a parquet set that is there")
+    convert.add_argument("--overwrite", action="store_true", help="replace a parquet set or a hierarchy that is there")
     convert.add_argument(
         "--to-option", metavar="KEY=VALUE", type=_pair, action="append", help="option of DESTINATION's filesystem"
     )

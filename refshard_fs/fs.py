@@ -338,12 +338,15 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         overwrite: bool = False,
         **storage_options: Any,
     ) -> None:
-        """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set; URLs keep their meaning.
+        """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
 
         Without ``format``, a name that ends in ``.json`` makes it JSON. Of a parquet set,
         ``record_size`` is the number of references per file. It goes to a new or empty
         directory, or with ``overwrite`` in the place of another parquet set; JSON replaces
-        what was there. Each file appears whole or not at all.
+        what was there. Each file appears whole or not at all. Chunk manifests make a zarr
+        version 3 hierarchy, and the metadata of version 2 become that of version 3. URLs keep
+        their meaning. Of sources other than reference sets, chunks that are ranges of objects
+        (of sharded arrays, the shards) become references.
 
         Raises ManifestError, which names the key, where the format cannot hold a reference:
         then nothing is written. fsspec's own reader takes parquet sets of zarr version 2
@@ -351,7 +354,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         """
         kind: SetFormat = format or ("json" if url.rstrip("/").endswith(".json") else "parquet")
         options = self._session.options
-        respell = respelling(options.open, options.source if isinstance(options.source, str) else None, url)
+        source = options.source if isinstance(options.source, str) else None
+        respell = respelling(options.open, source, None if kind == "chunk-manifest" else url)
         save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options)
 
     def save_json(self, url: str, **storage_options: Any) -> None:

@@ -1,4 +1,7 @@
-"""Write references as a parquet or a JSON set, a partition at a time: memory does not grow with their number."""
+"""Write references as a parquet or a JSON set, or as chunk manifests, a partition at a time.
+
+Memory does not grow with the number of references of a reference set; those of other sources are gathered first.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,34 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
-from refshard_fs import policy
+from refshard_fs import policy, zarrmeta
 from refshard_fs.catalog import beneath
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats import OpenOptions
+from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.manifests import writing
+from refshard_fs.manifests import manifest_writing, writing
+from refshard_fs.manifests.gathered import gather
+from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.kerchunk_json import resolver
 from refshard_fs.manifests.kerchunk_parquet import METADATA, Layout, ParquetKeySpace, partition_name
+from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.partition import Partition, require_pyarrow
 from refshard_fs.manifests.reference_set import FlatKeySpace
 from refshard_fs.manifests.reference_stream import FlatStream, ParquetStream, ReferenceStream, Respell
 from refshard_fs.model import Steps
+from refshard_fs.shards.view import ShardView
 from refshard_fs.targets.sink import Sink
 
 __all__ = ["RECORD_SIZE", "SetFormat", "respelling", "save"]
 
+_ROOT: Final = "zarr.json"
 RECORD_SIZE: Final = 10_000  # references per partition
 JSON_ROWS: Final = 10_000  # references that become JSON at a time
 TOGETHER: Final = 16  # partitions that are written at a time
 FEW: Final = 100  # partitions of an array, of which those without references are written too
 
-SetFormat = Literal["parquet", "json"]
+SetFormat = Literal["parquet", "json", "chunk-manifest"]
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 
@@ -49,31 +58,48 @@ def save(
     """
     sink = Sink(url, options)
     stream: ReferenceStream
-    match beneath(keyspace):
+    match _to_save(keyspace):
         case FlatKeySpace(refs=refs):
             stream = FlatStream(refs, respell)
         case ParquetKeySpace(root=root) as lazy:
             if sink.is_at(root):
                 raise FileExistsError(f"{url} is where these references are read from")
             stream = ParquetStream(lazy, respell)
-        case _:
-            raise NotImplementedError(f"a source of type {type(keyspace).__name__} has no references to save")
+        case other:
+            match beneath(other):
+                case Hierarchy(url=root) if sink.is_at(root):
+                    raise FileExistsError(f"{url} is where these references are read from")
+            refs, extras = run("", partial(gather, other))
+            stream = FlatStream(refs, lambda found: None if found is None else _absolute(found), extras)
     match format:
         case "parquet":
             _save_parquet(stream, run, sink, record_size, overwrite)
         case "json":
             _save_json(stream, run, sink)
+        case "chunk-manifest":
+            _save_manifests(stream, run, sink, overwrite)
         case _:
-            raise ValueError(f"format={format!r} is not known: references are saved as 'parquet' or 'json'")
+            raise ValueError(f"format={format!r} is not known: there are 'parquet', 'json' and 'chunk-manifest'")
 
 
-def respelling(options: OpenOptions, source: str | None, url: str) -> Respell:
+def _to_save(keyspace: KeySpace) -> KeySpace:
+    """Return what has the references: chunk manifests are heeded, shards left whole."""
+    match keyspace:
+        case ShardView(base=base):
+            return _to_save(base)
+        case ManifestView(maps_anything=False):
+            found = beneath(keyspace)
+            return found if isinstance(found, FlatKeySpace | ParquetKeySpace) else keyspace
+    return keyspace
+
+
+def respelling(options: OpenOptions, source: str | None, url: str | None) -> Respell:
     """Return how URLs of the set at ``source`` (None: in memory) are to be spelled in one at ``url``.
 
-    As written, where that means the same there; else absolute.
+    As written, where that means the same there; else, or without ``url``, absolute.
     """
     resolve = resolver(options, None if source is None else policy.directory_of(source.rstrip("/")))
-    directory = policy.directory_of(_absolute(url).rstrip("/"))
+    directory = None if url is None else policy.directory_of(_absolute(url).rstrip("/"))
 
     def respell(written: str | None) -> str | None:
         if written is None:
@@ -83,7 +109,7 @@ def respelling(options: OpenOptions, source: str | None, url: str) -> Respell:
         if options.bare_as_is and options.base_url is None:
             return written
         absolute = _absolute(resolve(written))
-        return written if policy.resolve(written, directory, None) == absolute else absolute
+        return written if directory and policy.resolve(written, directory, None) == absolute else absolute
 
     return respell
 
@@ -94,13 +120,20 @@ def _absolute(url: str) -> str:
 
 def _partitions(stream: ReferenceStream, run: Run, size: int, few: int) -> Iterator[tuple[str, range, Partition]]:
     """Yield array, chunk numbers and references; of arrays of up to ``few`` partitions, also those that are empty."""
-    for array, grid in stream.grids.items():
-        if grid.size <= few * size:
-            ranges = [range(i, min(i + size, grid.size)) for i in range(0, grid.size, size)]
-        else:
-            ranges = run(array, partial(stream.ranges, array, size))
-        for numbers in ranges:
-            yield array, numbers, run(array, partial(stream.partition, array, numbers))
+    for array in stream.grids:
+        yield from _of_array(stream, run, array, size, few)
+
+
+def _of_array(
+    stream: ReferenceStream, run: Run, array: str, size: int = JSON_ROWS, few: int = 0
+) -> Iterator[tuple[str, range, Partition]]:
+    grid = stream.grids[array]
+    if grid.size <= few * size:
+        ranges = [range(i, min(i + size, grid.size)) for i in range(0, grid.size, size)]
+    else:
+        ranges = run(array, partial(stream.ranges, array, size))
+    for numbers in ranges:
+        yield array, numbers, run(array, partial(stream.partition, array, numbers))
 
 
 def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: int, overwrite: bool) -> None:
@@ -165,3 +198,31 @@ def _write_json(stream: ReferenceStream, run: Run, sink: Sink, version: int) -> 
                 file.write(comma + members)
                 comma = b","
         file.write(end)
+
+
+def _save_manifests(stream: ReferenceStream, run: Run, sink: Sink, overwrite: bool) -> None:
+    nodes = manifest_writing.hierarchy(stream.documents(), stream.grids)
+    names = sink.names()
+    if names and not (overwrite and _ROOT in names):
+        raise FileExistsError(f"{sink.path} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
+    written: dict[str, bytes] = {}
+    for array, grid in stream.grids.items():
+        members: list[str] = []
+        for _, numbers, partition in _of_array(stream, run, array):
+            members += manifest_writing.manifest_members(grid, numbers, partition, array)
+        written[join(array, manifest_writing.MANIFEST)] = ("{" + ",\n".join(members) + "}\n").encode()
+        nodes[array] = manifest_writing.with_manifest(nodes[array])
+    if names:
+        sink.remove()
+    try:
+        sink.put(written)
+        sink.put({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
+        members_of = {path: doc for path, doc in nodes.items() if path}
+        root = nodes[""]
+        if root["node_type"] == "group":
+            inline = {"kind": "inline", "must_understand": False, "metadata": members_of}
+            root = {**root, "consolidated_metadata": inline}
+        sink.put({_ROOT: zarrmeta.dumps(root)})  # last: without it, what lies there is no hierarchy
+    except BaseException:
+        sink.remove()
+        raise

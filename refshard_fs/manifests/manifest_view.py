@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs import policy
-from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row
+from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
 from refshard_fs.documents import Documents
 from refshard_fs.errors import ManifestError, NotListable, ReferenceNotReachable, SourceNotReachable
 from refshard_fs.formats import OpenOptions
@@ -208,6 +208,27 @@ class ManifestView:
             return found.window(source.offset) if source.offset else found
         except ValueError as e:
             raise ReferenceNotReachable(key, repr(name), str(e)) from e
+
+    # ------------------------------------------------------------------ all of an array
+
+    def chunks(self, path: str) -> Steps[tuple[UInt64s, UInt64s] | None]:
+        """Return the numbers of chunks there are, and of those said to be empty, if ``path`` has a manifest."""
+        if path not in self._documents.arrays:
+            yield from self._documents.lookup(join(path, "zarr.json"))
+        grid = self._grid(path)
+        if grid is None:
+            return None
+        table = yield from self._listed(path, grid, ())
+        manifest, _, _ = yield from self._manifest(path)
+        return table.present(), manifest.empty
+
+    def manifest_key(self, path: str) -> str | None:
+        """Return the key of the manifest of the array ``path``, if it is one of this source."""
+        declared = self._documents.arrays.get(path)
+        match declared.manifest if declared is not None else None:
+            case str(spelled) if policy.protocol_of(spelled) is None:
+                return key_beside(path, spelled)
+        return None
 
     # ------------------------------------------------------------------ listing
 

@@ -40,10 +40,12 @@ class Partition:
     """References of consecutive chunks of one array; immutable.
 
     A row's target is a place in ``urls`` (as written; None: the default target), ABSENT where
-    the row has data in ``inline`` or there is no such chunk; its length may be WHOLE.
+    the row has data in ``inline`` or there is no such chunk; its length may be WHOLE. ``extras``
+    hold what only chunk manifests can say of a row: checks, by name; or nothing, if it is empty
+    on purpose.
     """
 
-    __slots__ = ("_lengths", "_offsets", "_targets", "inline", "lengths", "offsets", "targets", "urls")
+    __slots__ = ("_lengths", "_offsets", "_targets", "extras", "inline", "lengths", "offsets", "targets", "urls")
 
     def __init__(
         self,
@@ -52,8 +54,10 @@ class Partition:
         offsets: UInt64s,
         lengths: UInt64s,
         inline: Mapping[int, bytes],
+        extras: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
         self.urls, self.inline = urls, inline
+        self.extras = extras or {}
         self.targets, self.offsets, self.lengths = targets, offsets, lengths
         self._targets, self._offsets, self._lengths = targets.data, offsets.data, lengths.data
 

@@ -46,8 +46,11 @@ class FlatStream:
 
     is_at_hand = True
 
-    def __init__(self, refs: ReferenceSet, respell: Respell) -> None:
+    def __init__(
+        self, refs: ReferenceSet, respell: Respell, extras: Mapping[str, Mapping[int, Mapping[str, str]]] | None = None
+    ) -> None:
         self.grids = refs.grids
+        self._extras = extras or {}
         self._tables = refs.tables
         self._urls = [respell(url) for url in refs.urls]
         self._documents: list[tuple[str, Any]] = []
@@ -65,7 +68,7 @@ class FlatStream:
     def ranges(self, array: str, size: int) -> Steps[list[range]]:
         yield from ()
         table, stop = self._tables[array], self.grids[array].size
-        places = {number // size for number in self._inline.get(array, ())}
+        places = {number // size for number in (*self._inline.get(array, ()), *self._extras.get(array, ()))}
         if table.numbers is not None:
             places.update(np.unique(table.numbers // np.uint64(size)).tolist())
         else:
@@ -79,7 +82,9 @@ class FlatStream:
         inline = self._inline.get(array, {})
         there = {n - numbers.start: inline[n] for n in inline.keys() & numbers} if inline else {}
         partition.targets[list(there)] = ABSENT
-        return Partition(partition.urls, partition.targets, partition.offsets, partition.lengths, there)
+        known = self._extras.get(array, {})
+        extras = {n - numbers.start: known[n] for n in known.keys() & numbers} if known else {}
+        return Partition(partition.urls, partition.targets, partition.offsets, partition.lengths, there, extras)
 
     def _spelled(self, row: Row) -> list[Any]:
         url = self._urls[row.target]

@@ -61,6 +61,7 @@ def _object(key: str, value: str | bytes) -> dict[str, Any]:
 
 def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Partition, *, dry: bool = False) -> bytes:
     """Return the parquet file of the chunks ``numbers`` of ``array``; ``dry``: only see whether there can be one."""
+    _refuse_extras(array, grid, numbers, partition)
     there = partition.targets != ABSENT
     spans = there & (partition.lengths != WHOLE)
     beyond = spans & ((partition.offsets >= OFFSETS) | (partition.lengths >= OFFSETS))
@@ -92,6 +93,7 @@ def member(key: str, value: Any, version: int) -> bytes:
 
 def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partition, version: int) -> bytes:
     """Return the members of a JSON set for all chunks in ``partition``, which are among ``numbers``."""
+    _refuse_extras(array, grid, numbers, partition)
     rows = partition.present(0, len(partition))
     stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
     tails = _tails(grid, np.array(rows, np.int64) + numbers.start)
@@ -113,6 +115,18 @@ def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partit
         else:
             out.append(f'{stem}{tail}":[{urls[target]},{offset},{length}]')
     return ",".join(out).encode()
+
+
+def _refuse_extras(array: str, grid: ChunkGrid, numbers: range, partition: Partition) -> None:
+    """Raise ManifestError for what a chunk manifest says and a reference set cannot."""
+    for row, extras in partition.extras.items():
+        key = join(array, grid.tail(numbers.start + row))
+        what = " and ".join(extras)
+        raise ManifestError(
+            f"{key!r} has {what}, which a reference set cannot hold: only format='chunk-manifest' can"
+            if what
+            else f"{key!r} is empty on purpose, which a reference set cannot say: only format='chunk-manifest' can"
+        )
 
 
 def _tails(grid: ChunkGrid, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Iterable[str]:

@@ -1,0 +1,112 @@
+"""References as a zarr version 3 hierarchy with chunk manifests, piece by piece. No I/O here."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from refshard_fs import zarrmeta
+from refshard_fs.columns import ABSENT, WHOLE
+from refshard_fs.errors import ManifestError
+from refshard_fs.keys import ChunkGrid, join, parent
+from refshard_fs.manifests.entries import NAME
+from refshard_fs.manifests.partition import Partition
+from refshard_fs.manifests.reference_set import decode
+from refshard_fs.manifests.version_3 import array_3, group_3
+
+__all__ = ["MANIFEST", "hierarchy", "manifest_members", "with_manifest"]
+
+MANIFEST = "manifest.json"
+
+
+def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGrid]) -> dict[str, dict[str, Any]]:
+    """Return the version 3 metadata of every group and array, by path, of documents of either version.
+
+    Raises ManifestError, which names the key, for what is no metadata, and where version 3 cannot say it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    old: dict[str, dict[str, Any]] = {}
+    for key, value in documents:
+        path, name = parent(key)
+        if name == ".zmetadata":
+            continue
+        if not zarrmeta.is_metadata(key):
+            raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
+        doc = _object(key, value)
+        if name == "zarr.json":
+            found[path] = {k: v for k, v in doc.items() if k != "consolidated_metadata"}
+            if doc.get("storage_transformers"):
+                raise ManifestError(f"{key!r} has storage_transformers, which cannot be carried over")
+        else:
+            old.setdefault(path, {})[name] = doc
+    for path, docs in old.items():
+        if path not in found:
+            attributes = docs.get(".zattrs", {})
+            array = docs.get(".zarray")
+            key = join(path, ".zarray")
+            found[path] = group_3(attributes) if array is None else array_3(array, attributes, key)
+    for path, doc in found.items():
+        if doc.get("node_type") == "array" and path not in grids:
+            raise ManifestError(f"{join(path, 'zarr.json')!r}: its chunk grid or chunk keys are not known")
+    for path in list(found):
+        while path:
+            path = parent(path)[0]
+            found.setdefault(path, group_3({}))
+    return found or {"": group_3({})}
+
+
+def _object(key: str, value: Any) -> dict[str, Any]:
+    match value:
+        case dict():
+            return value
+        case list():
+            raise ManifestError(f"{key!r} is a reference: metadata must be at hand to become that of version 3")
+    try:
+        doc = zarrmeta.loads(decode(value))
+    except ValueError as e:
+        raise ManifestError(f"{key!r} is not JSON: {e}") from e
+    if not isinstance(doc, dict):
+        raise ManifestError(f"{key!r} is no JSON object")
+    return doc
+
+
+def with_manifest(doc: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an array's metadata that declares the manifest beside it."""
+    transformer = {"name": NAME, "configuration": {"manifest": f"./{MANIFEST}"}}
+    return {**doc, "storage_transformers": [transformer]}
+
+
+def manifest_members(grid: ChunkGrid, numbers: range, partition: Partition, array: str) -> list[str]:
+    """Return the members of a manifest for chunks ``numbers``."""
+    urls = [None if url is None else zarrmeta.dumps(url).decode() for url in partition.urls]
+    out = []
+    rows = partition.present(0, len(partition))
+    empty = [row for row, extras in partition.extras.items() if not extras]
+    for row in sorted({*rows, *empty}) if empty else rows:
+        key = ".".join(map(str, grid.coords(numbers.start + row))) or "0"
+        target = int(partition.targets[row])
+        extras = partition.extras.get(row, {})
+        more = "".join(f",{zarrmeta.dumps(k).decode()}:{zarrmeta.dumps(v).decode()}" for k, v in extras.items())
+        if target != ABSENT:
+            url = urls[target]
+            if url is None:
+                raise ManifestError(f"{join(array, grid.tail(numbers.start + row))!r} has no URL: open it with target=")
+            offset, length = int(partition.offsets[row]), int(partition.lengths[row])
+            span = "" if length == WHOLE and not offset else f',"offset":{offset}'
+            if length != WHOLE:
+                span += f',"length":{length}'
+            out.append(f'"{key}":{{"path":{url}{span}{more}}}')
+        elif row in partition.inline:
+            out.append(f'"{key}":{{"data":{zarrmeta.dumps(_text(partition.inline[row])).decode()}{more}}}')
+        else:
+            out.append(f'"{key}":{{}}')
+    return out
+
+
+def _text(data: bytes) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "base64:"
+    return text if not text.startswith("base64:") else "base64:" + base64.b64encode(data).decode()
