@@ -93,7 +93,7 @@ def test_kerchunk_over_tiff(tmp_path: Path) -> None:
     tifffile = pytest.importorskip("tifffile")
     zarr = pytest.importorskip("zarr")
     image = np.arange(64 * 96, dtype="u2").reshape(64, 96)
-    tifffile.imwrite(tmp_path / "x.tif", image, tile=(32, 32))
+    tifffile.imwrite(tmp_path / "x.tif", image, tile=(32, 32), metadata=None)
     refs = tiff.tiff_to_zarr(str(tmp_path / "x.tif"))
     fs = RefShardFileSystem(fo=refs, asynchronous=True)
     array = zarr.open_array(zarr.storage.FsspecStore(fs, read_only=True, path=""), mode="r", zarr_format=2)

@@ -106,7 +106,7 @@ class Gathering:
                     ranges[key] = value
                     continue
                 if len(value) == 1 and type(url) is str:
-                    wholes[key] = (url, 0, 0)
+                    wholes[key] = value
                     continue
                 if len(value) == 3 and url is None:
                     of_default[key] = ("", value[1], value[2])
@@ -121,9 +121,7 @@ class Gathering:
             if records is None:
                 self._add_singly({key: members[key] for key in group})
                 continue
-            if group is wholes:
-                records.lengths[:] = WHOLE
-            elif group is of_default:
+            if group is of_default:
                 records.targets[:] = self._target(None)
             self._add_records(records)
 

@@ -1,8 +1,8 @@
 """Compact JSON references read as columns, a block at a time, without an object for any of them. No I/O here.
 
-A block is a run of members ``"key":["url",offset,length]``, as every writer of reference sets spells them (or with
-one space after each comma and colon). Anything else in it, and the block is not recognised: then its members have to
-be read in some other way. What is recognised is exactly what a JSON reader would find.
+A block is a run of members ``"key":["url",offset,length]``, or of ``"key":["url"]``, as every writer of reference sets
+spells them (or with one space after each comma and colon). Anything else in it, and the block is not recognised: then
+its members have to be read in some other way. What is recognised is exactly what a JSON reader would find.
 
 How: the positions of the quotes cut the block into fields; the text between them is compared with what it must be;
 numbers are taken eight digits at a time as 64-bit words, of which arithmetic makes values in all records at once.
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.columns import UInt32s, UInt64s
+from refshard_fs.columns import WHOLE, UInt32s, UInt64s
 from refshard_fs.keys import ChunkGrid
 
 __all__ = ["Records", "Urls", "chunk_numbers", "scan"]
@@ -116,10 +116,14 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
     if (urls_start - keys_end != style.after_key_length - 1).any():
         return None
     after_key = _words(text, keys_end, 1)[:, 0] & _u64(2 ** (8 * style.after_key_length) - 1)
+    if (after_key != _u64(style.after_key)).any():
+        return None
+    if int(following[0]) - int(urls_end[0]) == style.after_record_length:
+        return _wholes(text, quotes, style, urls)
     ends = following - (style.after_record_length - 1)
     words = _words(text, ends - 16, 3)
     after_record = words[:, 2] & _u64(2 ** (8 * style.after_record_length) - 1)
-    if (after_key != _u64(style.after_key)).any() or (after_record != _u64(style.after_record)).any():
+    if (after_record != _u64(style.after_record)).any():
         return None
     length = _number_before(words[:, 0], words[:, 1], style.separator)
     if length is None:
@@ -138,6 +142,19 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
         if (characters[ends] != ord(",")).any() or (characters[urls_end + 1] != ord(",")).any():
             return None
     targets = _targets(text, urls_start + 1, urls_end, urls)
+    return Records(text, keys + 1, keys_end, targets, offsets, lengths)
+
+
+def _wholes(text: bytes, quotes: Positions, style: _Style, urls: Urls) -> Records | None:
+    """Return records of whole files, ``"key":["url"]``, if that is what the block is made of."""
+    keys, keys_end, urls_start, urls_end, following = (quotes[i::4][: len(quotes) // 4] for i in range(5))
+    if (following - urls_end != style.after_record_length).any():
+        return None
+    after = _words(text, urls_end + 1, 1)[:, 0] & _u64(2 ** (8 * style.after_record_length) - 1)
+    if (after != _u64(style.after_record)).any():
+        return None
+    targets = _targets(text, urls_start + 1, urls_end, urls)
+    offsets, lengths = np.zeros(len(keys), np.uint64), np.full(len(keys), WHOLE, np.uint64)
     return Records(text, keys + 1, keys_end, targets, offsets, lengths)
 
 
