@@ -45,7 +45,7 @@ def fail(key: str, entry: Entry, error: Exception) -> Exception:
 
 
 def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
-    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    reason = "; ".join([f"{type(error).__name__}: {error}".rstrip(": "), *getattr(error, "__notes__", ())])
     named = ReferenceNotReachable(key, where, reason)
     named.__cause__ = error
     return named

@@ -142,6 +142,9 @@ def test_ambient_credentials_stay_at_home(http_server: RangeServer, monkeypatch:
         source = manifest(http_server, {"k": ["s3://bucket/x", 0, 6]})
         assert RefShardFileSystem(fo=source).cat_file("k") == b"public"
         assert not any("AKIDAMBIENT" in repr(r) for r in store.requests())
+        store.fault(403, "/bucket/x", times=1)
+        with pytest.raises(ReferenceNotReachable, match="without credentials.*remote_protocol="):
+            RefShardFileSystem(fo=source).cat_file("k")
         store.clear()
         assert RefShardFileSystem(fo=source, remote_protocol="s3").cat_file("k") == b"public"
         assert any("AKIDAMBIENT" in repr(r) for r in store.requests())

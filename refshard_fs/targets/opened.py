@@ -27,16 +27,18 @@ _SLOWEST = 8192  # bytes per second; a server that sends fewer, behind a connect
 class Opened:
     """An object of ``target``: it answers like one, and knows what was seen of the object before."""
 
-    __slots__ = ("_deadlines", "_retry", "_stats", "_version", "target")
+    __slots__ = ("_deadlines", "_hint", "_retry", "_stats", "_version", "target")
 
     def __init__(
-        self, target: Target, version: Version, retry: Retry, stats: Stats, deadlines: Deadlines | None
+        self, target: Target, version: Version, retry: Retry, stats: Stats, deadlines: Deadlines | None, hint: str = ""
     ) -> None:
+        """Take what is read, and the ``hint`` to give where the server denies it."""
         self.target = target
         self._version = version
         self._retry = retry
         self._stats = stats
         self._deadlines = deadlines
+        self._hint = hint
 
     async def read(self, path: str, start: int, stop: int | None, pin: Pin | None = None) -> Answer:
         """Return bytes ``[start, stop)``, fewer where the object ends; ``pin`` is what the manifest says of the object.
@@ -118,6 +120,8 @@ class Opened:
             tried += 1
             wait = retry.pause(failure, tried)
             if wait is None or now() + wait >= end:
+                if self._hint and isinstance(failure, PermissionError):
+                    failure.add_note(self._hint)
                 raise failure
             self._stats.add(retries=1)
             await asyncio.sleep(wait)

@@ -47,6 +47,10 @@ AT_HAND: dict[type[AbstractFileSystem], Target] = {
 _NEED_NO_LOOP = frozenset([*policy.LOCAL, "memory", "data"])
 
 PLACES = 4096
+_NOBODY = (
+    "it was asked for without credentials, since the manifest comes from elsewhere: "
+    "name its protocol (remote_protocol=) or prefix (options=, allow=) to send yours"
+)
 
 Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
 
@@ -93,14 +97,16 @@ class Pool:
         """
         place = self._places.get(url)
         if place is None:
-            found = self._find(*self._admitted(url))
+            admitted, access = self._admitted(url)
+            found = self._find(admitted, access)
             if found is None:
                 return None
             target, path = found
             if len(self._places) >= PLACES:
                 self._places.clear()
             retry = self._options.retry.at_most(target.most_retries)
-            opened = Opened(target, self.versions.of(url), retry, self._stats, self._deadlines)
+            hint = _NOBODY if access is Access.NONE else ""
+            opened = Opened(target, self.versions.of(url), retry, self._stats, self._deadlines, hint)
             place = self._places[url] = opened, path
         return place
 
