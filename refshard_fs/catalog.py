@@ -20,7 +20,7 @@ from refshard_fs.manifests.reference_set import FlatKeySpace, References, Refere
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
 from refshard_fs.policy import locator
-from refshard_fs.shards.dense import DenseKeySpace
+from refshard_fs.shards.array_group import ArrayGroup
 from refshard_fs.shards.view import ShardView
 
 __all__ = ["beneath", "formats", "open_bytes", "open_references", "open_source", "references_of", "some_urls"]
@@ -91,7 +91,7 @@ def _has_root(probe: Probe) -> bool:
 def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
     """Return ``keyspace`` as the user wants to see it: manifests heeded, shards shown as their inner chunks, or not."""
     match keyspace:
-        case DenseKeySpace():  # made of frames that are the chunks: there are no manifests or shards in it
+        case ArrayGroup():  # not written by zarr: there are no manifests or shards in it
             return keyspace
     mapped = ManifestView(keyspace, options)
     yield from mapped.learn(has_root=has_root)

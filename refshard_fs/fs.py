@@ -32,7 +32,6 @@ from refshard_fs.save import RECORD_SIZE, SetFormat, respelling, save
 from refshard_fs.selection import Mode
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
-from refshard_fs.shards.view import ShardView
 from refshard_fs.targets import PoolOptions, Retry
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
@@ -250,9 +249,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
 
     @property
     def left_whole(self) -> dict[str, str]:
-        """Arrays, of those seen so far, whose shards are not or not fully opened, and why, by path."""
+        """Arrays, of those seen so far, that are not shown, or whose shards are left whole, and why, by path."""
         keyspace = self._opened()
-        return dict(keyspace.reports) if isinstance(keyspace, ShardView) else {}
+        return dict(getattr(keyspace, "reports", {}))
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the filesystem was made: `refshard_fs.stats` names them."""

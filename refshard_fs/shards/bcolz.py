@@ -17,12 +17,12 @@ import numpy as np
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats import Format, OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Entry, Facts, Load, Span, Stat, Steps
+from refshard_fs.model import Entry, Facts, Listed, Load, Span, Stat, Steps
 from refshard_fs.policy import protocol_of, relative_to
+from refshard_fs.shards.array_group import ArrayGroup
 from refshard_fs.shards.blosc import BODY, EXPANSION, LARGEST, FrameHeader, parse
 from refshard_fs.shards.blosc_array import BloscArray, Compressor
 from refshard_fs.shards.blosc_recipes import Piece, Refilled, made
-from refshard_fs.shards.dense import DenseKeySpace
 from refshard_fs.shards.dtypes import parse_dtype
 from refshard_fs.shards.group_documents import documents
 from refshard_fs.shards.json_fields import COUNTABLE, count, counts, object_in, shown
@@ -71,7 +71,7 @@ class CarrayChunks:
         self._row_size = row_size
         self._dtype = dtype
 
-    def entry(self, number: int) -> Steps[Entry]:
+    def entry(self, number: int) -> Steps[Entry | None]:
         url = self._file(number)
         frame = yield from self._frame(number)
         full = self._rows * self._row_size
@@ -85,6 +85,10 @@ class CarrayChunks:
             yield from self._vouch(number - 1, full)
         recipe = Refilled((Piece(0, frame.stored, frame.length),), full, frame.typesize)
         return made(Span(url, FILE_HEADER, FILE_HEADER + frame.stored), recipe)
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        yield from ()
+        return None
 
     def _frame(self, number: int) -> Steps[FrameHeader]:
         url = self._file(number)
@@ -240,7 +244,7 @@ def _key_space(carrays: Mapping[str, Carray], attributes: Mapping[str, Any], opt
     arrays = {name: carray.array for name, carray in carrays.items()}
     grids = {name: array.grid(options.zarr_format) for name, array in arrays.items()}
     chunks = {name: carray.chunks for name, carray in carrays.items()}
-    return DenseKeySpace(documents(arrays, attributes, options.zarr_format), grids, chunks)
+    return ArrayGroup(documents(arrays, attributes, options.zarr_format), grids, chunks)
 
 
 def _recognises(probe: Probe) -> bool:

@@ -12,14 +12,13 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.keys import ChunkGrid
 from refshard_fs.shards.dtypes import version_2, version_3
-from refshard_fs.shards.group_documents import configured
+from refshard_fs.shards.group_documents import ENCODINGS, array_document, configured
 
 __all__ = ["BloscArray", "Compressor"]
 
 DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
-ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}  # one level of names
 
 _SHUFFLES: Final = ("noshuffle", "shuffle", "bitshuffle")
 
@@ -93,15 +92,5 @@ class BloscArray(msgspec.Struct, frozen=True):
         ]  # fmt: skip
         if self.order == "F":
             codecs.insert(0, configured("transpose", order=list(range(len(self.shape)))[::-1]))
-        return {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": self.shape,
-            "data_type": data_type,
-            "chunk_grid": configured("regular", chunk_shape=self.chunks),
-            "chunk_key_encoding": configured("default", separator=ENCODINGS[3].separator),
-            "fill_value": fill_value,
-            "codecs": codecs,
-            "attributes": attributes,
-            "dimension_names": dimensions,
-        }
+        shown = {"data_type": data_type, "fill_value": fill_value, "codecs": codecs}
+        return {**array_document(self.shape, self.chunks, dimensions, attributes), **shown}

@@ -15,12 +15,12 @@ import numpy as np
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats import Format, OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Entry, Inline, Load, Span, Steps
+from refshard_fs.model import Entry, Inline, Listed, Load, Span, Steps
+from refshard_fs.shards.array_group import ArrayGroup
 from refshard_fs.shards.blosc import LARGEST
 from refshard_fs.shards.blosc_array import BloscArray, Compressor
 from refshard_fs.shards.blosc_recipes import Piece, Refilled, Verified, made
 from refshard_fs.shards.bloscpack_header import HEADER, MAGIC, Header, parse_header, parse_metadata_header
-from refshard_fs.shards.dense import DenseKeySpace
 from refshard_fs.shards.dtypes import parse_dtype
 from refshard_fs.shards.group_documents import documents
 from refshard_fs.shards.json_fields import counts, shown
@@ -66,7 +66,11 @@ class SuperchunkChunks:
         self._size = size
         self._checksum = frames.header.checksum if verify else 0
 
-    def entry(self, number: int) -> Steps[Entry]:
+    def listed(self) -> Steps[list[Listed] | None]:
+        yield from ()
+        return None
+
+    def entry(self, number: int) -> Steps[Entry | None]:
         header, size = self._frames.header, self._size
         start = number * size
         stop = min(start + size, header.total)
@@ -172,7 +176,7 @@ def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     )
     whole = documents({DATA: shown_as}, {}, options.zarr_format)
     chunks = SuperchunkChunks(frames, rows * array.row_size, verify=options.verify)
-    return DenseKeySpace(whole, {DATA: shown_as.grid(options.zarr_format)}, {DATA: chunks})
+    return ArrayGroup(whole, {DATA: shown_as.grid(options.zarr_format)}, {DATA: chunks})
 
 
 def _recognises(probe: Probe) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from refshard_fs import zarrmeta
-from refshard_fs.keys import join
+from refshard_fs.keys import ChunkKeyEncoding, join
 
-__all__ = ["Described", "configured", "documents"]
+__all__ = ["ENCODINGS", "Described", "array_document", "configured", "documents"]
+
+# How chunks are keyed, by zarr version: one level of names.
+ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 
 
 class Described(Protocol):
@@ -21,6 +24,21 @@ class Described(Protocol):
 def configured(name: str, **configuration: Any) -> dict[str, Any]:
     """Return a codec, grid or key encoding as zarr v3 spells it."""
     return {"name": name, "configuration": configuration}
+
+
+def array_document(
+    shape: Sequence[int], chunks: Sequence[int], dimensions: Sequence[str], attributes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return an array's zarr v3 metadata, but for its data type, fill value and codecs."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "chunk_grid": configured("regular", chunk_shape=chunks),
+        "chunk_key_encoding": configured("default", separator=ENCODINGS[3].separator),
+        "attributes": attributes,
+        "dimension_names": dimensions,
+    }
 
 
 def documents(arrays: Mapping[str, Described], attributes: Mapping[str, Any], zarr_format: int) -> dict[str, bytes]:

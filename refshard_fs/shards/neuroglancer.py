@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from urllib.parse import quote
 
 import msgspec
@@ -20,15 +20,16 @@ import numpy.typing as npt
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats import Format, OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid
-from refshard_fs.keyspace import KeySpace, place
-from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
 from refshard_fs.policy import protocol_of, relative_to
+from refshard_fs.shards.array_group import ArrayGroup
 from refshard_fs.shards.group_documents import documents
 from refshard_fs.shards.minishards import MAX_INDEX, Minishard, MinishardIndex, ShardIndex, Sharding, inflated
 from refshard_fs.shards.morton import MortonCode
-from refshard_fs.shards.precomputed_info import Scale, Volume, parse_info
+from refshard_fs.shards.precomputed_info import Scale, parse_info
 
-__all__ = ["FORMAT", "Padded", "PrecomputedKeySpace"]
+__all__ = ["FORMAT", "Padded"]
 
 INFO = "info"
 _CHUNK = re.compile(r"(-?\d+)-(-?\d+)_(-?\d+)-(-?\d+)_(-?\d+)-(-?\d+)", re.ASCII)
@@ -64,10 +65,10 @@ class _Chunks:
         self.grid = grid
         self.size = math.prod(scale.chunks) * scale.dtype.itemsize
 
-    def entry(self, coords: tuple[int, ...]) -> Steps[Entry | None]:
+    def entry(self, number: int) -> Steps[Entry | None]:
         raise NotImplementedError
 
-    def listed(self) -> Steps[list[Listed]]:
+    def listed(self) -> Steps[list[Listed] | None]:
         raise NotImplementedError
 
     def _stored(self, coords: tuple[int, ...]) -> int:
@@ -93,14 +94,15 @@ class _Chunks:
 class FileChunks(_Chunks):
     """A file for each chunk, named by where in the volume it begins and ends."""
 
-    def entry(self, coords: tuple[int, ...]) -> Steps[Entry | None]:
+    def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
+        coords = self.grid.coords(number)
         pin = Pin(size=self._stored(coords))
         entry = self._shown(Span(relative_to(self.url, self._name(coords)), optional=True, pin=pin), coords)
         # Whoever wants to know the size of a file that may be absent has to look.
         return msgspec.structs.replace(entry, made=None) if isinstance(entry, Packed) else entry
 
-    def listed(self) -> Steps[list[Listed]]:
+    def listed(self) -> Steps[list[Listed] | None]:
         found = []
         for listed in (yield from self._names()):
             match = _CHUNK.fullmatch(listed.name)
@@ -128,20 +130,21 @@ class ShardChunks(_Chunks):
         self._code = MortonCode(grid.counts[:3])
         self._is_current = False  # once a shard was seen, or that it is not stored in the obsolete way
 
-    def entry(self, coords: tuple[int, ...]) -> Steps[Entry | None]:
+    def entry(self, number: int) -> Steps[Entry | None]:
+        coords = self.grid.coords(number)
         chunk = self._code.encode(coords)
-        shard, number = self._sharding.place(chunk)
-        block = self._sharding.block(number)
+        shard, minishard = self._sharding.place(chunk)
+        block = self._sharding.block(minishard)
         table = yield self._table(shard, block)
         if table is None:
             yield from self._check_current(shard)
             return None
         self._is_current = True
-        minishard: Minishard | None = None
-        load = self._minishard(shard, table[number - block.start].tolist())
+        index: Minishard | None = None
+        load = self._minishard(shard, table[minishard - block.start].tolist())
         if load is not None:
-            minishard = yield load
-        found = None if minishard is None else minishard.locate(chunk)
+            index = yield load
+        found = None if index is None else index.locate(chunk)
         if found is None:
             return None
         start, size = found
@@ -151,7 +154,7 @@ class ShardChunks(_Chunks):
         start += self._sharding.table
         return self._shown(Span(self._file(shard), start, start + size), coords)
 
-    def listed(self) -> Steps[list[Listed]]:
+    def listed(self) -> Steps[list[Listed] | None]:
         names = yield from self._names()
         shards = [s for s in (self._sharding.shard(listed.name) for listed in names) if s is not None]
         found: list[Listed] = []
@@ -203,41 +206,6 @@ class ShardChunks(_Chunks):
         self._is_current = True
 
 
-class PrecomputedKeySpace:
-    """The keys of a volume's scales, and ``info`` as it is; ``reports`` says which scales are not shown, and why."""
-
-    def __init__(self, url: str, info: bytes, volume: Volume, zarr_format: int) -> None:
-        self.reports = volume.reports
-        self.grids: Mapping[str, ChunkGrid] = {name: s.grid(zarr_format) for name, s in volume.scales.items()}
-        self._documents = {INFO: info, **documents(volume.scales, volume.attributes, zarr_format)}
-        self._chunks = {name: _chunks(url, scale, self.grids[name]) for name, scale in volume.scales.items()}
-
-    def lookup(self, key: str) -> Steps[Entry | None]:
-        document = self._documents.get(key)
-        if document is not None:
-            return Inline(document)
-        at = place(self.grids, key)
-        if at is None:
-            return None
-        return (yield from self._chunks[at.array].entry(self.grids[at.array].coords(at.number)))
-
-    def children(self, prefix: str) -> Steps[list[Listed] | None]:
-        if prefix and prefix not in self.grids:
-            return None
-        found = [] if prefix else [Listed(path, None, True) for path in self.grids]
-        for key, document in self._documents.items():
-            directory, _, name = key.rpartition("/")
-            if directory == prefix:
-                found.append(Listed(name, len(document)))
-        if prefix:
-            found += yield from self._chunks[prefix].listed()
-        return sorted(found, key=lambda listed: listed.name)
-
-    def is_directory(self, prefix: str) -> Steps[bool]:
-        yield from ()
-        return not prefix or prefix in self.grids
-
-
 def _chunks(url: str, scale: Scale, grid: ChunkGrid) -> _Chunks:
     folder = relative_to(url, quote(scale.key) if protocol_of(url) in ("http", "https") else scale.key)
     if scale.sharding is None:
@@ -256,7 +224,10 @@ def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if document is None:
         raise ManifestError(f"{probe.url} is no precomputed volume: it has no {INFO}")
     volume = parse_info(document.data, relative_to(probe.url, INFO))
-    return PrecomputedKeySpace(probe.url, document.data, volume, options.zarr_format)
+    grids = {name: scale.grid(options.zarr_format) for name, scale in volume.scales.items()}
+    shown = {INFO: document.data, **documents(volume.scales, volume.attributes, options.zarr_format)}
+    chunks = {name: _chunks(probe.url, scale, grids[name]) for name, scale in volume.scales.items()}
+    return ArrayGroup(shown, grids, chunks, volume.reports)
 
 
 FORMAT = Format("neuroglancer-precomputed", _recognises, _open, markers=(INFO,), documents=(INFO,))

@@ -14,16 +14,15 @@ import msgspec
 import numpy as np
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.keys import ChunkGrid
 from refshard_fs.shards.dtypes import version_2, version_3
-from refshard_fs.shards.group_documents import configured
+from refshard_fs.shards.group_documents import ENCODINGS, array_document, configured
 from refshard_fs.shards.json_fields import COUNTABLE, count, counts, object_in, shown
 from refshard_fs.shards.minishards import Sharding
 
 __all__ = ["Scale", "Volume", "parse_info"]
 
 DIMENSIONS = ["x", "y", "z", "channel"]
-ENCODINGS = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}  # one level of names
 LARGEST = 1 << 31  # bytes of a chunk, as it is decoded
 
 _TYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "uint64", "float32")}
@@ -91,18 +90,8 @@ class Scale(msgspec.Struct, frozen=True):
         codecs.append(configured("bytes", endian=endian) if endian else {"name": "bytes"})
         if self.is_gzip:
             codecs.append(configured("gzip", level=1))
-        return {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": self.shape,
-            "data_type": data_type,
-            "chunk_grid": configured("regular", chunk_shape=self.chunks),
-            "chunk_key_encoding": configured("default", separator=ENCODINGS[3].separator),
-            "fill_value": fill_value,
-            "codecs": codecs,
-            "attributes": self.attributes,
-            "dimension_names": DIMENSIONS,
-        }
+        shown = {"data_type": data_type, "fill_value": fill_value, "codecs": codecs}
+        return {**array_document(self.shape, self.chunks, DIMENSIONS, self.attributes), **shown}
 
 
 class Volume(NamedTuple):

@@ -1,4 +1,4 @@
-"""A group of arrays of which every chunk exists: metadata at hand, chunks where another tells. No I/O here."""
+"""A group of arrays that zarr did not write: their metadata at hand, their chunks where another tells. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import place
 from refshard_fs.model import Entry, Inline, Listed, Steps
 
-__all__ = ["Chunks", "DenseKeySpace"]
+__all__ = ["ArrayGroup", "Chunks"]
 
 LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the number is only what a header says
 
@@ -18,17 +18,25 @@ LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the numb
 class Chunks(Protocol):
     """Where the chunks of one array lie."""
 
-    def entry(self, number: int) -> Steps[Entry]:
-        """Return the entry of a chunk. It exists: where it does not, that is an error."""
+    def entry(self, number: int) -> Steps[Entry | None]:
+        """Return the entry of a chunk; None if there is no such chunk."""
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        """Return the chunks there are, by their keys below the array; None if they are all of the grid."""
 
 
-class DenseKeySpace:
-    """The keys of ``documents`` and of the chunks of ``grids``, both by path."""
+class ArrayGroup:
+    """The keys of ``documents`` and of the chunks of ``grids``, both by path; ``reports`` tells what is not shown."""
 
     def __init__(
-        self, documents: Mapping[str, bytes], grids: Mapping[str, ChunkGrid], chunks: Mapping[str, Chunks]
+        self,
+        documents: Mapping[str, bytes],
+        grids: Mapping[str, ChunkGrid],
+        chunks: Mapping[str, Chunks],
+        reports: Mapping[str, str] | None = None,
     ) -> None:
         self.grids = grids
+        self.reports = dict(reports or {})
         self._documents = documents
         self._chunks = chunks
 
@@ -42,7 +50,6 @@ class DenseKeySpace:
         return (yield from self._chunks[at.array].entry(at.number))
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
-        yield from ()
         if prefix and prefix not in self.grids:
             return None
         found = [] if prefix else [Listed(path, None, True) for path in self.grids]
@@ -50,13 +57,17 @@ class DenseKeySpace:
             directory, _, name = key.rpartition("/")
             if directory == prefix:
                 found.append(Listed(name, len(document)))
-        grid = self.grids.get(prefix)
-        if grid is not None:
-            if grid.size > LISTABLE:
-                raise ManifestError(f"{join(prefix, '*')}: {grid.size} chunks are too many to list")
-            found += [Listed(tail, None) for tail in grid.tails()]
+        if prefix:
+            there = yield from self._chunks[prefix].listed()
+            found += _all(prefix, self.grids[prefix]) if there is None else there
         return sorted(found, key=lambda listed: listed.name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
         return not prefix or prefix in self.grids
+
+
+def _all(path: str, grid: ChunkGrid) -> list[Listed]:
+    if grid.size > LISTABLE:
+        raise ManifestError(f"{join(path, '*')}: {grid.size} chunks are too many to list")
+    return [Listed(tail, None) for tail in grid.tails()]
