@@ -6,7 +6,8 @@ is about. What is held on the way is columns, or the text of blocks whose arrays
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -64,7 +65,9 @@ class Gathering:
     def __init__(self, where: str) -> None:
         self._where = where
         self._urls: Urls = {}
+        self._escaped: set[bytes] = set()  # URLs that only an escape can spell: with half a surrogate pair
         self._grids: dict[str, ChunkGrid] = {}
+        self._spelled: dict[str, ChunkGrid | None] = {}  # what each text of metadata has been found to say
         self._parts: dict[str, list[tuple[int, Part]]] = {}
         self._side: list[_Aside] = []
         self._hiding: set[str] = set()  # arrays with rows that stand for data kept aside
@@ -152,7 +155,7 @@ class Gathering:
         try:
             for sequence, records in deferred:
                 self._add_records(records, sequence)
-            b"\n".join(url for url in self._urls if url).decode("utf-8", "surrogatepass")
+            b"\n".join(url for url in self._urls if url and url not in self._escaped).decode()
         except UnicodeDecodeError as e:
             raise ManifestError(f"{self._where} is not JSON: it is not UTF-8: {e.reason}") from e
         if templates is not None:
@@ -204,14 +207,14 @@ class Gathering:
             if not self._all_known and len(left) > FEW and not any(sample):
                 self._deferred.append(_Deferred(self._next(), records))
                 return
-            keys = [records.key(i) for i in left.tolist()]
+            keys = records.keys(left)
             if _has_odd(keys):
                 keys = list(map(self._checked_key, keys))
             if records.targets[0] == ABSENT:
                 self._unsettled |= len(unplaced) > 0
             else:
                 columns = (column[left].tolist() for column in (records.targets, records.offsets, records.lengths))
-                rows = dict(zip(keys, map(Row, *columns), strict=True))
+                rows = dict(zip(keys, map(_as_row, zip(*columns, strict=True)), strict=True))
                 if records.lengths[0] == WHOLE:
                     rows = {key: row._replace(length=None) for key, row in rows.items() if type(row) is Row}
         if sequence is None:
@@ -229,6 +232,15 @@ class Gathering:
 
     def _target(self, url: bytes | None) -> int:
         return self._urls.setdefault(url, len(self._urls))
+
+    def _target_of(self, url: str | None) -> int:
+        try:
+            return self._target(None if url is None else url.encode())
+        except UnicodeEncodeError:
+            encoded = _encoded(url)
+            assert encoded is not None
+            self._escaped.add(encoded)
+            return self._target(encoded)
 
     # ------------------------------------------------------------------ single members
 
@@ -259,9 +271,9 @@ class Gathering:
             case str() | bytes():
                 return value
             case [str() | None as url]:
-                return Row(self._target(_encoded(url)), 0, None)
+                return Row(self._target_of(url), 0, None)
             case [str() | None as url, offset, length]:
-                return Row(self._target(_encoded(url)), _count(offset, "offset"), _count(length, "length"))
+                return Row(self._target_of(url), _count(offset, "offset"), _count(length, "length"))
             case [url] | [url, _, _]:
                 raise ManifestError(f"its URL is {url!r}, neither text nor null")
             case list() | tuple():
@@ -277,7 +289,7 @@ class Gathering:
         path, name = parent(key)
         if name not in METADATA:
             return
-        grid = grid_of(key, value, self._where)
+        grid = self._grid_of(key, value)
         old = self._grids.get(path)
         if grid is None or grid == old:
             return
@@ -289,6 +301,13 @@ class Gathering:
                 pairs = zip(keys, part.rows(), strict=True)
                 rows: dict[str, Value] = {key: row for key, row in pairs if row.target != ABSENT}
                 self._side.append(_Aside(sequence, rows, False))
+
+    def _grid_of(self, key: str, value: Value) -> ChunkGrid | None:
+        if type(value) is not str:
+            return grid_of(key, value, self._where)
+        if value not in self._spelled:
+            self._spelled[value] = grid_of(key, value, self._where)
+        return self._spelled[value]
 
     # ------------------------------------------------------------------ the end
 
@@ -357,6 +376,10 @@ class Gathering:
             for path, numbered in rows.items():
                 self._parts.setdefault(path, []).append((sequence, Part.from_rows(numbered)))
         return side
+
+
+# As `Row._make`, without a Python function for each.
+_as_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
 
 
 def _part(grid: ChunkGrid, numbers: UInt64s, records: Records, chosen: Positions | None) -> Part:

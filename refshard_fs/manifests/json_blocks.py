@@ -105,7 +105,7 @@ class Reader:
                     raise self._wrong(f"{sign!r} stands where it cannot")
 
     def _start(self) -> None:
-        if self._text.startswith(b"\xef\xbb\xbf", self._at) and self._at == 0:
+        if self._text.startswith(b"\xef\xbb\xbf", self._at) and self._before + self._at == 0:
             self._at = 3
         elif self._text.startswith(b"{", self._at):
             self._at += 1

@@ -95,6 +95,17 @@ class Records(NamedTuple):
         """Return one key; ValueError if it is not UTF-8."""
         return self.text[self.key_starts[record] : self.key_stops[record]].decode()
 
+    def keys(self, among: Positions) -> list[str]:
+        """Return the keys of some records; ValueError if one is not UTF-8."""
+        starts = self.key_starts[among]
+        sizes = self.key_stops[among] - starts + 1  # with the quote that follows, here a separator
+        ends = sizes.cumsum()
+        places = np.arange(ends[-1] if len(ends) else 0)
+        places += (starts - ends + sizes).repeat(sizes)
+        found = np.frombuffer(self.text, np.uint8)[places].tobytes().decode().split('"')
+        del found[-1]
+        return found
+
 
 def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
     """Return the references of ``block``, which begins with a quote and ends with "]"; None if it is not of this form.
