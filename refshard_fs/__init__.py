@@ -23,6 +23,7 @@ from refshard_fs.errors import (
 if TYPE_CHECKING:
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
     from refshard_fs.tuning import tune_zarr
+    from refshard_fs.validate import check
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "TargetChanged",
     "TargetNotAllowed",
     "UnknownSource",
+    "check",
     "replace_reference_filesystem",
     "tune_zarr",
 ]
@@ -49,6 +51,8 @@ def __getattr__(name: str) -> Any:
             return getattr(importlib.import_module("refshard_fs.fs"), name)
         case "tune_zarr":
             return importlib.import_module("refshard_fs.tuning").tune_zarr
+        case "check":
+            return importlib.import_module("refshard_fs.validate").check
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,25 +1,30 @@
-"""The command ``refshard``: what a source holds, on a terminal or as JSON; references from one format to another.
+"""The command ``refshard``: what a source holds, on a terminal or as JSON; checks of it; references in other formats.
 
 Exit status: 0, or 1 where the source or a key cannot be read (one line on stderr says
-why), or 2 where the command line is wrong.
+why) or a check finds errors, or 2 where the command line is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback, TqdmCallback
 
 from refshard_fs import __version__
 from refshard_fs.errors import RefShardError
+from refshard_fs.findings import Report
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.save import RECORD_SIZE
 from refshard_fs.summary import Summary, summarise
+from refshard_fs.validate import check
 
 __all__ = ["main"]
 
@@ -27,9 +32,10 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: that of the process) and return the exit status."""
     arguments = _parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], None] = arguments.command
+    command: Callable[[argparse.Namespace], int | None] = arguments.command
+    status = None
     try:
-        command(arguments)
+        status = command(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -37,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"no such key or file: {e.filename or e}")
     except (RefShardError, OSError, ValueError, ImportError) as e:
         return _fail(str(e) or type(e).__name__)
-    return 0
+    return status or 0
 
 
 def _fail(reason: str) -> int:
@@ -90,7 +96,22 @@ def _parser() -> argparse.ArgumentParser:
         "--to-option", metavar="KEY=VALUE", type=_pair, action="append", help="option of DESTINATION's filesystem"
     )
     convert.set_defaults(command=_convert)
+    checking = commands.add_parser(
+        "check", parents=[source, printing], help="what is wrong with metadata, ranges, targets and data"
+    )
+    depth = checking.add_mutually_exclusive_group()
+    depth.add_argument("--head", action="store_true", help="ask each target, read no chunk (default)")
+    depth.add_argument("--read", metavar="N", type=_positive, help="read N chunks too, evenly spaced over all")
+    depth.add_argument("--full", action="store_true", help="read all chunks, and decode them where zarr is installed")
+    checking.set_defaults(command=_check)
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -173,6 +194,49 @@ def _convert(arguments: argparse.Namespace) -> None:
         overwrite=arguments.overwrite,
         **dict(arguments.to_option or ()),
     )
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    fs = _open(arguments, index_cache=False)  # as it is now, not as it was
+    with _progress() as progress:
+        if arguments.full:
+            report = check(fs, "full", callback=progress)
+        elif arguments.read is not None:
+            report = check(fs, "read", sample=arguments.read, callback=progress)
+        else:
+            report = check(fs, callback=progress)
+    if arguments.json:
+        _print_json({"source": arguments.source, "has_errors": report.has_errors, **msgspec.to_builtins(report)})
+    else:
+        print(arguments.source)
+        _print_report(report)
+    return int(report.has_errors)
+
+
+def _progress() -> Callback:
+    if sys.stderr.isatty():
+        with contextlib.suppress(ImportError):
+            return TqdmCallback(tqdm_kwargs={"desc": "check", "leave": False, "file": sys.stderr})
+    return DEFAULT_CALLBACK
+
+
+def _print_report(report: Report) -> None:
+    print(
+        f"keys {report.keys:,}, arrays {report.arrays:,}, chunks {report.chunks:,} (missing {report.missing:,}), "
+        f"targets {report.targets:,}; read {report.read:,} chunks, {report.bytes_read:,} bytes, "
+        f"decoded {report.decoded:,}"
+    )
+    for finding in report.findings:
+        where = ": ".join(filter(None, (finding.key, finding.url)))
+        print(f"{finding.severity}: {finding.kind}: {where}{': ' if where else ''}{finding.text}")
+    shown = Counter(finding.kind for finding in report.findings)
+    for kind, count in sorted(report.counts.items()):
+        if count > shown[kind]:
+            print(f"{kind}: {count - shown[kind]:,} more")
+    for note in report.notes:
+        print(f"note: {note}")
+    if not report.findings:
+        print("nothing wrong was found")
 
 
 def _size(entry: dict[str, Any]) -> str:

@@ -15,12 +15,12 @@ ROOT = Path(refshard_fs.__path__[0])
 # Each line is a layer; a module imports from its own layer and those above it in this table. Packages count as one.
 LAYERS = """
 errors model keys texts crc32c stats policy selection tuning
-plan zarrmeta keyspace columns names rounds formats failures admission readahead cache documents summary
+plan zarrmeta keyspace columns names rounds formats failures admission readahead cache documents summary findings
 manifests shards
 targets index_cache loading
 blocks fetch prefetch recall engine immediate arrays
 catalog held
-routing session save
+routing session save ranges trial validate
 listing mapper fs
 xarray_arrays xarray_backend cli
 """

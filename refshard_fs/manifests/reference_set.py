@@ -203,10 +203,15 @@ class FlatKeySpace:
             return True
         return any(has_chunks_below(self.refs.tables[path], below) for path, below in self._tables_at(prefix))
 
-    def _span(self, row: Row) -> Span:
-        url = self._urls[row.target]
+    def url(self, target: int) -> str:
+        """Return the absolute URL of a row's ``target``."""
+        url = self._urls[target]
         if url is None:
-            url = self._urls[row.target] = self._resolve(self.refs.urls[row.target])
+            url = self._urls[target] = self._resolve(self.refs.urls[target])
+        return url
+
+    def _span(self, row: Row) -> Span:
+        url = self._urls[row.target] or self.url(row.target)
         return Span(url, row.offset, None if row.length is None else row.offset + row.length)
 
     def _size(self, key: str) -> int | None:

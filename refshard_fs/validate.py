@@ -1,0 +1,365 @@
+"""Check a whole source before others rely on it: its metadata, the ranges that it names, and the objects they lie in.
+
+Nothing is taken for right because it was not looked at: a report says how much was read and decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, get_args
+
+import numpy as np
+from fsspec.asyn import get_loop, sync
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+
+from refshard_fs import zarrmeta
+from refshard_fs.columns import WHOLE
+from refshard_fs.engine import Request
+from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
+from refshard_fs.findings import SHOWN, CheckMode, Finding, Findings, Report
+from refshard_fs.keys import join, parent
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.reference_set import FlatKeySpace
+from refshard_fs.model import Facts, Pin, Stat
+from refshard_fs.ranges import Columns, Keys, Ranges
+from refshard_fs.session import Session
+from refshard_fs.targets import Versions
+from refshard_fs.trial import Trial, zarr_version
+from refshard_fs.zarrmeta import ArrayMeta
+
+__all__ = ["CheckMode", "Finding", "Report", "check"]
+
+TOGETHER: Final = 1024  # look-ups, targets or chunks that are asked for at a time
+MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, by their mean size
+_CHUNK = re.compile(r"(?:c[/.])?\d+(?:[/.]\d+)*")
+_UNKNOWN = np.uint64(WHOLE)
+
+
+class Checked(Protocol):
+    """What is needed of a filesystem: `RefShardFileSystem`."""
+
+    @property
+    def loop(self) -> Any: ...
+    @property
+    def _session(self) -> Session: ...
+    async def _find(self, path: str) -> Any: ...
+
+
+def check(fs: Checked, mode: CheckMode = "head", *, sample: int = 100, callback: Callback = DEFAULT_CALLBACK) -> Report:
+    """Check all of ``fs``: metadata, ranges, and one question to each target; data as ``mode`` says.
+
+    ``"head"`` reads no chunk, ``"read"`` reads ``sample`` chunks that are evenly spaced over all there are, ``"full"``
+    reads every chunk and, where zarr is installed, decodes it. What is wrong is in the report, and no exception.
+
+    >>> import json, refshard_fs
+    >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
+    ...         "fill_value": None, "filters": None, "compressor": None}
+    >>> fs = refshard_fs.RefShardFileSystem({"a/.zarray": json.dumps(meta), "a/0": "ab", "a/7": "cd"})
+    >>> report = refshard_fs.check(fs)
+    >>> report.missing, [(finding.kind, finding.key) for finding in report.findings]
+    (1, [('outside-grid', 'a/7')])
+    """
+    if mode not in get_args(CheckMode):
+        raise ValueError(f"mode={mode!r}: it is 'head', 'read' or 'full'")
+    if sample < 1:
+        raise ValueError(f"sample={sample}: at least one chunk is read")
+    report: Report = sync(fs.loop or get_loop(), _Check(fs, mode, sample, callback).run)
+    return report
+
+
+class _Check:
+    """One check on its way."""
+
+    def __init__(self, fs: Checked, mode: CheckMode, sample: int, callback: Callback) -> None:
+        self._fs, self._session = fs, fs._session
+        self._mode, self._sample, self._callback = mode, sample, callback
+        self._found = Findings()
+        self._notes: list[str] = []
+        self._ranges = Ranges()
+        self._keys = self._missing = self._read = self._bytes = self._decoded = 0
+        self._arrays: dict[str, ArrayMeta] = {}
+        self._chunks: list[Keys] = []
+
+    async def run(self) -> Report:
+        try:
+            keyspace = await self._session.keyspace()
+            names = await self._names(keyspace)
+        except NotListable as e:
+            self._found.add("error", "not-listable", text=f"its keys cannot be listed, and so not be checked: {e}")
+        except (RefShardError, OSError, ValueError) as e:
+            self._found.add("error", "source", text=str(e) or type(e).__name__)
+        else:
+            for path, reason in getattr(keyspace, "reports", {}).items():
+                self._found.add("warning", "left-whole", path, text=f"its shards are left whole: {reason}")
+            await self._check(keyspace, names)
+        return Report(
+            self._mode,
+            tuple(sorted(self._found.shown, key=lambda finding: finding.severity)),
+            self._found.counts,
+            self._keys,
+            len(self._arrays),
+            sum(len(keys) for keys in self._chunks),
+            self._missing,
+            len(self._ranges.urls),
+            self._read,
+            self._bytes,
+            self._decoded,
+            tuple(self._notes),
+        )
+
+    async def _names(self, keyspace: KeySpace) -> list[str]:
+        """Return the keys that have no place in columns, after those that have."""
+        match keyspace:
+            case FlatKeySpace(refs=refs):
+                self._chunks += self._ranges.add_flat(keyspace)
+                names = list(refs.side)
+                self._keys = len(refs)
+            case _:
+                names = await self._fs._find("")
+                self._keys = len(names)
+        return names
+
+    async def _check(self, keyspace: KeySpace, names: Sequence[str]) -> None:
+        await self._check_documents([name for name in names if zarrmeta.is_metadata(name)])
+        self._check_grids([name for name in names if not zarrmeta.is_metadata(name)])
+        for some in _batches(names, TOGETHER):
+            found = await self._session.engine().run_all([keyspace.lookup(name) for name in some])
+            entries = []
+            for name, entry in zip(some, found, strict=True):
+                match entry:
+                    case None:
+                        self._found.add("error", "unreadable", name, text="it is listed, and there is no such key")
+                    case Exception():
+                        self._found.add_error(name, entry)
+                    case _:
+                        entries.append((name, entry))
+            self._ranges.add(entries)
+        wanted = self._wanted()
+        self._callback.set_size(len(self._ranges.urls) + sum(len(positions) for _, positions in wanted))
+        columns = self._ranges.settled()
+        self._check_ranges(columns, await self._check_targets(columns))
+        version = zarr_version() if self._mode == "full" else None
+        if self._mode == "full" and version is None:
+            self._notes.append("zarr is not installed: chunks were read, and none was decoded")
+        mean = _mean_size(columns)
+        for keys, positions in wanted:
+            await self._read_chunks(keys, positions, version, max(1, min(TOGETHER, MEMORY // mean)))
+
+    # ------------------------------------------------------------------ metadata
+
+    async def _check_documents(self, names: Sequence[str]) -> None:
+        documents: dict[str, Mapping[str, Any]] = {}
+        for some in _batches(names, TOGETHER):
+            for name, data in zip(some, await self._session.read_all([Request(n) for n in some]), strict=True):
+                try:
+                    if isinstance(data, Exception):
+                        raise data
+                    document = zarrmeta.loads(data)
+                    if not isinstance(document, Mapping):
+                        raise ManifestError(f"{name!r} is no JSON object, but {type(document).__name__}")
+                    documents[name] = document
+                    self._check_document(name, document)
+                except (RefShardError, OSError) as e:
+                    self._found.add_error(name, e, "metadata")
+                except ValueError as e:
+                    self._found.add("error", "metadata", name, text=f"it is not JSON: {e}")
+        for name, document in documents.items():
+            if parent(name)[1] in (".zmetadata", "zarr.json"):
+                self._check_consolidated(name, document, documents)
+
+    def _check_document(self, name: str, document: Mapping[str, Any]) -> None:
+        path, kind = parent(name)
+        if kind in (".zattrs", ".zmetadata"):
+            return
+        version = 3 if kind == "zarr.json" else 2
+        if document.get("zarr_format") != version:
+            raise ManifestError(f"{name!r} has zarr_format {document.get('zarr_format')!r}, where it is {version}")
+        meta = zarrmeta.array_meta(document, repr(name))
+        if meta is not None and kind != ".zgroup":
+            self._arrays[path] = meta
+        elif kind == ".zarray" or (version == 3 and document.get("node_type") != "group"):
+            raise ManifestError(f"{name!r} describes neither an array nor a group")
+
+    def _check_consolidated(
+        self, name: str, document: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        directory, kind = parent(name)
+        try:
+            for path, member in zarrmeta.consolidated_arrays(document, repr(name)):
+                key = join(join(directory, path), ".zarray" if kind == ".zmetadata" else kind)
+                if key not in documents:
+                    self._found.add("warning", "consolidated", key, text=f"{name!r} has it, and the source does not")
+                elif documents[key] != member:
+                    self._found.add("warning", "consolidated", key, text=f"{name!r} has it, and says something else")
+        except ManifestError as e:
+            self._found.add_error(name, e, "metadata")
+
+    def _check_grids(self, names: Iterable[str]) -> None:
+        """Sort keys that stand by themselves into the grids of their arrays; count what is missing."""
+        inside: dict[str, list[str]] = {}
+        for name in names:
+            path = parent(name)[0]
+            while path and path not in self._arrays:
+                path = parent(path)[0]
+            meta = self._arrays.get(path)
+            if meta is None:
+                continue
+            tail = _tail(name, path)
+            if meta.grid is None or meta.grid.number(tail) is not None:
+                inside.setdefault(path, []).append(name)
+            elif _CHUNK.fullmatch(tail):
+                shape = " × ".join(map(str, meta.grid.counts)) or "one chunk"
+                self._found.add(
+                    "error", "outside-grid", name, text=f"array {path!r} has no such chunk: its grid is {shape}"
+                )
+        hidden = {path: _hidden(keys, inside.get(path, ())) for keys in self._chunks if (path := keys.array) in inside}
+        present = {keys.array: len(keys) - hidden.get(keys.array, 0) for keys in self._chunks}
+        self._chunks += [Keys.spelled(path, found) for path, found in inside.items()]
+        for path, meta in self._arrays.items():
+            if meta.grid is not None:
+                self._missing += meta.grid.size - present.get(path, 0) - len(inside.get(path, ()))
+
+    # ------------------------------------------------------------------ targets and ranges
+
+    async def _check_targets(self, columns: Columns) -> Any:
+        """Ask each target once; the sizes, WHOLE where there is none to be had."""
+        urls = self._ranges.urls
+        sizes = np.full(len(urls), WHOLE, np.uint64)
+        first, uses = columns.users(len(urls))
+        engine = self._session.engine()
+        for some in _batches(range(len(urls)), TOGETHER):
+            answers = await asyncio.gather(*(self._ask(engine.need, urls[i]) for i in some))
+            for i, answer in zip(some, answers, strict=True):
+                key = columns.key(int(first[i])) if first[i] >= 0 else ""
+                match answer:
+                    case Facts(size):
+                        if size is None:
+                            self._found.add("warning", "unsized", key, urls[i], "its target does not tell its size")
+                        else:
+                            sizes[i] = size
+                        self._check_pins(key, urls[i], answer, self._ranges.pins.get(i, ()))
+                    case None:
+                        text = f"there is nothing; {uses[i]:,} references point to it"
+                        self._found.add("error", "unreachable", key, urls[i], text)
+                    case error:
+                        self._found.add_error(key, error, "unreachable", urls[i])
+        return sizes
+
+    async def _ask(self, need: Callable[[Stat], Any], url: str) -> Facts | Exception | None:
+        try:
+            if url in self._ranges.faults:
+                return self._ranges.faults[url]
+            answer: Facts | None = await need(Stat(url, fresh=True))
+            return answer
+        except Exception as e:  # noqa: BLE001  # whatever the target's library raises, it becomes a finding
+            return e
+        finally:
+            self._callback.relative_update()
+
+    def _check_pins(self, key: str, url: str, facts: Facts, pins: Iterable[Pin]) -> None:
+        for pin in pins:
+            try:
+                Versions().of(url).observe(facts.etag, facts.last_modified, facts.size, pin)
+            except TargetChanged as e:
+                self._found.add("error", "changed", key, url, e.reason)
+                return
+
+    def _check_ranges(self, columns: Columns, sizes: Any) -> None:
+        beyond = columns.beyond(sizes)
+        for i in beyond[:SHOWN].tolist():
+            text = f"{_range(columns, i)} reaches beyond the {sizes[columns.targets[i]]:,} bytes there are"
+            self._found.add("error", "beyond-target", columns.key(i), self._ranges.urls[columns.targets[i]], text)
+        self._found.count("beyond-target", len(beyond) - SHOWN)
+        again, before, within, outer = columns.alike(sizes)
+        for kind, rows, others, verb in (
+            ("duplicate-range", again, before, "are also those of"),
+            ("overlapping-range", within, outer, "begin within those of"),
+        ):
+            for i, other in zip(rows[:SHOWN].tolist(), others[:SHOWN].tolist(), strict=True):
+                text = f"{_range(columns, i)} {verb} {columns.key(other)!r}"
+                self._found.add("warning", kind, columns.key(i), self._ranges.urls[columns.targets[i]], text)
+            self._found.count(kind, len(rows) - SHOWN)
+
+    # ------------------------------------------------------------------ data
+
+    def _wanted(self) -> list[tuple[Keys, Sequence[int]]]:
+        """Return which chunks are to be read, by their position among keys."""
+        match self._mode:
+            case "head":
+                return []
+            case "full":
+                return [(keys, range(len(keys))) for keys in self._chunks]
+        total = sum(len(keys) for keys in self._chunks)
+        chosen = np.unique(np.linspace(0, total - 1, min(self._sample, total)).round().astype(np.int64))
+        wanted: list[tuple[Keys, Sequence[int]]] = []
+        start = 0
+        for keys in self._chunks:
+            end = start + len(keys)
+            wanted.append((keys, (chosen[(chosen >= start) & (chosen < end)] - start).tolist()))
+            start = end
+        return wanted
+
+    async def _read_chunks(self, keys: Keys, positions: Sequence[int], version: int | None, batch: int) -> None:
+        trial = None
+        if version is not None and positions:
+            try:
+                trial = await asyncio.to_thread(Trial, self._arrays[keys.array], version)
+            except ValueError as e:
+                self._found.add(
+                    "warning", "not-decoded", keys.array, text=f"its chunks were read, and not decoded: {e}"
+                )
+        for some in _batches(positions, batch):
+            names = [keys.key(position) for position in some]
+            requests = [Request(name) for name in names]
+            found = await self._session.read_all(requests, self._callback.relative_update)
+            chunks = []
+            for name, data in zip(names, found, strict=True):
+                if isinstance(data, Exception):
+                    self._found.add_error(name, data)
+                    continue
+                self._read += 1
+                self._bytes += len(data)
+                chunks.append((name, data))
+            if trial is not None:
+                await asyncio.to_thread(self._decode, trial, keys.array, chunks)
+
+    def _decode(self, trial: Trial, array: str, chunks: Iterable[tuple[str, bytes]]) -> None:
+        for name, data in chunks:
+            try:
+                trial.decode(_tail(name, array), data)
+                self._decoded += 1
+            except ValueError as e:
+                self._found.add(
+                    "error", "undecodable", name, text=f"its {len(data):,} bytes are not what zarr decodes: {e}"
+                )
+
+
+def _tail(key: str, array: str) -> str:
+    return key[len(array) + 1 :] if array else key
+
+
+def _hidden(keys: Keys, names: Iterable[str]) -> int:
+    """Return how many of ``names``, which stand by themselves, are in columns as well."""
+    grid = None if keys.table is None else keys.table.grid
+    if grid is None:
+        return 0
+    numbers = {grid.number(_tail(name, keys.array)) for name in names} - {None}
+    return int(np.isin(np.array(sorted(n for n in numbers if n is not None), np.uint64), keys.numbers).sum())
+
+
+def _range(columns: Columns, i: int) -> str:
+    stop = columns.stops[i]
+    return f"bytes [{columns.starts[i]}, {'end' if stop == _UNKNOWN else stop})"
+
+
+def _mean_size(columns: Columns) -> int:
+    known = columns.stops != _UNKNOWN
+    lengths = (columns.stops - columns.starts)[known]
+    return max(1, int(lengths.astype(float).mean())) if len(lengths) else MEMORY // 16
+
+
+def _batches(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), most):
+        yield items[start : start + most]

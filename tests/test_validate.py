@@ -1,0 +1,369 @@
+"""What a check of a source finds, and what it does not take for wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import urllib.request
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fsspec.callbacks import Callback
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+from refshard_fs.cli import main
+from refshard_fs.findings import SHOWN, Report
+from refshard_fs.ranges import Ranges
+from refshard_fs.validate import check
+from tests.servers.http import RangeServer
+
+
+def array(shape: int = 6, chunk: int = 2, **more: Any) -> str:
+    document = {"zarr_format": 2, "shape": [shape], "chunks": [chunk], "dtype": "|u1", "order": "C", "fill_value": 0}
+    return json.dumps({**document, "filters": None, "compressor": None, **more})
+
+
+V3 = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [4],
+    "data_type": "uint8",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+    "chunk_key_encoding": {"name": "default"},
+    "codecs": [{"name": "bytes"}],
+    "fill_value": 0,
+}
+
+Make = Callable[..., RefShardFileSystem]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Return a filesystem over the references of array ``a``, whose target ``data.bin`` has 8 bytes."""
+    (tmp_path / "data.bin").write_bytes(b"01234567")
+
+    def made(refs: dict[str, Any], **options: Any) -> RefShardFileSystem:
+        path = tmp_path / "refs.json"
+        metadata = {".zgroup": '{"zarr_format": 2}', "a/.zarray": array()}
+        path.write_text(json.dumps({"version": 1, "refs": metadata | refs}))
+        return RefShardFileSystem(fo=path, index_cache=False, skip_instance_cache=True, **options)
+
+    return made
+
+
+def found(report: Report) -> list[tuple[str, str, str]]:
+    return [(finding.severity, finding.kind, finding.key) for finding in report.findings]
+
+
+GOOD = {"a/0": ["data.bin", 0, 2], "a/1": ["data.bin", 2, 2], "a/2": ["data.bin", 4, 2]}
+
+
+@pytest.mark.parametrize("mode", ["head", "read", "full"])
+def test_a_right_set_has_no_findings(make: Make, mode: Any) -> None:
+    report = check(make(GOOD), mode)
+    assert not report.findings
+    assert not report.counts
+    assert (report.keys, report.arrays, report.chunks, report.missing, report.targets) == (5, 1, 3, 0, 1)
+
+
+def test_missing_chunks_are_counted_and_no_error(make: Make) -> None:
+    report = check(make({"a/1": ["data.bin", 0, 2], "b/.zarray": array(1000), "b/7": "xy"}))
+    assert not report.findings
+    assert report.missing == 2 + 499
+
+
+def test_keys_outside_the_grid_are_errors_where_they_look_like_chunks(make: Make) -> None:
+    refs = {**GOOD, "a/3": ["data.bin", 6, 2], "a/0.0": "xy", "a/01": "xy", "a/readme": "xy", "elsewhere/3": "xy"}
+    report = check(make(refs))
+    assert sorted(found(report)) == [("error", "outside-grid", key) for key in ("a/0.0", "a/01", "a/3")]
+    assert report.has_errors
+
+
+def test_a_broken_set_is_one_finding(make: Make, tmp_path: Path) -> None:
+    report = check(make({"a/.zarray": array(chunks=[2, 2])}))
+    assert found(report) == [("error", "source", "")]
+    assert "a/.zarray" in report.findings[0].text
+    assert found(check(RefShardFileSystem(tmp_path / "nothing.json"))) == [("error", "source", "")]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("b/.zarray", "{"),
+        ("b/.zarray", "[]"),
+        ("b/.zarray", '{"zarr_format": 2}'),
+        ("b/.zattrs", "nothing"),
+        ("b/.zgroup", '{"zarr_format": 3}'),
+        ("b/zarr.json", '{"zarr_format": 3, "node_type": "tree"}'),
+    ],
+)
+def test_metadata_that_breaks_the_rules_is_an_error(make: Make, key: str, text: str) -> None:
+    assert found(check(make({**GOOD, key: text}))) == [("error", "metadata", key)]
+
+
+def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:
+    members = {"a/.zarray": json.loads(array(7)), "b/.zarray": json.loads(array())}
+    document = json.dumps({"zarr_consolidated_format": 1, "metadata": members})
+    report = check(make({**GOOD, ".zmetadata": document}))
+    assert sorted(found(report)) == [("warning", "consolidated", "a/.zarray"), ("warning", "consolidated", "b/.zarray")]
+    assert not report.has_errors
+
+
+def test_damaged_inline_data_is_an_error(make: Make) -> None:
+    assert found(check(make({**GOOD, "a/2": "base64:%%"}))) == [("error", "reference", "a/2")]
+
+
+def test_ranges_of_two_keys_are_warnings(make: Make) -> None:
+    refs = {"a/0": ["data.bin", 0, 4], "a/1": ["data.bin", 0, 4], "a/2": ["data.bin", 3, 2]}
+    report = check(make(refs))
+    assert found(report) == [("warning", "duplicate-range", "a/1"), ("warning", "overlapping-range", "a/2")]
+    assert "'a/0'" in report.findings[0].text
+    assert "'a/0'" in report.findings[1].text or "'a/1'" in report.findings[1].text
+
+
+def test_ranges_are_compared_across_spellings_of_one_target(make: Make, tmp_path: Path) -> None:
+    report = check(make({"a/0": ["data.bin"], "a/1": [str(tmp_path / "data.bin"), 0, 8]}))
+    assert found(report) == [("warning", "duplicate-range", "a/1")]
+    assert report.targets == 1
+
+
+def test_ranges_beyond_the_target_are_errors(make: Make) -> None:
+    report = check(make({"a/0": ["data.bin", 6, 2], "a/1": ["data.bin", 7, 2], "a/2": ["data.bin", 100, 1]}))
+    beyond = [finding for finding in report.findings if finding.kind == "beyond-target"]
+    assert [finding.key for finding in beyond] == ["a/1", "a/2"]
+    assert "8 bytes" in beyond[0].text
+    assert beyond[0].url.endswith("data.bin")
+
+
+def test_of_many_findings_all_are_counted_and_the_first_are_shown(make: Make) -> None:
+    refs = {"a/.zarray": array(200, 1)} | {f"a/{i}": ["data.bin", 9 + i, 1] for i in range(100)}
+    report = check(make(refs))
+    assert report.counts == {"beyond-target": 100}
+    assert len(report.findings) == SHOWN
+
+
+def test_targets_that_are_not_there_are_errors(make: Make) -> None:
+    report = check(make({**GOOD, "a/1": ["gone.bin", 0, 2], "a/2": ["gone.bin", 2, 2]}))
+    assert found(report) == [("error", "unreachable", "a/1")]
+    assert "2 references" in report.findings[0].text
+
+
+def test_each_target_is_asked_once_and_no_chunk_is_read(make: Make, http_server: RangeServer) -> None:
+    url = http_server.put("/x", bytes(100))
+    refs = {f"a/{i}": [url, i, 1] for i in range(3)}
+    assert not check(make(refs)).findings
+    (request,) = http_server.requests("/x")
+    assert request.method == "HEAD"
+
+
+def test_a_server_that_refuses_is_an_error(make: Make, http_server: RangeServer) -> None:
+    url = http_server.put("/x", bytes(100))
+    http_server.fault(403, "/x")
+    report = check(make({"a/0": [url + "?X-Amz-Signature=hidden", 0, 1]}))
+    assert found(report) == [("error", "unreachable", "a/0")]
+    assert "hidden" not in json.dumps([finding.url + finding.text for finding in report.findings])
+
+
+def test_targets_that_are_not_allowed_are_errors(http_server: RangeServer) -> None:
+    refs = {"a/.zarray": array(), "a/0": ["/etc/hostname", 0, 1], "a/1": [http_server.url + "/x", 0, 2]}
+    http_server.put("/x", bytes(2))
+    source = http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
+    report = check(RefShardFileSystem(source, index_cache=False))
+    assert found(report) == [("error", "not-allowed", "a/0")]
+    assert "allow=" in report.findings[0].text
+
+
+def test_changed_etags_are_errors(http_server: RangeServer, tmp_path: Path) -> None:
+    urls = [http_server.put(f"/{name}", b"0123") for name in ("same", "other")]
+    with urllib.request.urlopen(urls[0]) as answer:
+        etags = [answer.headers["ETag"], '"of another version"']
+    transformers = [{"name": "chunk-manifest-json", "configuration": {"manifest": "./manifest.json"}}]
+    (tmp_path / "zarr.json").write_text(json.dumps({**V3, "storage_transformers": transformers}))
+    entries = [{"path": url, "offset": 0, "length": 2, "etag": etag} for url, etag in zip(urls, etags, strict=True)]
+    (tmp_path / "manifest.json").write_text(json.dumps({f"{i}": entry for i, entry in enumerate(entries)}))
+    report = check(RefShardFileSystem(str(tmp_path), skip_instance_cache=True))
+    assert found(report) == [("error", "changed", "c/1")]
+    assert "of another version" in report.findings[0].text
+
+
+def test_a_target_replaced_while_it_is_checked_is_an_error(make: Make, http_server: RangeServer) -> None:
+    fs = make({"a/0": [http_server.put("/x", b"0123"), 0, 2]})
+    assert not check(fs, "read").findings
+    http_server.put("/x", b"012345678")
+    assert found(check(fs)) == [("error", "changed", "a/0")]
+
+
+def test_damaged_shard_indexes_are_errors(make: Make) -> None:
+    inner = {"chunk_shape": [1], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}, {"name": "crc32c"}]}
+    sharded = {**V3, "codecs": [{"name": "sharding_indexed", "configuration": inner}]}
+    report = check(make({**GOOD, "s/zarr.json": json.dumps(sharded), "s/c/0": "x" * 50}))
+    assert report.has_errors
+    assert {kind for _, kind, _ in found(report)} <= {"index", "source"}
+
+
+def test_sources_that_cannot_be_listed_are_an_error(http_server: RangeServer) -> None:
+    http_server.put("/z/zarr.json", json.dumps(V3).encode())
+    http_server.put("/z/c/0", b"ab")
+    assert found(check(RefShardFileSystem(http_server.url + "/z/"))) == [("error", "not-listable", "")]
+
+
+def test_reading_takes_evenly_spaced_chunks(make: Make) -> None:
+    refs = {"a/.zarray": array(100, 1)} | {f"a/{i}": ["data.bin", i % 8, 1] for i in range(100)}
+    fs = make(refs)
+    read: list[str] = []
+    session = fs._session
+    read_all = session.read_all
+
+    async def noted(requests: Any, *rest: Any) -> Any:
+        read.extend(request.key for request in requests if not request.key.endswith("y") and request.key[0] == "a")
+        return await read_all(requests, *rest)
+
+    session.read_all = noted  # type: ignore[method-assign]  # to see what is asked
+    report = check(fs, "read", sample=4)
+    assert read == ["a/0", "a/33", "a/66", "a/99"]
+    assert (report.read, report.bytes_read, report.decoded) == (4, 4, 0)
+
+
+def test_a_sample_larger_than_all_reads_all(make: Make) -> None:
+    assert check(make({**GOOD, "a/2": "xy"}), "read", sample=1000).read == 3
+
+
+def test_chunks_that_cannot_be_read_are_errors(make: Make, http_server: RangeServer) -> None:
+    url = http_server.put("/x", bytes(4))
+    http_server.fault(404, "/x", method="GET")
+    report = check(make({"a/0": [url, 0, 2], "a/1": ["data.bin", 0, 2]}), "read")
+    assert found(report) == [("error", "unreadable", "a/0")]
+    assert report.read == 1
+
+
+COMPRESSED = {"a/.zarray": array(compressor={"id": "zlib", "level": 1})}
+
+
+def test_a_full_check_decodes_every_chunk(make: Make) -> None:
+    pytest.importorskip("zarr")
+    chunk = "base64:" + base64.b64encode(zlib.compress(b"ab")).decode()
+    inline = {f"a/{i}": chunk for i in range(3)}
+    report = check(make(COMPRESSED | inline), "full")
+    assert not report.findings
+    assert report.decoded == report.read == 3
+    report = check(make(COMPRESSED | inline | {"a/1": ["data.bin", 0, 8], "a/2": "xy"}), "full")
+    assert sorted(found(report)) == [("error", "undecodable", "a/1"), ("error", "undecodable", "a/2")]
+    assert (report.read, report.decoded) == (3, 1)
+
+
+def test_a_full_check_finds_chunks_of_a_wrong_length(make: Make) -> None:
+    pytest.importorskip("zarr")
+    assert found(check(make({**GOOD, "a/1": ["data.bin", 0, 3]}), "full"))[0] == ("error", "undecodable", "a/1")
+
+
+def test_a_full_check_takes_version_3(make: Make) -> None:
+    zarr = pytest.importorskip("zarr")
+    report = check(make({**GOOD, "b/zarr.json": json.dumps(V3), "b/c/0": "xy", "b/c/1": "x"}), "full")
+    if zarr.__version__ < "3":
+        assert found(report) == [("warning", "not-decoded", "b")]
+    else:
+        assert found(report) == [("error", "undecodable", "b/c/1")]
+
+
+def test_codecs_that_are_not_here_are_a_warning(make: Make) -> None:
+    pytest.importorskip("zarr")
+    report = check(make({**GOOD, "a/.zarray": array(compressor={"id": "no such codec"})}), "full")
+    assert found(report) == [("warning", "not-decoded", "a")]
+    assert report.read == 3
+
+
+def test_without_zarr_a_full_check_says_that_it_decoded_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    report = check(make(GOOD), "full")
+    assert not report.findings
+    assert (report.read, report.decoded) == (3, 0)
+    assert "zarr is not installed" in report.notes[0]
+
+
+def test_progress_is_told(make: Make) -> None:
+    callback = Callback()
+    check(make(GOOD), "read", callback=callback)
+    assert callback.size == callback.value == 4
+
+
+def test_sources_without_references_are_checked_by_their_listing(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".zarray").write_text(array())
+    (tmp_path / "a" / "0").write_bytes(b"ab")
+    (tmp_path / "a" / "9").write_bytes(b"ab")
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    report = check(RefShardFileSystem(str(tmp_path)), "full")
+    assert found(report) == [("error", "outside-grid", "a/9")]
+    assert (report.arrays, report.chunks, report.missing, report.read) == (1, 1, 2, 1)
+
+
+def test_wrong_arguments_are_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match="mode="):
+        check(make({}), "heads")  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(ValueError, match="sample="):
+        check(make({}), "read", sample=0)
+    assert refshard_fs.check is check
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sorted_comparison_finds_what_one_by_one_would(make: Make, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows = {
+        f"a/{i}": ["xy"[int(random.integers(2))], int(random.integers(40)), int(random.integers(1, 6))]
+        for i in range(30)
+    }
+    fs = RefShardFileSystem({"a/.zarray": array(30, 1)} | rows)
+    ranges = Ranges()
+    ranges.add_flat(fs._opened())  # type: ignore[arg-type]  # a set at hand is flat
+    columns = ranges.settled()
+    again, before, within, outer = columns.alike(np.full(2, 30, np.uint64))
+    for i, j in zip(again, before, strict=True):
+        assert rows[columns.key(i)] == rows[columns.key(j)]
+    assert len(again) == len(rows) - len({tuple(row) for row in rows.values()})
+    for i, j in zip(within, outer, strict=True):
+        (url, start, _), (other, begin, length) = rows[columns.key(i)], rows[columns.key(j)]
+        assert url == other
+        assert begin <= start < begin + length
+    beyond = {columns.key(i) for i in columns.beyond(np.full(2, 30, np.uint64))}
+    assert beyond == {key for key, (_, start, length) in rows.items() if start + length > 30}
+
+
+def test_the_command_fails_on_errors_and_not_on_warnings(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "refs.json")
+    make(GOOD)
+    assert main(["check", path, "--read", "2"]) == 0
+    assert "nothing wrong was found" in capsys.readouterr().out
+    make({"a/0": ["data.bin", 0, 2], "a/1": ["data.bin", 0, 2]})
+    assert main(["check", path, "--head"]) == 0
+    assert "warning: duplicate-range: a/1" in capsys.readouterr().out
+    make({"a/.zarray": array(200, 1)} | {f"a/{i}": ["data.bin", 9 + i, 1] for i in range(100)})
+    assert main(["check", path]) == 1
+    printed = capsys.readouterr().out
+    assert "error: beyond-target: a/0: " in printed
+    assert "beyond-target: 90 more" in printed
+
+
+def test_the_command_prints_json(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make({**GOOD, "a/9": "xy"})
+    assert main(["check", str(tmp_path / "refs.json"), "--full", "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["has_errors"] is True
+    assert printed["counts"] == {"outside-grid": 1}
+    assert printed["findings"][0]["key"] == "a/9"
+    assert (printed["mode"], printed["read"]) == ("full", 3)
+
+
+def test_the_command_takes_one_depth(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (["--read", "0"], ["--read", "x"], ["--head", "--full"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["check", "refs.json", *wrong])
+        assert stopped.value.code == 2
+    assert "usage:" in capsys.readouterr().err
