@@ -21,7 +21,9 @@ from refshard_fs.errors import (
 )
 
 if TYPE_CHECKING:
+    from refshard_fs.concatenating import concat
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
+    from refshard_fs.rebasing import rebase
     from refshard_fs.tuning import tune_zarr
 
 __version__ = "0.1.0"
@@ -38,6 +40,8 @@ __all__ = [
     "TargetChanged",
     "TargetNotAllowed",
     "UnknownSource",
+    "concat",
+    "rebase",
     "replace_reference_filesystem",
     "tune_zarr",
 ]
@@ -47,6 +51,10 @@ def __getattr__(name: str) -> Any:
     match name:  # at first use: see above
         case "RefShardFileSystem" | "replace_reference_filesystem":
             return getattr(importlib.import_module("refshard_fs.fs"), name)
+        case "concat":
+            return importlib.import_module("refshard_fs.concatenating").concat
+        case "rebase":
+            return importlib.import_module("refshard_fs.rebasing").rebase
         case "tune_zarr":
             return importlib.import_module("refshard_fs.tuning").tune_zarr
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
