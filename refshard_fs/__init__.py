@@ -21,7 +21,9 @@ from refshard_fs.errors import (
 )
 
 if TYPE_CHECKING:
+    from refshard_fs.concatenating import concat
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
+    from refshard_fs.rebasing import rebase
     from refshard_fs.tuning import tune_zarr
     from refshard_fs.validate import check
 
@@ -40,6 +42,8 @@ __all__ = [
     "TargetNotAllowed",
     "UnknownSource",
     "check",
+    "concat",
+    "rebase",
     "replace_reference_filesystem",
     "tune_zarr",
 ]
@@ -49,6 +53,10 @@ def __getattr__(name: str) -> Any:
     match name:  # at first use: see above
         case "RefShardFileSystem" | "replace_reference_filesystem":
             return getattr(importlib.import_module("refshard_fs.fs"), name)
+        case "concat":
+            return importlib.import_module("refshard_fs.concatenating").concat
+        case "rebase":
+            return importlib.import_module("refshard_fs.rebasing").rebase
         case "tune_zarr":
             return importlib.import_module("refshard_fs.tuning").tune_zarr
         case "check":

@@ -19,9 +19,11 @@ import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback, TqdmCallback
 
 from refshard_fs import __version__
+from refshard_fs.concatenating import concat
 from refshard_fs.errors import RefShardError
 from refshard_fs.findings import Report
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.rebasing import rebase
 from refshard_fs.save import RECORD_SIZE
 from refshard_fs.summary import Summary, summarise
 from refshard_fs.validate import check
@@ -104,6 +106,17 @@ def _parser() -> argparse.ArgumentParser:
     depth.add_argument("--read", metavar="N", type=_positive, help="read N chunks too, evenly spaced over all")
     depth.add_argument("--full", action="store_true", help="read all chunks, and decode them where zarr is installed")
     checking.set_defaults(command=_check)
+    rebase = commands.add_parser("rebase", parents=[source], help="write a reference set whose targets have moved")
+    rebase.add_argument("destination", metavar="DESTINATION", help="path or fsspec URL; a name in .json makes it JSON")
+    rebase.add_argument("--from", metavar="PREFIX", dest="old", action="append", required=True, help="old URL prefix")
+    rebase.add_argument("--to", metavar="PREFIX", dest="new", action="append", default=[], help="what replaces it")
+    rebase.set_defaults(command=_rebase)
+    concat = commands.add_parser("concat", help="write several reference sets as one, joined along a dimension")
+    concat.add_argument("sources", metavar="SOURCE", nargs="+", help="path or fsspec URL of a reference set")
+    concat.add_argument("-o", "--output", metavar="DESTINATION", required=True, help="path or fsspec URL")
+    concat.add_argument("--dim", metavar="NAME", help="the dimension; without it, variables are merged")
+    concat.add_argument("--same", metavar="PATH", action="append", default=[], help="a variable of the first set")
+    concat.set_defaults(command=_concat)
     return parser
 
 
@@ -237,6 +250,17 @@ def _print_report(report: Report) -> None:
         print(f"note: {note}")
     if not report.findings:
         print("nothing wrong was found")
+
+
+def _rebase(arguments: argparse.Namespace) -> None:
+    if len(arguments.old) != len(arguments.new):
+        raise ValueError("each --from PREFIX needs its --to PREFIX")
+    prefixes = dict(zip(arguments.old, arguments.new, strict=True))
+    rebase(_open(arguments, index_cache=False), prefixes).save(arguments.destination)
+
+
+def _concat(arguments: argparse.Namespace) -> None:
+    concat(arguments.sources, arguments.dim, same=arguments.same, index_cache=False).save(arguments.output)
 
 
 def _size(entry: dict[str, Any]) -> str:

@@ -18,12 +18,14 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
+from refshard_fs.collecting import collect
 from refshard_fs.engine import Request
 from refshard_fs.fetch import Budget
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.model import Inline, Span, Steps
 from refshard_fs.plan import KIB, MIB, Limits, Planned
@@ -356,6 +358,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         source = options.source if isinstance(options.source, str) else None
         respell = respelling(options.open, source, None if kind == "chunk-manifest" else url)
         save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options)
+
+    def collect(self) -> ReferenceSet:
+        """Return the references in columns, URLs absolute and shards whole; `refshard_fs.concat` and others use it."""
+        options = self._session.options
+        source = options.source if isinstance(options.source, str) else None
+        return collect(self._opened(), self._look, respelling(options.open, source, None))
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""

@@ -16,7 +16,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.manifests import kerchunk_json, pickled
 from refshard_fs.manifests.reference_set import References, ReferenceSet
 
-__all__ = ["Held", "settle"]
+__all__ = ["Held", "digest_of", "settle"]
 
 
 _MARK = "refshard-held"  # the one key of a held source's JSON form that no reference set has beside a "json"
@@ -99,7 +99,7 @@ def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | 
             return _recall(fo)
         case Mapping():
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
-            return _remembered(refs, _digest(refs))
+            return _remembered(refs, digest_of(refs))
         case _ if hasattr(fo, "read"):
             data = fo.read()
             if not isinstance(data, bytes):
@@ -118,7 +118,8 @@ def _absolute(url: str, protocol: str | None) -> str:
     return os.path.abspath(os.path.expanduser(url)) + ends
 
 
-def _digest(refs: ReferenceSet) -> str:
+def digest_of(refs: ReferenceSet) -> str:
+    """Return a digest of the content of a set."""
     state = hashlib.sha256(repr(list(refs.side.items())).encode("utf-8", "surrogatepass"))
     state.update(refs.urls.data.data)
     state.update(refs.urls.ends.data)

@@ -33,6 +33,16 @@ class Texts(Sequence[str | None]):
                 ends[i] |= _NONE
         return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Texts]) -> Texts:
+        """Return the texts of all ``parts``, in a row."""
+        shift = 0
+        ends = [np.zeros(0, np.uint64)]
+        for part in parts:
+            ends.append(part.ends + np.uint64(shift))  # which leaves the mark of None where it is
+            shift += len(part.data)
+        return cls(np.concatenate([np.zeros(0, np.uint8), *(part.data for part in parts)]), np.concatenate(ends))
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the arrays take."""

@@ -20,8 +20,9 @@ manifests shards
 targets index_cache loading
 blocks fetch prefetch recall engine immediate arrays
 catalog held
-routing session save ranges trial validate
+routing session save ranges trial validate collecting
 listing mapper fs
+made rebasing concatenating
 xarray_arrays xarray_backend cli
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}

@@ -1,0 +1,104 @@
+"""Whatever a source is, as one reference set in columns: URLs absolute, metadata at hand."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refshard_fs import zarrmeta
+from refshard_fs.catalog import beneath
+from refshard_fs.columns import ABSENT, ChunkTable, Part, Row
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats import Raw
+from refshard_fs.keys import join
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.gathered import gather
+from refshard_fs.manifests.kerchunk_json import parse_document
+from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
+from refshard_fs.manifests.manifest_view import ManifestView
+from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
+from refshard_fs.manifests.reference_stream import ParquetStream, Respell
+from refshard_fs.model import Load, Steps
+from refshard_fs.save import Run
+from refshard_fs.shards.view import ShardView
+from refshard_fs.texts import Texts
+
+__all__ = ["collect", "respelled", "texts_of"]
+
+ROWS = 1 << 17  # references of a parquet set that are taken at a time
+
+
+def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
+    """Return all references of ``keyspace``, their URLs respelled; ``run`` meets what it takes to load them.
+
+    Raises ManifestError where a reference set cannot hold what there is.
+    """
+    while isinstance(keyspace, ShardView):
+        keyspace = keyspace.base
+    match keyspace:
+        case ManifestView(maps_anything=True):
+            pass
+        case _:
+            match beneath(keyspace):
+                case FlatKeySpace() as flat:
+                    refs: ReferenceSet = run("", partial(_with_metadata, flat))
+                    return respelled(refs, respell)
+                case ParquetKeySpace() as lazy:
+                    return _columns(lazy, run, respell)
+    refs, extras = run("", partial(gather, keyspace))
+    if extras:
+        raise ManifestError(
+            f"the chunk manifest of {next(iter(extras))!r} says more of chunks than where they are: "
+            "a set of references cannot hold that"
+        )
+    return respelled(refs, respell)
+
+
+def respelled(refs: ReferenceSet, respell: Respell) -> ReferenceSet:
+    """Return ``refs`` with other URLs; the columns are shared."""
+    urls = list(refs.urls)
+    new = list(map(respell, urls))
+    return refs if new == urls else ReferenceSet(texts_of(new), refs.tables, refs.side)
+
+
+def texts_of(urls: list[str | None]) -> Texts:
+    """Return URLs as they lie in a set."""
+    return Texts.of(None if url is None else url.encode("utf-8", "surrogatepass") for url in urls)
+
+
+def _with_metadata(keyspace: FlatKeySpace) -> Steps[ReferenceSet]:
+    """Return the references; documents that are references themselves are read, and made inline."""
+    refs = keyspace.refs
+    missing = [key for key, value in refs.side.items() if type(value) is Row and zarrmeta.is_metadata(key)]
+    if not missing:
+        return refs
+    found: dict[str, Any] = {}
+    for key in missing:
+        entry = yield from keyspace.lookup(key)
+        if entry is not None:
+            found[key] = yield Load(entry, Raw())
+    return parse_document(dict(References(refs)) | found, keyspace.where, {})
+
+
+def _columns(keyspace: ParquetKeySpace, run: Run, respell: Respell) -> ReferenceSet:
+    stream = ParquetStream(keyspace, respell)
+    side: dict[str, Any] = dict(stream.documents())
+    urls: dict[str | None, int] = {}
+    tables = {}
+    for path, grid in stream.grids.items():
+        parts = []
+        for numbers in run(path, partial(stream.ranges, path, ROWS)):
+            partition = run(path, partial(stream.partition, path, numbers))
+            codes = np.array([urls.setdefault(url, len(urls)) for url in partition.urls], np.uint32)
+            rows = np.flatnonzero(partition.targets != ABSENT)
+            targets = codes[partition.targets[rows]]
+            parts.append(
+                Part(
+                    (rows + numbers.start).astype(np.uint64), targets, partition.offsets[rows], partition.lengths[rows]
+                )
+            )
+            side.update((join(path, grid.tail(numbers.start + row)), data) for row, data in partition.inline.items())
+        tables[path] = ChunkTable.from_parts(grid, parts)
+    return ReferenceSet(texts_of(list(urls)), tables, side)

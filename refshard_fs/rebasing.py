@@ -1,0 +1,45 @@
+"""A reference set whose targets have moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from refshard_fs.collecting import respelled
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.made import MadeSet, made
+from refshard_fs.policy import longest_prefix
+
+__all__ = ["opened", "rebase"]
+
+
+def rebase(fo: Any, prefixes: Mapping[str, str], **options: Any) -> MadeSet:
+    """Return the set ``fo`` with URL prefixes replaced: the longest that fits wins, and a prefix ends at a slash.
+
+    ``fo`` is whatever `RefShardFileSystem` takes (``options`` are its further arguments), or such a filesystem.
+    Relative URLs become absolute before they are compared; chunk data are not read. ValueError if a prefix is empty.
+
+    >>> import refshard_fs
+    >>> old = {"a/.zgroup": '{"zarr_format": 2}', "a/0": ["s3://old/x.nc", 0, 4], "a/1": ["s3://older/x.nc", 4, 4]}
+    >>> new = refshard_fs.rebase(old, {"s3://old/": "file:///data/"})
+    >>> new.references["a/0"], new.references["a/1"]
+    (['file:///data/x.nc', 0, 4], ['s3://older/x.nc', 4, 4])
+    """
+    if not all(prefixes):
+        raise ValueError("a prefix that is to be replaced is not empty")
+
+    def respell(url: str | None) -> str | None:
+        found = None if url is None else longest_prefix(prefixes, url)
+        if url is None or found is None:
+            return url
+        stem, new = found
+        rest = url[len(stem) :].removeprefix("/")
+        base = new if new.endswith("://") else new.rstrip("/") + "/"
+        return base + rest if rest else new.rstrip("/")
+
+    return made(respelled(opened(fo, options).collect(), respell))
+
+
+def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
+    """Return the filesystem of ``fo``, or ``fo`` itself where it is one."""
+    return fo if isinstance(fo, RefShardFileSystem) else RefShardFileSystem(fo, **options)

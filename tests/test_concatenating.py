@@ -1,0 +1,178 @@
+"""Sets made one: values equal those of the parts side by side; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import refshard_fs
+from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.cli import main
+
+zarr = pytest.importorskip("zarr")
+
+
+def chunked(path: str, values: np.ndarray[Any, Any], chunks: tuple[int, ...], dims: list[str], *, version: int = 2,
+            inline: bool = False, **extra: Any) -> dict[str, Any]:  # fmt: skip
+    """Return the references of an array whose chunks lie in memory, or in the set itself."""
+    out: dict[str, Any] = {}
+    if version == 2:
+        meta = {"zarr_format": 2, "shape": values.shape, "chunks": chunks, "dtype": values.dtype.str, "order": "C"}
+        out[f"{path}/.zarray"] = json.dumps(meta | {"fill_value": 0, "filters": None, "compressor": None} | extra)
+        out[f"{path}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": dims})
+    else:
+        meta = {"zarr_format": 3, "node_type": "array", "shape": values.shape, "data_type": values.dtype.name}
+        meta |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}}, "attributes": {}}
+        meta |= {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}], "dimension_names": dims}
+        meta |= {"chunk_key_encoding": {"name": "default"}, "fill_value": 0}
+        out[f"{path}/zarr.json"] = json.dumps(meta | extra)
+    counts = [-(-s // c) for s, c in zip(values.shape, chunks, strict=True)]
+    for place in np.ndindex(*counts):
+        full = np.zeros(chunks, values.dtype)
+        part = values[tuple(slice(p * c, (p + 1) * c) for p, c in zip(place, chunks, strict=True))]
+        full[tuple(map(slice, part.shape))] = part
+        key = f"{path}/" + (".".join(map(str, place)) if version == 2 else "/".join(["c", *map(str, place)]))
+        if inline:
+            out[key] = full.tobytes()
+        else:
+            name = f"/made/{abs(hash(full.tobytes()))}"
+            MemoryFileSystem().pipe_file(name, full.tobytes())
+            out[key] = ["memory:/" + name, 0, full.nbytes]
+    return out
+
+
+def day(start: int, length: int, version: int = 2, width: int = 5, first: int = 0, **extra: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(1000 * start + first)
+    out: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'} if version == 2 else {}
+    if version == 3:
+        out["zarr.json"] = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}})
+    x = np.arange(first, first + width, dtype="<f8")
+    out |= chunked("x", x, (width,), ["x"], version=version)
+    out |= chunked("time", np.arange(start, start + length, dtype="<i4"), (length,), ["time"], version=version,
+                   inline=start % 2 == 0)  # fmt: skip
+    air = rng.integers(0, 100, (length, width)).astype("<f4")
+    return out | chunked("air", air, (2, 3 if width > 3 else 1), ["time", "x"], version=version, **extra)
+
+
+def read(fo: Any) -> Any:
+    if zarr.__version__.startswith("2"):
+        group = zarr.open_group(RefShardFileSystem(fo).get_mapper(), mode="r")
+    else:
+        store = zarr.storage.FsspecStore(RefShardFileSystem(fo, asynchronous=True), read_only=True, path="")
+        group = zarr.open_group(store, mode="r")
+    return {name: np.asarray(group[name][...]) for name in ("air", "time", "x")}
+
+
+VERSIONS = [2] if zarr.__version__.startswith("2") else [2, 3]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_values_are_those_of_the_parts_side_by_side(version: int) -> None:
+    parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
+    read_parts = [read(part) for part in parts]
+    both = read(refshard_fs.concat(parts, dim="time"))
+    assert both["air"].shape == (9, 5)
+    for name in ("air", "time"):
+        np.testing.assert_array_equal(both[name], np.concatenate([part[name] for part in read_parts]))
+    np.testing.assert_array_equal(both["x"], read_parts[0]["x"])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_grid_of_sets_is_joined_along_two_dimensions(version: int) -> None:
+    grid = [[day(t, 2, version, 2, x) for x in (0, 2, 4)] for t in (0, 2)]
+    expected = np.concatenate([np.concatenate([read(s)["air"] for s in row], 1) for row in grid], 0)
+    found = read(refshard_fs.concat(grid, dims=("time", "x")))
+    np.testing.assert_array_equal(found["air"], expected)
+    np.testing.assert_array_equal(found["x"], np.arange(6))
+    np.testing.assert_array_equal(found["time"], np.arange(4))
+
+
+def test_it_is_the_concatenation_that_xarray_makes() -> None:
+    xr = pytest.importorskip("xarray")
+    parts = [day(0, 2), day(2, 2)]
+
+    def dataset(fo: Any) -> Any:
+        return xr.open_zarr(RefShardFileSystem(fo).get_mapper(), consolidated=False, chunks=None)
+
+    ours = dataset(refshard_fs.concat(parts, dim="time"))
+    xr.testing.assert_identical(ours, xr.concat([dataset(p) for p in parts], "time", data_vars="minimal",
+                                                coords="minimal", compat="equals", join="exact"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (day(4, 2, compressor={"id": "zlib", "level": 1}), ["'air'", "compressor", "set 0", "set 1"]),
+        (day(4, 2, dtype="<i4"), ["'air'", "dtype", "'<f4'", "'<i4'"]),
+        (day(4, 2, order="F"), ["'air'", "order"]),
+        (day(4, 2, fill_value=7), ["'air'", "fill_value"]),
+        (day(4, 2, first=1), ["'x'", "values", "same="]),
+        (day(4, 2, width=4), ["'air'", "along 'x'", "5", "4"]),
+        ({k: v for k, v in day(4, 2).items() if not k.startswith("air")}, ["set 1", "no variable 'air'"]),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(other: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ManifestError) as caught:
+        refshard_fs.concat([day(0, 4), other], dim="time", same=["x"] if "along 'x'" in words else [])
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_only_the_last_set_may_end_within_a_chunk() -> None:
+    with pytest.raises(ManifestError, match=r"set 0 has 3 elements of 'air' along 'time'.*chunks of 2"):
+        refshard_fs.concat([day(0, 3), day(4, 2)], dim="time")
+
+
+def test_named_variables_are_taken_from_the_first_set() -> None:
+    both = read(refshard_fs.concat([day(0, 4), day(4, 2, first=1)], dim="time", same=["x"]))
+    np.testing.assert_array_equal(both["x"], np.arange(5))
+
+
+def test_disjoint_variables_are_merged() -> None:
+    one, two = day(0, 2), chunked("wind", np.ones((2, 5), "<f4"), (2, 5), ["time", "x"])
+    merged = refshard_fs.concat([one, two])
+    assert merged.references["wind/0.0"] == two["wind/0.0"]
+    assert merged.references["air/0.1"] == one["air/0.1"]
+
+
+def test_units_that_differ_are_refused() -> None:
+    other = day(4, 2)
+    other["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": "hours since 2001-01-01"})
+    with pytest.raises(ManifestError, match="'time' has the attribute units None in set 0"):
+        refshard_fs.concat([day(0, 4), other], dim="time")
+
+
+def test_consolidated_metadata_tell_of_the_whole() -> None:
+    one = day(0, 2)
+    one[".zmetadata"] = json.dumps({"zarr_consolidated_format": 1, "metadata": {"air/.zarray": {}}})
+    both = refshard_fs.concat([one, day(2, 2)], dim="time")
+    assert both.references[".zmetadata"]["metadata"]["air/.zarray"]["shape"] == [4, 5]
+
+
+def test_parquet_sets_and_paths_are_sources_too(tmp_path: Any) -> None:
+    pytest.importorskip("pyarrow")
+    parts = []
+    for i, kind in enumerate(["parquet", "json"]):
+        path = str(tmp_path / f"part{i}.{kind}")
+        RefShardFileSystem(day(2 * i, 2)).save(path, kind)
+        parts.append(path)
+    assert main(["concat", *parts, "-o", str(tmp_path / "all.json"), "--dim", "time"]) == 0
+    found = read(str(tmp_path / "all.json"))
+    np.testing.assert_array_equal(found["air"], read(refshard_fs.concat([day(0, 2), day(2, 2)], "time"))["air"])
+
+
+def test_the_result_is_a_value() -> None:
+    one, two = (refshard_fs.concat([day(0, 4), day(4, 2)], dim="time") for _ in range(2))
+    assert one == two == pickle.loads(pickle.dumps(one))
+    assert hash(one) == hash(two)
+
+
+def test_what_is_no_list_of_lists_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="nested"):
+        refshard_fs.concat([day(0, 2)], dims=("time", "x"))
+    with pytest.raises(ValueError, match="no sets"):
+        refshard_fs.concat([], dim="time")

@@ -1,0 +1,61 @@
+"""Targets that have moved: prefixes replaced in every URL, the longest first, and only at slashes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+from refshard_fs.cli import main
+
+REFS: dict[str, Any] = {
+    ".zgroup": '{"zarr_format": 2}',
+    "a": ["s3://old/x.nc", 0, 4],
+    "b": ["s3://old/deep/x.nc"],
+    "c": ["s3://older/x.nc", 1, 2],
+}
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_the_longest_prefix_wins_and_ends_at_a_slash(slash: str) -> None:
+    new = refshard_fs.rebase(REFS, {f"s3://old{slash}": f"file:///data{slash}", f"s3://old/deep{slash}": "gs://b/c"})
+    found = new.references
+    assert found["a"] == ["file:///data/x.nc", 0, 4]
+    assert found["b"] == ["gs://b/c/x.nc"]
+    assert found["c"] == REFS["c"]
+    assert len(new) == 4
+
+
+def test_a_moved_target_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x.nc").write_bytes(b"0123456")
+    new = refshard_fs.rebase(REFS, {"s3://old/": tmp_path.as_uri()})
+    assert RefShardFileSystem(new).cat_file("a") == b"0123"
+
+
+def test_relative_urls_are_those_of_the_manifest(tmp_path: Path) -> None:
+    (tmp_path / "refs.json").write_text(json.dumps({"a": ["data/x.nc", 0, 4]}))
+    new = refshard_fs.rebase(str(tmp_path / "refs.json"), {str(tmp_path): "s3://bucket"})
+    assert new.references["a"] == ["s3://bucket/data/x.nc", 0, 4]
+
+
+def test_an_empty_prefix_is_refused() -> None:
+    with pytest.raises(ValueError, match="not empty"):
+        refshard_fs.rebase(REFS, {"": "s3://x/"})
+
+
+def test_the_command_writes_the_new_set(tmp_path: Path) -> None:
+    source, destination = tmp_path / "a.json", tmp_path / "b.json"
+    source.write_text(json.dumps(REFS))
+    assert main(["rebase", str(source), str(destination), "--from", "s3://old/", "--to", "s3://new/"]) == 0
+    assert RefShardFileSystem(str(destination)).references["a"] == ["s3://new/x.nc", 0, 4]
+
+
+def test_the_command_wants_as_many_new_prefixes_as_old_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "a.json"
+    source.write_text(json.dumps(REFS))
+    assert main(["rebase", str(source), str(tmp_path / "b.json"), "--from", "s3://old/"]) == 1
+    assert "--to" in capsys.readouterr().err
