@@ -15,6 +15,7 @@ from refshard_fs.made import MadeSet, made
 from refshard_fs.manifests.chunk_values import dtype_of
 from refshard_fs.manifests.concatenation import Named, Variable, concatenate, variables
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.rebasing import opened
 
 __all__ = ["concat"]
@@ -69,7 +70,9 @@ def concat(
         callback.relative_update(1)
         return part
 
-    with ThreadPoolExecutor(TOGETHER) as pool:
+    # Threads help to wait for the network; what is at hand takes the interpreter, which has one at a time.
+    far = any(isinstance(fo, str) and protocol_of(fo) not in (None, *LOCAL) for fo in leaves)
+    with ThreadPoolExecutor(TOGETHER if far else 1) as pool:
         parts = iter(list(pool.map(read, enumerate(leaves))))
     unchecked = frozenset(same)
 
