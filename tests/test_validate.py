@@ -116,6 +116,12 @@ def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:
     assert not report.has_errors
 
 
+def test_consolidated_metadata_may_be_spelled_otherwise(make: Make) -> None:
+    members = {"a/.zarray": json.loads(array(fill_value=float("nan"))) | {"dimension_separator": "."}}
+    document = json.dumps({"zarr_consolidated_format": 1, "metadata": members})
+    assert not check(make({**GOOD, "a/.zarray": array(fill_value=float("nan")), ".zmetadata": document})).findings
+
+
 def test_damaged_inline_data_is_an_error(make: Make) -> None:
     assert found(check(make({**GOOD, "a/2": "base64:%%"}))) == [("error", "reference", "a/2")]
 
