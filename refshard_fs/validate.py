@@ -6,7 +6,7 @@ Nothing is taken for right because it was not looked at: a report says how much 
 from __future__ import annotations
 
 import asyncio
-import re
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, get_args
 
@@ -19,6 +19,7 @@ from refshard_fs.columns import WHOLE
 from refshard_fs.engine import Request
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
 from refshard_fs.findings import SHOWN, CheckMode, Finding, Findings, Report
+from refshard_fs.inventory import CHUNK_NAME, list_all
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import FlatKeySpace
@@ -33,7 +34,7 @@ __all__ = ["CheckMode", "Finding", "Report", "check"]
 
 TOGETHER: Final = 1024  # look-ups, targets or chunks that are asked for at a time
 MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, by their mean size
-_CHUNK = re.compile(r"(?:c[/.])?\d+(?:[/.]\d+)*")
+SOUGHT: Final = 1_000_000  # chunks of an array that are looked for one by one, where they cannot be listed
 _UNKNOWN = np.uint64(WHOLE)
 
 
@@ -44,7 +45,6 @@ class Checked(Protocol):
     def loop(self) -> Any: ...
     @property
     def _session(self) -> Session: ...
-    async def _find(self, path: str) -> Any: ...
 
 
 def check(fs: Checked, mode: CheckMode = "head", *, sample: int = 100, callback: Callback = DEFAULT_CALLBACK) -> Report:
@@ -73,12 +73,13 @@ class _Check:
     """One check on its way."""
 
     def __init__(self, fs: Checked, mode: CheckMode, sample: int, callback: Callback) -> None:
-        self._fs, self._session = fs, fs._session
+        self._session = fs._session
         self._mode, self._sample, self._callback = mode, sample, callback
         self._found = Findings()
         self._notes: list[str] = []
         self._ranges = Ranges()
-        self._keys = self._missing = self._read = self._bytes = self._decoded = 0
+        self._unlisted: dict[str, Exception] = {}
+        self._keys = self._missing = self._damaged = self._read = self._bytes = self._decoded = 0
         self._arrays: dict[str, ArrayMeta] = {}
         self._chunks: list[Keys] = []
 
@@ -101,7 +102,7 @@ class _Check:
             self._keys,
             len(self._arrays),
             sum(len(keys) for keys in self._chunks),
-            self._missing,
+            self._missing - self._damaged,
             len(self._ranges.urls),
             self._read,
             self._bytes,
@@ -117,12 +118,46 @@ class _Check:
                 names = list(refs.side)
                 self._keys = len(refs)
             case _:
-                names = await self._fs._find("")
+                names = await list_all(keyspace, self._session.engine(), self._found, self._unlisted)
                 self._keys = len(names)
         return names
 
+    async def _sought(self, keyspace: KeySpace) -> list[str]:
+        """Return the chunks of arrays that cannot be listed, looked for one by one; what is damaged is found so."""
+        names = []
+        for prefix, error in self._unlisted.items():
+            path = self._array_of(join(prefix, "0"))
+            meta = self._arrays.get(path)
+            if meta is None or meta.grid is None or meta.grid.size > SOUGHT:
+                self._found.add_error(prefix, error)
+                continue
+            stem = prefix + "/" if prefix else ""
+            keys = [key for tail in meta.grid.tails() if (key := join(path, tail)).startswith(stem)]
+            for some in _batches(keys, TOGETHER):
+                found = await self._session.engine().run_all([keyspace.lookup(key) for key in some])
+                for key, entry in zip(some, found, strict=True):
+                    match entry:
+                        case None:
+                            continue
+                        case Exception():
+                            self._damaged += 1
+                            self._found.add_error(key, entry)
+                        case _:
+                            names.append(key)
+        self._keys += len(names)
+        return names
+
+    def _array_of(self, name: str) -> str:
+        """Return the path of the array that ``name`` lies below; that of the root, if none."""
+        path = parent(name)[0]
+        while path and path not in self._arrays:
+            path = parent(path)[0]
+        return path
+
     async def _check(self, keyspace: KeySpace, names: Sequence[str]) -> None:
         await self._check_documents([name for name in names if zarrmeta.is_metadata(name)])
+        if self._unlisted:
+            names = [*names, *await self._sought(keyspace)]
         self._check_grids([name for name in names if not zarrmeta.is_metadata(name)])
         for some in _batches(names, TOGETHER):
             found = await self._session.engine().run_all([keyspace.lookup(name) for name in some])
@@ -191,7 +226,7 @@ class _Check:
                 key = join(join(directory, path), ".zarray" if kind == ".zmetadata" else kind)
                 if key not in documents:
                     self._found.add("warning", "consolidated", key, text=f"{name!r} has it, and the source does not")
-                elif documents[key] != member:
+                elif _meaning(member, key) != _meaning(documents[key], key):
                     self._found.add("warning", "consolidated", key, text=f"{name!r} has it, and says something else")
         except ManifestError as e:
             self._found.add_error(name, e, "metadata")
@@ -200,16 +235,14 @@ class _Check:
         """Sort keys that stand by themselves into the grids of their arrays; count what is missing."""
         inside: dict[str, list[str]] = {}
         for name in names:
-            path = parent(name)[0]
-            while path and path not in self._arrays:
-                path = parent(path)[0]
+            path = self._array_of(name)
             meta = self._arrays.get(path)
             if meta is None:
                 continue
             tail = _tail(name, path)
             if meta.grid is None or meta.grid.number(tail) is not None:
                 inside.setdefault(path, []).append(name)
-            elif _CHUNK.fullmatch(tail):
+            elif CHUNK_NAME.fullmatch(tail):
                 shape = " × ".join(map(str, meta.grid.counts)) or "one chunk"
                 self._found.add(
                     "error", "outside-grid", name, text=f"array {path!r} has no such chunk: its grid is {shape}"
@@ -334,6 +367,15 @@ class _Check:
                 self._found.add(
                     "error", "undecodable", name, text=f"its {len(data):,} bytes are not what zarr decodes: {e}"
                 )
+
+
+def _meaning(document: Mapping[str, Any], where: str) -> object:
+    """Return what decides how an array is read: its document may be spelled in several ways."""
+    meta = zarrmeta.array_meta(document, repr(where))
+    if meta is None:
+        return None
+    rest = [document.get(field) for field in ("fill_value", "codecs", "compressor", "filters")]
+    return meta.shape, meta.chunks, meta.grid, meta.dtype, meta.order, json.dumps(rest, sort_keys=True)
 
 
 def _tail(key: str, array: str) -> str:

@@ -20,7 +20,7 @@ manifests shards
 targets index_cache loading
 blocks fetch prefetch recall engine immediate arrays
 catalog held
-routing session save ranges trial validate collecting
+routing session save inventory ranges trial validate collecting
 listing mapper fs
 made rebasing concatenating
 xarray_arrays xarray_backend cli

@@ -18,6 +18,7 @@ from fsspec.callbacks import Callback
 import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.cli import main
+from refshard_fs.crc32c import crc32c
 from refshard_fs.findings import SHOWN, Report
 from refshard_fs.ranges import Ranges
 from refshard_fs.validate import check
@@ -115,6 +116,12 @@ def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:
     assert not report.has_errors
 
 
+def test_consolidated_metadata_may_be_spelled_otherwise(make: Make) -> None:
+    members = {"a/.zarray": json.loads(array(fill_value=float("nan"))) | {"dimension_separator": "."}}
+    document = json.dumps({"zarr_consolidated_format": 1, "metadata": members})
+    assert not check(make({**GOOD, "a/.zarray": array(fill_value=float("nan")), ".zmetadata": document})).findings
+
+
 def test_damaged_inline_data_is_an_error(make: Make) -> None:
     assert found(check(make({**GOOD, "a/2": "base64:%%"}))) == [("error", "reference", "a/2")]
 
@@ -199,12 +206,22 @@ def test_a_target_replaced_while_it_is_checked_is_an_error(make: Make, http_serv
     assert found(check(fs)) == [("error", "changed", "a/0")]
 
 
-def test_damaged_shard_indexes_are_errors(make: Make) -> None:
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_damaged_shard_indexes_are_errors_and_the_rest_is_checked(make: Make, separator: str) -> None:
     inner = {"chunk_shape": [1], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}, {"name": "crc32c"}]}
-    sharded = {**V3, "codecs": [{"name": "sharding_indexed", "configuration": inner}]}
-    report = check(make({**GOOD, "s/zarr.json": json.dumps(sharded), "s/c/0": "x" * 50}))
-    assert report.has_errors
-    assert {kind for _, kind, _ in found(report)} <= {"index", "source"}
+    encoding = {"name": "default", "configuration": {"separator": separator}}
+    codecs = [{"name": "sharding_indexed", "configuration": inner}]
+    sharded = json.dumps({**V3, "codecs": codecs, "chunk_key_encoding": encoding})
+    index = np.array([0, 1, 2**64 - 1, 2**64 - 1], "<u8").tobytes()
+    shard = b"x" + index + crc32c(index).to_bytes(4, "little")
+    refs = {f"s/c{separator}{i}": "base64:" + base64.b64encode(shard).decode() for i in range(2)}
+    fine = check(make({**GOOD, "s/zarr.json": sharded, **refs}))
+    assert not fine.findings
+    refs[f"s/c{separator}1"] = "x" * 37
+    report = check(make({**GOOD, "s/zarr.json": sharded, **refs}), "read")
+    assert found(report) == [("error", "index", f"s/c{separator}{i}") for i in (2, 3)]
+    assert (fine.missing, report.missing) == (2, 1)
+    assert (fine.chunks, report.chunks, report.read) == (5, 4, 4)
 
 
 def test_sources_that_cannot_be_listed_are_an_error(http_server: RangeServer) -> None:
