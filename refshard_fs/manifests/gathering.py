@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.keyspace import place
 from refshard_fs.manifests.json_fast import Positions, Records, Urls, chunk_numbers, scan
+from refshard_fs.manifests.placing import Placer
 from refshard_fs.manifests.reference_set import ReferenceSet, Value, grid_of
 from refshard_fs.manifests.templates import Templates, expand_gen
 from refshard_fs.texts import Texts
@@ -59,6 +60,14 @@ class _Aside(NamedTuple):
     settled: bool  # whether the places of its keys among chunks are seen to
 
 
+class _Loose(NamedTuple):
+    """References that are not placed before the end."""
+
+    sequence: int
+    keys: list[str]
+    part: Part  # without numbers
+
+
 class Gathering:
     """The members of one JSON object of references, ``where`` naming it in errors."""
 
@@ -70,6 +79,7 @@ class Gathering:
         self._spelled: dict[str, ChunkGrid | None] = {}  # what each text of metadata has been found to say
         self._parts: dict[str, list[tuple[int, Part]]] = {}
         self._side: list[_Aside] = []
+        self._loose: list[_Loose] = []
         self._hiding: set[str] = set()  # arrays with rows that stand for data kept aside
         self._unsettled = False  # whether places that were known no longer count
         self._deferred: list[_Deferred] = []
@@ -161,15 +171,22 @@ class Gathering:
         if templates is not None:
             self._expand(templates)
             self._generate(gen, templates)
-        side = self._settle_side()
-        tables = {}
+        placer = Placer(self._grids)
+        side, common = self._settle_side(placer)
+        for path in filter(placer.is_small, list(self._parts)):
+            common += [(sequence, placer.common(path, part)) for sequence, part in self._parts.pop(path)]
+        tables, replaced = placer.tables(_in_order(common))
+        for key in replaced:
+            side.pop(key, None)  # data that a later reference replaced
         for path, grid in self._grids.items():
-            parts = [part for _, part in sorted(self._parts.pop(path, ()), key=lambda part: part[0])]
+            if path in tables:
+                continue
+            parts = _in_order(self._parts.pop(path, ()))
             table = tables[path] = ChunkTable.from_parts(grid, parts)
             if path in self._hiding:
                 hidden = np.concatenate([part.numbers[part.targets == ABSENT] for part in parts])
                 for number in table.existing(hidden):
-                    side.pop(join(path, grid.tail(number)), None)  # data that a later reference replaced
+                    side.pop(join(path, grid.tail(number)), None)  # as above
         return ReferenceSet(Texts.of(self._urls), tables, side)
 
     # ------------------------------------------------------------------ columns
@@ -201,7 +218,7 @@ class Gathering:
                 strays.append(first)
                 unplaced = unplaced[1:]
         left = np.concatenate((np.array(strays, np.int64), unplaced))
-        rows: dict[str, Value] = {}
+        loose: tuple[list[str], Part] | None = None
         if len(left):
             sample = [place(self._grids, records.key(i)) for i in left[:FEW].tolist()]
             if not self._all_known and len(left) > FEW and not any(sample):
@@ -213,18 +230,18 @@ class Gathering:
             if records.targets[0] == ABSENT:
                 self._unsettled |= len(unplaced) > 0
             else:
-                columns = (column[left].tolist() for column in (records.targets, records.offsets, records.lengths))
-                rows = dict(zip(keys, map(_as_row, zip(*columns, strict=True)), strict=True))
-                if records.lengths[0] == WHOLE:
-                    rows = {key: row._replace(length=None) for key, row in rows.items() if type(row) is Row}
+                loose = (
+                    keys,
+                    Part(left.view(np.uint64), records.targets[left], records.offsets[left], records.lengths[left]),
+                )
         if sequence is None:
             sequence = self._next()
         for path, part in placed:
             self._parts.setdefault(path, []).append((sequence, part))
             if part.targets[0] == ABSENT:
                 self._hiding.add(path)
-        if rows:
-            self._side.append(_Aside(sequence, rows, not self._grids and self._all_known))
+        if loose is not None:
+            self._loose.append(_Loose(sequence, *loose))
 
     def _next(self) -> int:
         self._sequence += 1
@@ -329,7 +346,8 @@ class Gathering:
         self._urls = urls
         if not moved:
             return
-        for parts in self._parts.values():
+        loose = [(item.sequence, item.part) for item in self._loose]
+        for parts in (*self._parts.values(), loose):
             for _, part in parts:
                 there = part.targets != ABSENT
                 part.targets[there] = numbers[part.targets[there]]
@@ -344,6 +362,9 @@ class Gathering:
             for _, part in parts:
                 for index in np.flatnonzero(part.targets == target)[:1]:
                     return join(path, self._grids[path].tail(int(part.numbers[index])))
+        for _, keys, part in self._loose:
+            for index in np.flatnonzero(part.targets == target)[:1]:
+                return keys[int(index)]
         rows = (item for _, members, _ in self._side for item in members.items())
         return next((key for key, value in rows if type(value) is Row and value.target == target), "")
 
@@ -355,27 +376,72 @@ class Gathering:
         except ManifestError as e:
             raise ManifestError(f"{self._where}: {e}") from e
 
-    def _settle_side(self) -> dict[str, Value]:
-        """Return the side table; references to chunks among it become columns."""
+    def _settle_side(self, placer: Placer) -> tuple[dict[str, Value], _Parts]:
+        """Return the side table, and the references to chunks of small arrays; all others to chunks become columns."""
         side: dict[str, Value] = {}
-        for sequence, members, settled in sorted(self._side, key=lambda aside: aside.sequence):
-            if settled and not self._unsettled:
-                side.update(members)
-                continue
-            rows: dict[str, list[tuple[int, Row]]] = {}
-            for key, value in members.items():
-                at = place(self._grids, key)
-                if at is None:
-                    side[key] = value
-                elif type(value) is Row:
-                    rows.setdefault(at.array, []).append((at.number, value))
-                else:
-                    side[key] = value
-                    rows.setdefault(at.array, []).append((at.number, Row(ABSENT, 0, 0)))
-                    self._hiding.add(at.array)
-            for path, numbered in rows.items():
-                self._parts.setdefault(path, []).append((sequence, Part.from_rows(numbered)))
-        return side
+        common: _Parts = []
+        items: list[_Aside | _Loose] = [*self._side, *self._loose]
+        for item in sorted(items, key=lambda item: item.sequence):
+            match item:
+                case _Loose(sequence, keys, part):
+                    numbers = placer.numbers(keys) if self._grids else np.full(len(keys), -1)
+                    chosen = np.flatnonzero(numbers >= 0)
+                    if len(chosen):
+                        common.append((sequence, _chosen(part, numbers[chosen].view(np.uint64), chosen)))
+                    rest = np.flatnonzero(numbers < 0)
+                    members: dict[str, Value] = _members(keys, part, rest)
+                    if self._grids:
+                        self._settle(sequence, members, placer, side, common)
+                    else:
+                        side.update(members)
+                case _Aside(sequence, members, settled):
+                    if not self._grids or (settled and not self._unsettled):
+                        side.update(members)
+                    else:
+                        self._settle(sequence, members, placer, side, common)
+        return side, common
+
+    def _settle(
+        self, sequence: int, members: Mapping[str, Value], placer: Placer, side: dict[str, Value], common: _Parts
+    ) -> None:
+        rows: dict[str, list[tuple[int, Row]]] = {}
+        for key, value in members.items():
+            at = placer.place(key)
+            if at is None:
+                side[key] = value
+            elif type(value) is Row:
+                rows.setdefault(at.array, []).append((at.number, value))
+            else:
+                side[key] = value
+                rows.setdefault(at.array, []).append((at.number, Row(ABSENT, 0, 0)))
+                self._hiding.add(at.array)
+        for path, numbered in rows.items():
+            part = Part.from_rows(numbered)
+            if placer.is_small(path):
+                common.append((sequence, placer.common(path, part)))
+            else:
+                self._parts.setdefault(path, []).append((sequence, part))
+
+
+_Parts: TypeAlias = list[tuple[int, Part]]  # with the place of each in the sequence
+
+
+def _in_order(parts: Iterable[tuple[int, Part]]) -> list[Part]:
+    return [part for _, part in sorted(parts, key=lambda part: part[0])]
+
+
+def _chosen(part: Part, numbers: UInt64s, chosen: Positions) -> Part:
+    return Part(numbers, part.targets[chosen], part.offsets[chosen], part.lengths[chosen])
+
+
+def _members(keys: list[str], part: Part, chosen: Positions) -> dict[str, Value]:
+    """Return some of ``keys`` with their rows."""
+    columns = [column[chosen].tolist() for column in (part.targets, part.offsets, part.lengths)]
+    if len(chosen) < len(keys):
+        keys = [keys[i] for i in chosen.tolist()]
+    if len(chosen) and int(part.lengths[chosen].max()) == WHOLE:
+        columns[2] = [None if length == WHOLE else length for length in columns[2]]
+    return dict(zip(keys, map(_as_row, zip(*columns, strict=True)), strict=True))
 
 
 # As `Row._make`, without a Python function for each.
