@@ -6,7 +6,7 @@ is about. What is held on the way is columns, or the text of blocks whose arrays
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -19,8 +19,8 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.keyspace import place
 from refshard_fs.manifests.json_fast import Positions, Records, Urls, chunk_numbers, scan
-from refshard_fs.manifests.placing import Placer
-from refshard_fs.manifests.reference_set import ReferenceSet, Value, grid_of
+from refshard_fs.manifests.placing import SMALL, Placer
+from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
 from refshard_fs.manifests.templates import Templates, expand_gen
 from refshard_fs.texts import Texts
 
@@ -45,7 +45,7 @@ _ODD: Final = (
 )
 
 BATCH: Final = 16384  # members that are taken at a time from something longer
-METADATA: Final = (".zarray", "zarr.json")
+SAMPLES: Final = 16  # records that are looked at, to tell how to take a block
 FEW: Final = 64  # records of a block that are looked at one by one, and arrays that are looked for in one
 
 
@@ -136,7 +136,7 @@ class Gathering:
                 continue
             if group is of_default:
                 records.targets[:] = self._target(None)
-            self._add_records(records)
+            self._add_records(records, known=group)
 
     def _add_texts(self, texts: dict[str, Value]) -> None:
         """Take data; where it stands in the place of a chunk, it hides what came before it."""
@@ -191,11 +191,12 @@ class Gathering:
 
     # ------------------------------------------------------------------ columns
 
-    def _add_records(self, records: Records, sequence: int | None = None) -> None:
+    def _add_records(self, records: Records, sequence: int | None = None, known: Iterable[str] | None = None) -> None:
+        """Take records; ``known`` are their keys, where these are at hand."""
         placed: list[tuple[str, Part]] = []
         unplaced = np.arange(len(records))
         strays: list[int] = []
-        for attempt in range(FEW):
+        for attempt in range(0 if self._mostly_small(records) else FEW):
             # Where arrays are many and small, it is better to take what is left one by one.
             if not len(unplaced) or attempt * len(records) > FEW * (len(records) - len(unplaced)) + 4 * len(records):
                 break
@@ -224,7 +225,10 @@ class Gathering:
             if not self._all_known and len(left) > FEW and not any(sample):
                 self._deferred.append(_Deferred(self._next(), records))
                 return
-            keys = records.keys(left)
+            if known is not None and len(left) == len(unplaced) == len(records):
+                keys = list(known)
+            else:
+                keys = records.keys(left)
             if _has_odd(keys):
                 keys = list(map(self._checked_key, keys))
             if records.targets[0] == ABSENT:
@@ -242,6 +246,13 @@ class Gathering:
                 self._hiding.add(path)
         if loose is not None:
             self._loose.append(_Loose(sequence, *loose))
+
+    def _mostly_small(self, records: Records) -> bool:
+        """Whether samples say that records are chunks of many small arrays."""
+        sample = [
+            self._grids.get(parent(records.key(i))[0]) for i in range(0, len(records), len(records) // SAMPLES + 1)
+        ]
+        return sum(1 for grid in sample if grid is not None and grid.size <= SMALL) * 4 > 3 * len(sample)
 
     def _next(self) -> int:
         self._sequence += 1
@@ -388,10 +399,9 @@ class Gathering:
                     chosen = np.flatnonzero(numbers >= 0)
                     if len(chosen):
                         common.append((sequence, _chosen(part, numbers[chosen].view(np.uint64), chosen)))
-                    rest = np.flatnonzero(numbers < 0)
-                    members: dict[str, Value] = _members(keys, part, rest)
+                    members = _members(keys, part, np.flatnonzero(numbers < 0))
                     if self._grids:
-                        self._settle(sequence, members, placer, side, common)
+                        self._settle(sequence, dict(members), placer, side, common)
                     else:
                         side.update(members)
                 case _Aside(sequence, members, settled):
@@ -434,14 +444,14 @@ def _chosen(part: Part, numbers: UInt64s, chosen: Positions) -> Part:
     return Part(numbers, part.targets[chosen], part.offsets[chosen], part.lengths[chosen])
 
 
-def _members(keys: list[str], part: Part, chosen: Positions) -> dict[str, Value]:
+def _members(keys: list[str], part: Part, chosen: Positions) -> Iterator[tuple[str, Row]]:
     """Return some of ``keys`` with their rows."""
     columns = [column[chosen].tolist() for column in (part.targets, part.offsets, part.lengths)]
     if len(chosen) < len(keys):
         keys = [keys[i] for i in chosen.tolist()]
     if len(chosen) and int(part.lengths[chosen].max()) == WHOLE:
         columns[2] = [None if length == WHOLE else length for length in columns[2]]
-    return dict(zip(keys, map(_as_row, zip(*columns, strict=True)), strict=True))
+    return zip(keys, map(_as_row, zip(*columns, strict=True)), strict=True)
 
 
 # As `Row._make`, without a Python function for each.

@@ -112,7 +112,7 @@ class Placer:
         ``parts`` have common numbers.
         """
         numbers, targets, offsets, lengths = map(np.concatenate, zip(*(Part.none(), *parts), strict=True))
-        hidden = np.unique(numbers[targets == ABSENT])
+        hidden = numbers[targets == ABSENT]
         if len(numbers) > 1 and not (numbers[1:] > numbers[:-1]).all():
             order = np.argsort(numbers, kind="stable")
             order = order[np.append(numbers[order[1:]] != numbers[order[:-1]], True)]
@@ -142,7 +142,7 @@ class Placer:
         takes = np.where(dense, sizes, counts).tolist()
         for path, is_dense, end, size in zip(self._small, dense.tolist(), ends, takes, strict=True):
             tables[path] = made[0 if is_dense else 1].cut(self._grids[path], end - size, end)
-        return tables, list(self._keys(np.intersect1d(hidden, numbers)))
+        return tables, list(self._keys(np.intersect1d(hidden, numbers))) if len(hidden) else []
 
     def _keys(self, numbers: npt.NDArray[np.uint64]) -> Iterator[str]:
         arrays = self._bounds.searchsorted(numbers.astype(np.int64), "right") - 1
