@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from refshard_fs.keys import ChunkGrid
 
-__all__ = ["ABSENT", "WHOLE", "ChunkTable", "Part", "Row", "UInt32s", "UInt64s"]
+__all__ = ["ABSENT", "DENSE", "SPARSE", "WHOLE", "ChunkTable", "Part", "Row", "UInt32s", "UInt64s"]
 
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
@@ -63,18 +63,44 @@ class ChunkTable:
     """Where the chunks of one array lie; immutable.
 
     Dense tables hold a row for each chunk of the grid, sparse ones (``numbers`` given,
-    ascending) a row for each chunk there is.
+    ascending) a row for each chunk there is. The columns may be those of many tables: see `cut`.
     """
 
-    __slots__ = ("_lengths", "_offsets", "_targets", "grid", "lengths", "numbers", "offsets", "targets")
+    __slots__ = ("_all", "_lengths", "_offsets", "_start", "_stop", "_targets", "grid")
 
     def __init__(
         self, grid: ChunkGrid, targets: UInt32s, offsets: UInt64s, lengths: UInt64s, numbers: UInt64s | None = None
     ) -> None:
         self.grid = grid
-        self.targets, self.offsets, self.lengths, self.numbers = targets, offsets, lengths, numbers
+        self._all = targets, offsets, lengths, numbers
+        self._start, self._stop = 0, len(targets)
         # Indexing a memoryview gives a Python int, five times faster than indexing the array.
         self._targets, self._offsets, self._lengths = targets.data, offsets.data, lengths.data
+
+    def cut(self, grid: ChunkGrid, start: int, stop: int) -> ChunkTable:
+        """Return the table of another array, of ``grid``, that has the rows from ``start`` to ``stop`` of this one."""
+        table = ChunkTable.__new__(ChunkTable)
+        table.grid, table._all, table._start, table._stop = grid, self._all, start, stop
+        table._targets, table._offsets, table._lengths = self._targets, self._offsets, self._lengths
+        return table
+
+    @property
+    def targets(self) -> UInt32s:
+        return self._all[0][self._start : self._stop]
+
+    @property
+    def offsets(self) -> UInt64s:
+        return self._all[1][self._start : self._stop]
+
+    @property
+    def lengths(self) -> UInt64s:
+        return self._all[2][self._start : self._stop]
+
+    @property
+    def numbers(self) -> UInt64s | None:
+        """The chunks there are, of a sparse table; None for a dense one."""
+        numbers = self._all[3]
+        return None if numbers is None else numbers[self._start : self._stop]
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.grid, self.targets, self.offsets, self.lengths, self.numbers)
@@ -102,7 +128,7 @@ class ChunkTable:
 
     def __len__(self) -> int:
         """Number of chunks that exist."""
-        return len(self.targets) if self.numbers is not None else int((self.targets != ABSENT).sum())
+        return self._stop - self._start if self._all[3] is not None else int((self.targets != ABSENT).sum())
 
     @property
     def nbytes(self) -> int:
@@ -112,11 +138,13 @@ class ChunkTable:
 
     def row(self, number: int) -> Row | None:
         """Return the reference of chunk ``number`` (within the grid), or None if there is no such chunk."""
-        if self.numbers is not None:
-            index = int(self.numbers.searchsorted(np.uint64(number)))
-            if index == len(self.numbers) or self.numbers[index] != number:
+        numbers = self.numbers
+        if numbers is not None:
+            index = int(numbers.searchsorted(np.uint64(number)))
+            if index == len(numbers) or numbers[index] != number:
                 return None
             number = index
+        number += self._start
         target = self._targets[number]
         if target == ABSENT:
             return None
@@ -125,25 +153,25 @@ class ChunkTable:
 
     def present(self, start: int = 0, stop: int | None = None) -> UInt64s:
         """Return the numbers of all chunks that exist (of ``start`` to ``stop``), ascending."""
-        if self.numbers is not None:
+        numbers = self.numbers
+        if numbers is not None:
             if start == 0 and stop is None:
-                return self.numbers
-            first, last = self.numbers.searchsorted(np.array([start, stop or self.grid.size], np.uint64)).tolist()
-            return self.numbers[first:last]
+                return numbers
+            first, last = numbers.searchsorted(np.array([start, stop or self.grid.size], np.uint64)).tolist()
+            return numbers[first:last]
         found = np.flatnonzero(self.targets[start:stop] != ABSENT)
         return (found + start).astype(np.uint64) if start else found.view(np.uint64)
 
     def existing(self, numbers: npt.NDArray[np.unsignedinteger[Any]]) -> list[int]:
         """Return those of ``numbers`` (within the grid) that are chunks there are."""
-        if self.numbers is None:
-            there = self.targets[numbers] != ABSENT
-        else:
-            there = np.isin(numbers, self.numbers)
+        known = self.numbers
+        there = self.targets[numbers] != ABSENT if known is None else np.isin(numbers, known)
         return [int(number) for number in numbers[there]]
 
     def sizes(self, numbers: UInt64s) -> list[int | None]:
         """Return the lengths in bytes of chunks ``numbers``, which exist; None for whole targets."""
-        index = numbers if self.numbers is None else self.numbers.searchsorted(numbers)
+        known = self.numbers
+        index = numbers if known is None else known.searchsorted(numbers)
         lengths = self.lengths[index]
         out: list[int | None] = lengths.tolist()
         for i in np.flatnonzero(lengths == WHOLE):

@@ -6,10 +6,10 @@ is about. What is held on the way is columns, or the text of blocks whose arrays
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +19,8 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.keyspace import place
 from refshard_fs.manifests.json_fast import Positions, Records, Urls, chunk_numbers, scan
-from refshard_fs.manifests.reference_set import ReferenceSet, Value, grid_of
+from refshard_fs.manifests.placing import SMALL, Placer
+from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
 from refshard_fs.manifests.templates import Templates, expand_gen
 from refshard_fs.texts import Texts
 
@@ -44,7 +45,7 @@ _ODD: Final = (
 )
 
 BATCH: Final = 16384  # members that are taken at a time from something longer
-METADATA: Final = (".zarray", "zarr.json")
+SAMPLES: Final = 16  # records that are looked at, to tell how to take a block
 FEW: Final = 64  # records of a block that are looked at one by one, and arrays that are looked for in one
 
 
@@ -59,6 +60,14 @@ class _Aside(NamedTuple):
     settled: bool  # whether the places of its keys among chunks are seen to
 
 
+class _Loose(NamedTuple):
+    """References that are not placed before the end."""
+
+    sequence: int
+    keys: list[str]
+    part: Part  # without numbers
+
+
 class Gathering:
     """The members of one JSON object of references, ``where`` naming it in errors."""
 
@@ -70,6 +79,7 @@ class Gathering:
         self._spelled: dict[str, ChunkGrid | None] = {}  # what each text of metadata has been found to say
         self._parts: dict[str, list[tuple[int, Part]]] = {}
         self._side: list[_Aside] = []
+        self._loose: list[_Loose] = []
         self._hiding: set[str] = set()  # arrays with rows that stand for data kept aside
         self._unsettled = False  # whether places that were known no longer count
         self._deferred: list[_Deferred] = []
@@ -126,7 +136,7 @@ class Gathering:
                 continue
             if group is of_default:
                 records.targets[:] = self._target(None)
-            self._add_records(records)
+            self._add_records(records, known=group)
 
     def _add_texts(self, texts: dict[str, Value]) -> None:
         """Take data; where it stands in the place of a chunk, it hides what came before it."""
@@ -161,24 +171,32 @@ class Gathering:
         if templates is not None:
             self._expand(templates)
             self._generate(gen, templates)
-        side = self._settle_side()
-        tables = {}
+        placer = Placer(self._grids)
+        side, common = self._settle_side(placer)
+        for path in filter(placer.is_small, list(self._parts)):
+            common += [(sequence, placer.common(path, part)) for sequence, part in self._parts.pop(path)]
+        tables, replaced = placer.tables(_in_order(common))
+        for key in replaced:
+            side.pop(key, None)  # data that a later reference replaced
         for path, grid in self._grids.items():
-            parts = [part for _, part in sorted(self._parts.pop(path, ()), key=lambda part: part[0])]
+            if path in tables:
+                continue
+            parts = _in_order(self._parts.pop(path, ()))
             table = tables[path] = ChunkTable.from_parts(grid, parts)
             if path in self._hiding:
                 hidden = np.concatenate([part.numbers[part.targets == ABSENT] for part in parts])
                 for number in table.existing(hidden):
-                    side.pop(join(path, grid.tail(number)), None)  # data that a later reference replaced
+                    side.pop(join(path, grid.tail(number)), None)  # as above
         return ReferenceSet(Texts.of(self._urls), tables, side)
 
     # ------------------------------------------------------------------ columns
 
-    def _add_records(self, records: Records, sequence: int | None = None) -> None:
+    def _add_records(self, records: Records, sequence: int | None = None, known: Iterable[str] | None = None) -> None:
+        """Take records; ``known`` are their keys, where these are at hand."""
         placed: list[tuple[str, Part]] = []
         unplaced = np.arange(len(records))
         strays: list[int] = []
-        for attempt in range(FEW):
+        for attempt in range(0 if self._mostly_small(records) else FEW):
             # Where arrays are many and small, it is better to take what is left one by one.
             if not len(unplaced) or attempt * len(records) > FEW * (len(records) - len(unplaced)) + 4 * len(records):
                 break
@@ -201,30 +219,40 @@ class Gathering:
                 strays.append(first)
                 unplaced = unplaced[1:]
         left = np.concatenate((np.array(strays, np.int64), unplaced))
-        rows: dict[str, Value] = {}
+        loose: tuple[list[str], Part] | None = None
         if len(left):
             sample = [place(self._grids, records.key(i)) for i in left[:FEW].tolist()]
             if not self._all_known and len(left) > FEW and not any(sample):
                 self._deferred.append(_Deferred(self._next(), records))
                 return
-            keys = records.keys(left)
+            if known is not None and len(left) == len(unplaced) == len(records):
+                keys = list(known)
+            else:
+                keys = records.keys(left)
             if _has_odd(keys):
                 keys = list(map(self._checked_key, keys))
             if records.targets[0] == ABSENT:
                 self._unsettled |= len(unplaced) > 0
             else:
-                columns = (column[left].tolist() for column in (records.targets, records.offsets, records.lengths))
-                rows = dict(zip(keys, map(_as_row, zip(*columns, strict=True)), strict=True))
-                if records.lengths[0] == WHOLE:
-                    rows = {key: row._replace(length=None) for key, row in rows.items() if type(row) is Row}
+                loose = (
+                    keys,
+                    Part(left.view(np.uint64), records.targets[left], records.offsets[left], records.lengths[left]),
+                )
         if sequence is None:
             sequence = self._next()
         for path, part in placed:
             self._parts.setdefault(path, []).append((sequence, part))
             if part.targets[0] == ABSENT:
                 self._hiding.add(path)
-        if rows:
-            self._side.append(_Aside(sequence, rows, not self._grids and self._all_known))
+        if loose is not None:
+            self._loose.append(_Loose(sequence, *loose))
+
+    def _mostly_small(self, records: Records) -> bool:
+        """Whether samples say that records are chunks of many small arrays."""
+        sample = [
+            self._grids.get(parent(records.key(i))[0]) for i in range(0, len(records), len(records) // SAMPLES + 1)
+        ]
+        return sum(1 for grid in sample if grid is not None and grid.size <= SMALL) * 4 > 3 * len(sample)
 
     def _next(self) -> int:
         self._sequence += 1
@@ -329,7 +357,8 @@ class Gathering:
         self._urls = urls
         if not moved:
             return
-        for parts in self._parts.values():
+        loose = [(item.sequence, item.part) for item in self._loose]
+        for parts in (*self._parts.values(), loose):
             for _, part in parts:
                 there = part.targets != ABSENT
                 part.targets[there] = numbers[part.targets[there]]
@@ -344,6 +373,9 @@ class Gathering:
             for _, part in parts:
                 for index in np.flatnonzero(part.targets == target)[:1]:
                     return join(path, self._grids[path].tail(int(part.numbers[index])))
+        for _, keys, part in self._loose:
+            for index in np.flatnonzero(part.targets == target)[:1]:
+                return keys[int(index)]
         rows = (item for _, members, _ in self._side for item in members.items())
         return next((key for key, value in rows if type(value) is Row and value.target == target), "")
 
@@ -355,27 +387,71 @@ class Gathering:
         except ManifestError as e:
             raise ManifestError(f"{self._where}: {e}") from e
 
-    def _settle_side(self) -> dict[str, Value]:
-        """Return the side table; references to chunks among it become columns."""
+    def _settle_side(self, placer: Placer) -> tuple[dict[str, Value], _Parts]:
+        """Return the side table, and the references to chunks of small arrays; all others to chunks become columns."""
         side: dict[str, Value] = {}
-        for sequence, members, settled in sorted(self._side, key=lambda aside: aside.sequence):
-            if settled and not self._unsettled:
-                side.update(members)
-                continue
-            rows: dict[str, list[tuple[int, Row]]] = {}
-            for key, value in members.items():
-                at = place(self._grids, key)
-                if at is None:
-                    side[key] = value
-                elif type(value) is Row:
-                    rows.setdefault(at.array, []).append((at.number, value))
-                else:
-                    side[key] = value
-                    rows.setdefault(at.array, []).append((at.number, Row(ABSENT, 0, 0)))
-                    self._hiding.add(at.array)
-            for path, numbered in rows.items():
-                self._parts.setdefault(path, []).append((sequence, Part.from_rows(numbered)))
-        return side
+        common: _Parts = []
+        items: list[_Aside | _Loose] = [*self._side, *self._loose]
+        for item in sorted(items, key=lambda item: item.sequence):
+            match item:
+                case _Loose(sequence, keys, part):
+                    numbers = placer.numbers(keys) if self._grids else np.full(len(keys), -1)
+                    chosen = np.flatnonzero(numbers >= 0)
+                    if len(chosen):
+                        common.append((sequence, _chosen(part, numbers[chosen].view(np.uint64), chosen)))
+                    members = _members(keys, part, np.flatnonzero(numbers < 0))
+                    if self._grids:
+                        self._settle(sequence, dict(members), placer, side, common)
+                    else:
+                        side.update(members)
+                case _Aside(sequence, members, settled):
+                    if not self._grids or (settled and not self._unsettled):
+                        side.update(members)
+                    else:
+                        self._settle(sequence, members, placer, side, common)
+        return side, common
+
+    def _settle(
+        self, sequence: int, members: Mapping[str, Value], placer: Placer, side: dict[str, Value], common: _Parts
+    ) -> None:
+        rows: dict[str, list[tuple[int, Row]]] = {}
+        for key, value in members.items():
+            at = placer.place(key)
+            if at is None:
+                side[key] = value
+            elif type(value) is Row:
+                rows.setdefault(at.array, []).append((at.number, value))
+            else:
+                side[key] = value
+                rows.setdefault(at.array, []).append((at.number, Row(ABSENT, 0, 0)))
+                self._hiding.add(at.array)
+        for path, numbered in rows.items():
+            part = Part.from_rows(numbered)
+            if placer.is_small(path):
+                common.append((sequence, placer.common(path, part)))
+            else:
+                self._parts.setdefault(path, []).append((sequence, part))
+
+
+_Parts: TypeAlias = list[tuple[int, Part]]  # with the place of each in the sequence
+
+
+def _in_order(parts: Iterable[tuple[int, Part]]) -> list[Part]:
+    return [part for _, part in sorted(parts, key=lambda part: part[0])]
+
+
+def _chosen(part: Part, numbers: UInt64s, chosen: Positions) -> Part:
+    return Part(numbers, part.targets[chosen], part.offsets[chosen], part.lengths[chosen])
+
+
+def _members(keys: list[str], part: Part, chosen: Positions) -> Iterator[tuple[str, Row]]:
+    """Return some of ``keys`` with their rows."""
+    columns = [column[chosen].tolist() for column in (part.targets, part.offsets, part.lengths)]
+    if len(chosen) < len(keys):
+        keys = [keys[i] for i in chosen.tolist()]
+    if len(chosen) and int(part.lengths[chosen].max()) == WHOLE:
+        columns[2] = [None if length == WHOLE else length for length in columns[2]]
+    return zip(keys, map(_as_row, zip(*columns, strict=True)), strict=True)
 
 
 # As `Row._make`, without a Python function for each.

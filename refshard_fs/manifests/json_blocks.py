@@ -136,12 +136,20 @@ class Reader:
         end = self._cut(self._at + BLOCK)
         if end is None:
             self._slowly(final=final)
-        elif self._into.add_block(memoryview(self._text)[self._at : end]):
+        elif self._add_block(end):
             self._advance(end)
         elif self._is_regular(end):
             self._in_parts(end, final=final)
         else:
             self._slowly(final=final, first=end)
+
+    def _add_block(self, end: int) -> bool:
+        """Take what comes before ``end`` as compact members, if its beginning looks like that, and it is."""
+        stop = min(self._at + SAMPLE, end)
+        known = self._text.count(b'":["', self._at, stop) + self._text.count(b'": ["', self._at, stop)
+        if abs(self._text.count(b'"', self._at, stop) - 4 * known) > 3:
+            return False
+        return self._into.add_block(memoryview(self._text)[self._at : end])
 
     def _is_regular(self, end: int) -> bool:
         """Whether samples of what comes before ``end`` are mostly references as `json_fast` knows them."""
@@ -158,7 +166,7 @@ class Reader:
         failures = 0
         while self._at < end:
             stop = self._cut(self._at + PART)
-            if stop is not None and self._into.add_block(memoryview(self._text)[self._at : stop]):
+            if stop is not None and self._add_block(stop):
                 self._advance(stop)
                 failures = 0
             else:

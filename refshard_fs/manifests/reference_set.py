@@ -19,8 +19,9 @@ from refshard_fs.model import Entry, Inline, Listed, Span, Steps
 from refshard_fs.names import Listing, by_name, chunk_names, chunks_below, has_chunks_below
 from refshard_fs.texts import Texts
 
-__all__ = ["FlatKeySpace", "ReferenceSet", "References", "Value", "grid_of"]
+__all__ = ["METADATA", "FlatKeySpace", "ReferenceSet", "References", "Value", "grid_of"]
 
+METADATA: Final = (".zarray", "zarr.json")
 FEW: Final = 64  # names that are put among many others one by one
 
 # A value as the manifest spells it: text, an object, bytes, or a reference.
@@ -141,6 +142,7 @@ class FlatKeySpace:
         self._resolve = resolve
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._tree: dict[str, dict[str, bool]] | None = None
+        self._holds_all_metadata: bool | None = None
 
     @property
     def urls(self) -> Texts:
@@ -164,7 +166,28 @@ class FlatKeySpace:
     @property
     def holds_all_metadata(self) -> bool:
         """Whether the metadata of every array is inline, and so no array can be learnt of by reading."""
-        return not any(type(v) is Row and parent(k)[1] in (".zarray", "zarr.json") for k, v in self.refs.side.items())
+        if self._holds_all_metadata is None:
+            side = self.refs.side
+            named = [key for key in side if key.endswith(METADATA)]
+            self._holds_all_metadata = not any(type(side[k]) is Row and parent(k)[1] in METADATA for k in named)
+        return self._holds_all_metadata
+
+    def lacks(self, marks: tuple[bytes, ...]) -> bool:
+        """Whether the metadata of every array is at hand as text, without any of ``marks``."""
+        if not self.holds_all_metadata:
+            return False
+        side, wanted = self.refs.side, [mark.decode() for mark in marks]
+        texts: set[str] = set()
+        for path in self.refs.tables:
+            stem = path + "/" if path else ""
+            found = [text for name in METADATA if (text := side.get(stem + name)) is not None]
+            for text in found:
+                if type(text) is not str or text.startswith("base64:"):
+                    return False
+                texts.add(text)
+            if not found:
+                return False
+        return not any(mark in text for text in texts for mark in wanted)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()

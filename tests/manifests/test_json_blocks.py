@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import normalise
-from refshard_fs.manifests import gathering, json_blocks, json_fast
+from refshard_fs.manifests import gathering, json_blocks, json_fast, placing
 from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
 from refshard_fs.manifests.reference_set import References, ReferenceSet
 
@@ -29,9 +29,10 @@ ARRAY_3 = {
 }
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut often: most false cuts happen in what is larger than a block."""
+@pytest.fixture(autouse=True, params=[0, 256])
+def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Cut often: most false cuts happen in what is larger than a block. Arrays are placed singly, or together."""
+    monkeypatch.setattr(placing, "SMALL", request.param)
     monkeypatch.setattr(json_blocks, "BLOCK", 512)
     monkeypatch.setattr(json_blocks, "PART", 128)
     monkeypatch.setattr(json_blocks, "SAMPLE", 64)
