@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +85,18 @@ def test_one_chunk_costs_one_request_a_level(folder: Path, http_server: RangeSer
     assert len(http_server.requests()) == 4
 
 
-def test_many_chunks_cost_one_round_a_level(folder: Path) -> None:
+def test_many_chunks_cost_one_request_a_level(folder: Path) -> None:
     content = archive(folder, zipfile.ZIP_STORED)
-    with RangeServer({"/a.zip": content}, latency=0.05) as server:
+    with RangeServer({"/a.zip": content}, latency=0.01) as server:
         fs = opened(ranges_of_members(content, f"{server.url}/a.zip"))
         fs.cat_file("a/zarr.json")
         server.clear()
         keys = [f"a/c/{i}/{j}" for i in range(12) for j in range(16)]
         found = fs.cat(keys, on_error="omit")
         assert set(found) == {k for k in fs.find("a/c") if k in keys}
-        times = sorted(r.time for r in server.requests())
-        rounds = 1 + sum(b - a > 0.025 for a, b in pairwise(times))
-        assert rounds <= 3 + 1  # indexes, indexes within, chunks; one more for a slow machine
+        assert (
+            len(server.requests()) == 3
+        )  # indexes, indexes within, chunks: 192 of them, in 12 shards, behind 60 indexes
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
