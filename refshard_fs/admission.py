@@ -170,7 +170,7 @@ class Admission(msgspec.Struct, frozen=True):
         if self.source is not None and self._is_source(url):
             return url, Access.OWN
         try:
-            url = canonical(url)
+            url = "::".join(map(canonical, url.split("::")))
         except ValueError as e:
             raise TargetNotAllowed(url, str(e), "correct the manifest, or pass allow='any' if you trust it") from e
         if self._is_named(url):
@@ -194,16 +194,23 @@ class Admission(msgspec.Struct, frozen=True):
     def _is_source(self, url: str) -> bool:
         """Whether ``url`` is the source itself or lies below it, or beside it in the same archive."""
         source = self.source or ""
-        if "::" in source:
-            return url == source or url.partition("::")[2] == source.partition("::")[2] != ""
+        if "::" in source:  # the first link decides what is opened: it has to be of the same kind
+            same = protocol_of(url) == protocol_of(source)
+            return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
         below = source.rstrip("/") + "/"
         return url == source or (
             url.startswith(below) and not any(map(_DOTS.fullmatch, url[len(below) :].split("/"))) and "\\" not in url
         )
 
     def _is_named(self, url: str) -> bool:
+        """Whether the user named ``url``; of a chain, every link, since each opens something."""
         named = dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
-        return longest_prefix(named, url) is not None or (protocol_of(url) or "file") in self.protocols
+        *firsts, last = url.split("::")
+        protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
+        return all(
+            protocol in self.protocols or longest_prefix(named, link) is not None
+            for link, protocol in zip([*firsts, last], protocols, strict=True)
+        )
 
     def _admit_by_default(self, url: str) -> Access:
         protocol = protocol_of(url)

@@ -218,7 +218,7 @@ class Engine:
         """Return the answer to ``need``; an error names ``key``."""
         try:
             return await self.need(need)
-        except Exception as e:
+        except Exception as e:  # raised again, with the key it is about
             raise blame(key, e) from e
 
     async def run_all(self, many: Sequence[Steps[T]]) -> list[T | Exception]:

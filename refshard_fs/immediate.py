@@ -54,7 +54,7 @@ class Immediate:
                     entry = entry.resized(whole[1])
                 entry = entry.window(request.start, request.end)
             data = self._bytes(entry)
-        except Exception as e:
+        except Exception as e:  # raised again as what it means: never as a missing key
             raise fail(key, entry, e) from e
         if data is not None:
             self._stats.add_read(len(data))

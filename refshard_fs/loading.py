@@ -116,7 +116,7 @@ async def load(token: Hashable, need: Load, read: Read, cache: Cache, keep: Keep
             if value is None:
                 value = await _load(need, index, read, keep)
                 cache.put(key, value, _weight(value))
-        except Exception as e:
+        except Exception as e:  # raised again, here and to all who wait for it
             _land(key, flight)
             flight.done.set_exception(e)
             raise

@@ -314,7 +314,7 @@ class Session:
                 urls = await self._some_urls(keyspace)
             except RefShardError:
                 raise
-            except Exception as e:
+            except Exception as e:  # raised again: a FileNotFoundError would make every key look missing
                 reason = f"{type(e).__name__}: {e}"
                 raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
             self._adopt(keyspace, urls)

@@ -137,3 +137,25 @@ def test_canonical_is_idempotent(url: str) -> None:
 @given(st.ip_addresses())
 def test_addresses_are_private_unless_global(address: object) -> None:
     assert is_private(str(address)) or getattr(address, "is_global", False)
+
+
+@pytest.mark.parametrize(
+    "source", ["zip://refs.json::https://pub.example/a.zip", "simplecache::https://pub.example/a.zip"]
+)
+@pytest.mark.parametrize(
+    "first", ["file:///etc/passwd", "local:///etc/passwd", "dir:///etc", "memory://x", "reference://x"]
+)
+def test_sharing_the_sources_last_links_does_not_make_a_chain_its_own(source: str, first: str) -> None:
+    with pytest.raises(TargetNotAllowed):
+        Admission.of(source, None, (), ()).admit(f"{first}::https://pub.example/a.zip")
+
+
+@pytest.mark.parametrize(
+    "url", ["zip://x::file:///secret.zip", "zip://x::https://pub.example/a.zip::file:///x", "s3://pub/x::file:///etc"]
+)
+def test_a_chain_is_named_only_if_each_of_its_links_is(url: str) -> None:
+    rule = Admission.of("https://pub.example/refs.json", None, ["zip", "https"], ["s3://pub/"])
+    with pytest.raises(TargetNotAllowed):
+        rule.admit(url)
+    assert rule.admit("zip://x::https://other.example/a.zip")[1] is Access.OWN
+    assert rule.admit("zip://x::s3://pub/a.zip")[1] is Access.OWN

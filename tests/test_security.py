@@ -220,3 +220,15 @@ def test_what_gives_access_in_a_url_is_not_in_errors(url: str, http_server: Rang
     with pytest.raises(TargetNotAllowed) as refused:
         RefShardFileSystem(fo={"k": [full, 0, 1]}, allow=["s3://b/"]).cat_file("k")
     assert "HUSH" not in repr(refused.value)
+
+
+def test_a_set_in_a_remote_archive_cannot_read_local_files(
+    secret: str, http_server: RangeServer, tmp_path: Path
+) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as z:
+        z.writestr("refs.json", json.dumps({"k": [f"file://{secret}::{http_server.url}/a.zip"]}))
+    url = http_server.put("/a.zip", (tmp_path / "a.zip").read_bytes())
+    with pytest.raises(TargetNotAllowed):
+        RefShardFileSystem(fo=f"zip://refs.json::{url}").cat_file("k")

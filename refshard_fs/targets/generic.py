@@ -105,7 +105,7 @@ class FsspecTarget:
             given = {"start": start, "end": stop, **self._ranged}  # by name: s3fs puts a version between
         try:
             data = bytes(await self._call("cat_file", path, **given))
-        except Exception as e:
+        except Exception as e:  # of any filesystem; raised again unless the range lies past the end
             beyond = await self._facts_beyond(path, start, e)
             if beyond is None:
                 raise
