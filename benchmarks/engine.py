@@ -36,7 +36,7 @@ import zarr
 from zarr.storage import FsspecStore, MemoryStore
 
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.plan import Limits, coalesce
+from refshard_fs.reading.plan import Limits, coalesce
 from refshard_fs.xarray_backend import RefShardBackend
 
 warnings.filterwarnings("ignore", module="zarr")

@@ -21,11 +21,11 @@ from refshard_fs.errors import (
 )
 
 if TYPE_CHECKING:
-    from refshard_fs.concatenating import concat
+    from refshard_fs.checking.validate import check
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
-    from refshard_fs.rebasing import rebase
+    from refshard_fs.sets.concatenating import concat
+    from refshard_fs.sets.rebasing import rebase
     from refshard_fs.tuning import tune_zarr
-    from refshard_fs.validate import check
 
 __version__ = "0.1.0"
 
@@ -54,13 +54,13 @@ def __getattr__(name: str) -> Any:
         case "RefShardFileSystem" | "replace_reference_filesystem":
             return getattr(importlib.import_module("refshard_fs.fs"), name)
         case "concat":
-            return importlib.import_module("refshard_fs.concatenating").concat
+            return importlib.import_module("refshard_fs.sets.concatenating").concat
         case "rebase":
-            return importlib.import_module("refshard_fs.rebasing").rebase
+            return importlib.import_module("refshard_fs.sets.rebasing").rebase
         case "tune_zarr":
             return importlib.import_module("refshard_fs.tuning").tune_zarr
         case "check":
-            return importlib.import_module("refshard_fs.validate").check
+            return importlib.import_module("refshard_fs.checking.validate").check
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

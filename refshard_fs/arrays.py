@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from refshard_fs import zarrmeta
-from refshard_fs.engine import Request
 from refshard_fs.keys import join
+from refshard_fs.reading.engine import Request
 from refshard_fs.selection import Mode, chunk_numbers
 from refshard_fs.zarrmeta import ArrayMeta
 

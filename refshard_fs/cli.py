@@ -19,14 +19,14 @@ import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback, TqdmCallback
 
 from refshard_fs import __version__
-from refshard_fs.concatenating import concat
+from refshard_fs.checking.findings import Report
+from refshard_fs.checking.validate import check
 from refshard_fs.errors import RefShardError
-from refshard_fs.findings import Report
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.rebasing import rebase
 from refshard_fs.save import RECORD_SIZE
+from refshard_fs.sets.concatenating import concat
+from refshard_fs.sets.rebasing import rebase
 from refshard_fs.summary import Summary, summarise
-from refshard_fs.validate import check
 
 __all__ = ["main"]
 

@@ -19,8 +19,6 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
 from refshard_fs.collecting import collect
-from refshard_fs.engine import Request
-from refshard_fs.fetch import Budget
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
@@ -28,7 +26,9 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.model import Inline, Span, Steps
-from refshard_fs.plan import KIB, MIB, Limits, Planned
+from refshard_fs.reading.engine import Request
+from refshard_fs.reading.fetch import Budget
+from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
 from refshard_fs.routing import route
 from refshard_fs.save import RECORD_SIZE, SetFormat, respelling, save
 from refshard_fs.selection import Mode

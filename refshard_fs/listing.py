@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from refshard_fs.engine import Request
 from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.keyspace import is_empty
 from refshard_fs.model import Entry, Listed, Span, Stat
 from refshard_fs.names import Listing
+from refshard_fs.reading.engine import Request
 from refshard_fs.session import Session
 
 __all__ = ["find", "info", "ls"]

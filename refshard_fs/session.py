@@ -15,21 +15,21 @@ import msgspec
 
 from refshard_fs import catalog
 from refshard_fs.arrays import Arrays
-from refshard_fs.cache import Cache
-from refshard_fs.engine import Engine, Request
 from refshard_fs.errors import RefShardError, SourceNotReachable, redacted
-from refshard_fs.failures import blame
-from refshard_fs.fetch import Budget, Fetcher
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
-from refshard_fs.immediate import Found, Immediate
-from refshard_fs.index_cache import IndexCache, default_directory
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.loading import Keep
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.model import Entry, Inline, Packed, Span, Stat, Steps
-from refshard_fs.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.policy import LOCAL, protocol_of
+from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.engine import Engine, Request
+from refshard_fs.reading.failures import blame
+from refshard_fs.reading.fetch import Budget, Fetcher
+from refshard_fs.reading.immediate import Found, Immediate
+from refshard_fs.reading.index_cache import IndexCache, default_directory
+from refshard_fs.reading.loading import Keep
+from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.selection import Mode
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, PoolOptions, Versions

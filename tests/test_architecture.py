@@ -15,14 +15,15 @@ ROOT = Path(refshard_fs.__path__[0])
 # Each line is a layer; a module imports from its own layer and those above it in this table. Packages count as one.
 LAYERS = """
 errors model keys texts crc32c stats policy selection tuning
-plan zarrmeta keyspace columns names rounds formats failures admission readahead cache documents summary findings
+zarrmeta keyspace columns names rounds formats admission documents summary
 manifests shards
-targets index_cache loading
-blocks fetch prefetch recall engine immediate arrays
-catalog held
-routing session save inventory ranges trial validate collecting
+targets
+reading
+arrays catalog held
+routing session save collecting
+checking
 listing mapper fs
-made rebasing concatenating
+sets
 xarray_arrays xarray_backend cli
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}

@@ -14,10 +14,10 @@ from io import BytesIO
 
 import msgspec
 
-from refshard_fs import plan
-from refshard_fs.blocks import Block, Host, Job, Reader, Shelf
-from refshard_fs.cache import Cache
 from refshard_fs.model import Span
+from refshard_fs.reading import plan
+from refshard_fs.reading.blocks import Block, Host, Job, Reader, Shelf
+from refshard_fs.reading.cache import Cache
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, Unfit, check
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.readahead import ReadAhead
+from refshard_fs.reading.readahead import ReadAhead
 
 CHUNK = 100_000
 MOST = 64 << 20

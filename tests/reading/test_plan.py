@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs import plan
-from refshard_fs.plan import KIB, MIB, Limits, coalesce, parts, requests_for
+from refshard_fs.reading import plan
+from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce, parts, requests_for
 
 RANGES = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 300)).map(lambda p: (p[0], p[0] + p[1])), max_size=60)
 LIMITS = st.builds(Limits, gap=st.integers(-1, 200), block=st.integers(1, 1000), split=st.integers(1, 2000))

@@ -12,10 +12,10 @@ import pytest
 from fsspec.callbacks import Callback
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
-from refshard_fs.blocks import Block
 from refshard_fs.formats import Raw
 from refshard_fs.model import Load, Span
-from refshard_fs.plan import MIB
+from refshard_fs.reading.blocks import Block
+from refshard_fs.reading.plan import MIB
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
 

@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Final, Protocol, runtime_checkable
 
 from refshard_fs import policy
-from refshard_fs.cache import Cache
-from refshard_fs.index_cache import IndexCache
 from refshard_fs.model import Entry, Index, Inline, Load, Span
+from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.index_cache import IndexCache
 
 __all__ = ["Decoder", "Keep", "Packable", "Streamed", "load", "settle"]
 

@@ -6,12 +6,12 @@ import re
 from collections.abc import MutableMapping, Sequence
 from typing import Final
 
-from refshard_fs.engine import Engine
+from refshard_fs.checking.findings import Findings
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.findings import Findings
 from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Listed
+from refshard_fs.reading.engine import Engine
 from refshard_fs.shards.view import ShardView
 
 __all__ = ["CHUNK_NAME", "list_all"]

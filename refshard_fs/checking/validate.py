@@ -15,19 +15,19 @@ from fsspec.asyn import get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs import zarrmeta
+from refshard_fs.checking.findings import SHOWN, CheckMode, Finding, Findings, Report
+from refshard_fs.checking.inventory import CHUNK_NAME, list_all
+from refshard_fs.checking.ranges import Columns, Keys, Ranges
+from refshard_fs.checking.trial import Trial, zarr_version
 from refshard_fs.columns import WHOLE
-from refshard_fs.engine import Request
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
-from refshard_fs.findings import SHOWN, CheckMode, Finding, Findings, Report
-from refshard_fs.inventory import CHUNK_NAME, list_all
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import FlatKeySpace
 from refshard_fs.model import Facts, Pin, Stat
-from refshard_fs.ranges import Columns, Keys, Ranges
+from refshard_fs.reading.engine import Request
 from refshard_fs.session import Session
 from refshard_fs.targets import Versions
-from refshard_fs.trial import Trial, zarr_version
 from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["CheckMode", "Finding", "Report", "check"]

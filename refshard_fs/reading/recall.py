@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from refshard_fs.loading import Streamed
 from refshard_fs.model import Load, Need, Packed, Span, Stat
+from refshard_fs.reading.loading import Streamed
 from refshard_fs.targets import Pool, Seen
 
 __all__ = ["bound", "recalled"]

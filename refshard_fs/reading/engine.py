@@ -12,15 +12,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from refshard_fs.cache import Cache
 from refshard_fs.errors import DamagedIndex, RefShardError
-from refshard_fs.failures import ABSENT, blame, describe, fail
-from refshard_fs.fetch import Fetcher, Reader
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.loading import Keep, load
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
-from refshard_fs.prefetch import Ahead, Chunk
-from refshard_fs.recall import bound, recalled
+from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.failures import ABSENT, blame, describe, fail
+from refshard_fs.reading.fetch import Fetcher, Reader
+from refshard_fs.reading.loading import Keep, load
+from refshard_fs.reading.prefetch import Ahead, Chunk
+from refshard_fs.reading.recall import bound, recalled
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool
 from refshard_fs.targets.opened import Opened

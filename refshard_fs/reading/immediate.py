@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any, NamedTuple
 
-from refshard_fs.cache import Cache
-from refshard_fs.engine import Request
 from refshard_fs.errors import DamagedIndex, RefShardError
-from refshard_fs.failures import ABSENT, blame, describe, fail
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
-from refshard_fs.recall import recalled
+from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.engine import Request
+from refshard_fs.reading.failures import ABSENT, blame, describe, fail
+from refshard_fs.reading.recall import recalled
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, check
 

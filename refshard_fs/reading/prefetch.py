@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from refshard_fs.fetch import Fetcher
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace, place
 from refshard_fs.model import Entry, Span, Steps
-from refshard_fs.readahead import ReadAhead
+from refshard_fs.reading.fetch import Fetcher
+from refshard_fs.reading.readahead import ReadAhead
 
 __all__ = ["Ahead", "Chunk"]
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from refshard_fs import RefShardFileSystem, index_cache, loading, session
-from refshard_fs.index_cache import IndexCache, default_directory
+from refshard_fs import RefShardFileSystem, session
 from refshard_fs.manifests import kerchunk_json
+from refshard_fs.reading import index_cache, loading
+from refshard_fs.reading.index_cache import IndexCache, default_directory
 
 ARRAY = {"zarr_format": 2, "shape": [100], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

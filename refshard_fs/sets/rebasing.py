@@ -7,8 +7,8 @@ from typing import Any
 
 from refshard_fs.collecting import respelled
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.made import MadeSet, made
 from refshard_fs.policy import longest_prefix
+from refshard_fs.sets.made import MadeSet, made
 
 __all__ = ["opened", "rebase"]
 

@@ -11,12 +11,12 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.columns import ChunkTable
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.keys import join
-from refshard_fs.made import MadeSet, made
 from refshard_fs.manifests.chunk_values import dtype_of
 from refshard_fs.manifests.concatenation import Named, Variable, concatenate, variables
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.policy import LOCAL, protocol_of
-from refshard_fs.rebasing import opened
+from refshard_fs.sets.made import MadeSet, made
+from refshard_fs.sets.rebasing import opened
 
 __all__ = ["concat"]
 

@@ -16,7 +16,7 @@ from itertools import islice
 import msgspec
 
 from refshard_fs.keys import ChunkGrid
-from refshard_fs.plan import MIB
+from refshard_fs.reading.plan import MIB
 
 __all__ = ["Advice", "ReadAhead"]
 

@@ -1,0 +1,1 @@
+"""Reference sets made from others, without copying a chunk."""
