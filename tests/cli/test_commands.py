@@ -1,4 +1,4 @@
-"""The command ``refshard``: what it prints, and how it fails."""
+"""The command ``refshard``: what its commands print, and how they fail."""
 
 from __future__ import annotations
 

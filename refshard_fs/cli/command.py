@@ -1,0 +1,28 @@
+"""What a command is: a name, a line of help, the arguments it takes, and what it does with them."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+
+import msgspec
+
+__all__ = ["Command", "no_arguments"]
+
+
+def no_arguments(parser: ArgumentParser) -> None:
+    """Take none but those that come with ``source`` and ``json``."""
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One command. ``run`` returns the exit status, None for 0.
+
+    ``source``: it takes SOURCE and how that is opened. ``json``: it takes ``--json``.
+    """
+
+    name: str
+    help: str
+    run: Callable[[Namespace], int | None]
+    arguments: Callable[[ArgumentParser], None] = no_arguments
+    source: bool = True
+    json: bool = False
