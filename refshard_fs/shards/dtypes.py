@@ -38,7 +38,7 @@ def parse_dtype(text: object, where: str) -> np.dtype[Any]:
         if _NATIVE.match(text):
             dtype = dtype.newbyteorder("<")
         if dtype.names is not None and not dtype.hasobject:
-            dtype = _without_gaps(dtype)
+            dtype = _spread(_without_gaps(dtype))
     except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, KeyError) as e:
         raise ManifestError(f"{where}: its 'dtype' is {shown(text)}: {e}") from None
     if dtype.hasobject:
@@ -56,6 +56,22 @@ def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if packed.itemsize != dtype.itemsize:
         raise ValueError("its fields do not lie one after the other")
     return packed
+
+
+def _spread(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return ``dtype`` with each field that holds an array as one field per element: zarr-python 3 reads no others.
+
+    A field of very many elements stays as it is, for readers of version 2 metadata that take it.
+    """
+    fields: list[tuple[str, Any]] = []
+    for name in dtype.names or ():
+        base, shape = dtype[name].subdtype or (dtype[name], ())
+        if math.prod(shape) > MOST_ELEMENTS:
+            fields.append((name, dtype[name]))
+            continue
+        single = base if base.names is None else _spread(base)
+        fields += [(".".join([name, *map(str, at)]), single) for at in np.ndindex(shape)]
+    return np.dtype(fields)
 
 
 def version_2(dtype: np.dtype[Any]) -> Any:
@@ -89,16 +105,14 @@ def version_3(dtype: np.dtype[Any], where: str) -> tuple[Any, Any, str | None]:
 
 
 def _fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
-    """Yield the fields of a struct; one that holds an array becomes a field per element, which zarr v3 can say."""
     for name in dtype.names or ():
-        base, shape = dtype[name].subdtype or (dtype[name], ())
-        data_type, _, order = version_3(base, where)
+        if dtype[name].subdtype is not None:
+            shape = dtype[name].shape
+            raise ManifestError(f"{where}: zarr v3 has no field {name!r} of shape {shape}; zarr_format=2 shows it")
+        data_type, _, order = version_3(dtype[name], where)
         if order == "big":
             raise ManifestError(f"{where}: zarr v3 has no big-endian field {name!r}; zarr_format=2 shows it")
-        if math.prod(shape) > MOST_ELEMENTS:
-            raise ManifestError(f"{where}: zarr v3 has no field {name!r} of shape {shape}; zarr_format=2 shows it")
-        for at in np.ndindex(shape):
-            yield [".".join([name, *map(str, at)]), data_type]
+        yield [name, data_type]
 
 
 def _zeros(size: int) -> str:
