@@ -23,6 +23,7 @@ import dask.array
 import numpy as np
 import zarr
 
+from benchmarks.record import Case, keep
 from refshard_fs import RefShardFileSystem
 
 ROWS, QUICK_ROWS = 100_000_000, 4_000_000
@@ -83,6 +84,11 @@ def main() -> None:
                 found = read()
                 taken[name].append(time.perf_counter() - began)
                 assert found == total, f"{name} gives {found}, not {total}"
+        median = {name: statistics.median(times) for name, times in taken.items()}
+        for baseline, mine in (("bcolz carray[:]", "zarr [:]"), ("bcolz carray.sum()", "dask sum")):
+            values = {name: spent for name, spent in median.items() if name == baseline or name.startswith(mine)}
+            ours = tuple(name for name in values if name != baseline)
+            keep(Case("bcolz", f"{mine} of {rows:,} int64", "s", values, ours, baseline))
         for name, times in taken.items():
             seconds = statistics.median(times)
             print(f"{name:20} {seconds:8.2f} s {size / seconds / 1e6:8.0f} MB/s")

@@ -94,7 +94,7 @@ def main() -> None:
     if arguments.large:
         mine, _ = timed(ours, [part(number, 10 * STEPS) for number in range(SETS)])
         rows.append(Row(f"{SETS} sets of 10,000 references, dicts", "s", None, mine, Goal()))
-    show(rows, "kerchunk", "refshard")
+    show("concat", rows, "kerchunk", "refshard")
 
 
 def compare(made: Any, expected: dict[str, Any]) -> None:

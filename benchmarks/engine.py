@@ -35,6 +35,7 @@ import xarray as xr
 import zarr
 from zarr.storage import FsspecStore, MemoryStore
 
+from benchmarks.record import Case, keep
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.plan import Limits, coalesce
 from refshard_fs.xarray_backend import RefShardBackend
@@ -271,6 +272,7 @@ CONTENDERS: dict[str, Callable[[Pattern, Scene], tuple[float, int]]] = {
     "cat reference": cat_reference,
     "cat ours": cat_ours,
 }
+OURS = ("ours", "told", "xarray", "cat ours")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -310,6 +312,19 @@ def _measure(on: Scene, link: str, name: str, pattern: Pattern, repeats: int, on
     assert len(totals) == 1, f"contenders read different bytes: {totals}"
     needed = len(pattern.numbers) * CHUNK
     median = {c: statistics.median(t) * 1e3 for c, t in times.items()}
+    keep(
+        Case(
+            "engine",
+            f"{link}, {name}",
+            "s",
+            {c: t / 1e3 for c, t in median.items()},
+            OURS,
+            "reference",
+            {c: requests for c, (requests, _) in seen.items()},
+            {c: sent / needed for c, (_, sent) in seen.items()},
+            latency=LINKS[link].latency,
+        )
+    )
     print(f"{link}, {name} ({len(pattern.numbers)} chunks)")
     for contender in chosen:
         requests, sent = seen[contender]

@@ -26,6 +26,7 @@ MODULE = "benchmarks.manifests"
 COUNT, QUICK = 1_000_000, 200_000
 LARGE = 10_000_000
 URL = "s3://noaa-example-bucket/archive/2021"
+DIMENSIONS = '{"_ARRAY_DIMENSIONS":["time","y","x"]}'
 SMALL = {".zgroup": '{"zarr_format":2}', "a": ["/nowhere", 0, 1]}
 
 
@@ -45,6 +46,7 @@ def pieces(
     yield f'{line}".zmetadata"{colon}{json.dumps(consolidated)}'
     for name in ("air", "wind"):
         yield f'{comma}{line}"{name}/.zarray"{colon}{json.dumps(json.dumps(array))}'
+        yield f'{comma}{line}"{name}/.zattrs"{colon}{json.dumps(DIMENSIONS)}'
         for step in range(steps):
             target = f"{url}/file_{step // 10:05d}.nc".replace("/", slash)
             inner = line + indent if indent else ""
@@ -231,7 +233,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         count, repeats = (QUICK, 3) if arguments.quick else (COUNT, 3)
         print(f"{count:,} references, medians of {repeats}")
-        show(tables(Path(folder), count, repeats), "fsspec", "refshard")
+        show("manifests", tables(Path(folder), count, repeats), "fsspec", "refshard")
         if arguments.large:
             resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
             large(Path(folder))

@@ -13,7 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Goal", "Row", "Usage", "in_turns", "show", "used"]
+from benchmarks.record import Case, keep
+
+__all__ = ["Goal", "Row", "Usage", "in_turns", "show", "shown", "used"]
 
 
 class Usage(NamedTuple):
@@ -74,7 +76,8 @@ def in_turns(module: str, cases: Sequence[Sequence[str]], repeats: int) -> list[
     return [{name: statistics.median(r[name] for r in results) for name in results[0]} for results in found]
 
 
-def _shown(value: float, unit: str) -> str:
+def shown(value: float, unit: str) -> str:
+    """Return a figure as a person reads it."""
     match unit:
         case "s" if value < 1:
             return f"{value * 1e3:.2f} ms" if value < 0.01 else f"{value * 1e3:.0f} ms"
@@ -85,8 +88,8 @@ def _shown(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}".rstrip()
 
 
-def show(rows: Sequence[Row], baseline: str, ours: str) -> None:
-    """Print ``rows`` as a table that says plainly where ours wins, where it loses, and which goals are missed."""
+def show(benchmark: str, rows: Sequence[Row], baseline: str, ours: str) -> None:
+    """Print and keep ``rows``, and say plainly where ours wins, where it loses, and which goals are missed."""
     table: list[tuple[Any, ...]] = [("", baseline, ours, "ratio", "goal", "verdict")]
     for row in rows:
         ratio = None if row.baseline is None else row.baseline / max(row.ours, 1e-9)
@@ -95,18 +98,23 @@ def show(rows: Sequence[Row], baseline: str, ours: str) -> None:
             wanted.append(f"≥ {row.goal.ratio:g}×")
             met &= ratio >= row.goal.ratio
         if row.goal.most is not None:
-            wanted.append(f"≤ {_shown(row.goal.most, row.unit)}")
+            wanted.append(f"≤ {shown(row.goal.most, row.unit)}")
             met &= row.ours <= row.goal.most
         verdict = "" if ratio is None else "win" if ratio >= 1 else "LOSS"
+        values = {ours: row.ours} if row.baseline is None else {baseline: row.baseline, ours: row.ours}
+        goal, compared = ", ".join(wanted), baseline if row.baseline is not None else None
+        keep(
+            Case(benchmark, row.what.strip(), row.unit, values, (ours,), compared, goal=goal, met=met if goal else None)
+        )
         if wanted:
             verdict = f"{verdict}{', ' if verdict else ''}goal {'met' if met else 'MISSED'}"
         table.append(
             (
                 row.what,
-                "" if row.baseline is None else _shown(row.baseline, row.unit),
-                _shown(row.ours, row.unit),
+                "" if row.baseline is None else shown(row.baseline, row.unit),
+                shown(row.ours, row.unit),
                 "" if ratio is None else f"{ratio:.1f}×",
-                ", ".join(wanted),
+                goal,
                 verdict,
             )
         )

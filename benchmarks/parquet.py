@@ -127,7 +127,7 @@ def main() -> None:
         theirs, ours = in_turns("benchmarks.parquet", cases, 3 if arguments.quick else 9)
     assert theirs["digest"] == ours["digest"], "the readers disagree"
     rows = [Row(row, "s", theirs[row], ours[row], Goal(ratio=goal)) for row, goal in GOALS.items()]
-    show(rows, *READERS)
+    show("parquet", rows, *READERS)
 
 
 if __name__ == "__main__":

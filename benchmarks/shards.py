@@ -28,6 +28,7 @@ import zarr
 from zarr.storage import FsspecStore
 
 from benchmarks.engine import Link, Server
+from benchmarks.record import Case, keep
 from refshard_fs.fs import RefShardFileSystem
 
 warnings.filterwarnings("ignore", module="zarr")
@@ -161,12 +162,13 @@ def main(arguments: list[str] | None = None) -> None:
             server.pace(Link(options.latency, None))
             for name, pattern in patterns().items():
                 if not options.patterns or name in options.patterns:
-                    _measure(server, name, pattern, QUICK if options.quick else REPEATS, options.only)
+                    repeats = QUICK if options.quick else REPEATS
+                    _measure(server, options.latency, name, pattern, repeats, options.only)
         finally:
             server.close()
 
 
-def _measure(server: Server, name: str, pattern: Pattern, repeats: int, only: list[str] | None) -> None:
+def _measure(server: Server, latency: float, name: str, pattern: Pattern, repeats: int, only: list[str] | None) -> None:
     chosen = [c for c in CONTENDERS if only is None or c in only]
     times: dict[str, list[float]] = {c: [] for c in chosen}
     seen: dict[str, tuple[int, int]] = {}
@@ -188,11 +190,24 @@ def _measure(server: Server, name: str, pattern: Pattern, repeats: int, only: li
             totals.add(total)
     assert len(totals) == 1, f"contenders read different values: {totals}"
     median = {c: statistics.median(t) * 1e3 for c, t in times.items()}
+    needed = pattern.chunks * SIDE**2 * 4
+    keep(
+        Case(
+            "shards",
+            name,
+            "s",
+            {c: t / 1e3 for c, t in median.items()},
+            tuple(c for c in chosen if c.startswith(("ours", "told", "whole"))),
+            "codec",
+            {c: requests for c, (requests, _) in seen.items()},
+            {c: sent / needed for c, (_, sent) in seen.items()},
+            latency=latency,
+        )
+    )
     print(f"{name} ({pattern.chunks} chunks)")
     for contender in chosen:
         requests, sent = seen[contender]
-        overhead = sent / (pattern.chunks * SIDE**2 * 4)
-        line = f"  {contender:12}{median[contender]:9.1f} ms {requests:5} requests {overhead:6.2f} x bytes"
+        line = f"  {contender:12}{median[contender]:9.1f} ms {requests:5} requests {sent / needed:6.2f} x bytes"
         for base in ("codec/128" if contender.endswith("/128") else "codec", "tensorstore"):
             if base in median and base != contender:
                 line += f"   {median[contender] / median[base]:5.2f} x {base}"
