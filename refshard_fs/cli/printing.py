@@ -7,24 +7,20 @@ text goes into a pipe or a file. ``NO_COLOR`` is heeded. Control characters in k
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback, TqdmCallback
 
 from refshard_fs.amounts import printable
 
-try:
+if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-except ImportError:
-    HAS_RICH = False
-else:
-    HAS_RICH = True
 
 __all__ = ["print_json", "print_line", "print_table", "progress"]
 
@@ -35,6 +31,8 @@ Style = Literal["", "bold", "green", "red", "yellow"]
 def print_line(text: str = "", style: Style = "") -> None:
     """Print one line, coloured where that is wanted."""
     if style and _draws():
+        from rich.text import Text  # an extra, and only for terminals
+
         _console().print(Text(printable(text), style=style), soft_wrap=True)
     else:
         print(printable(text))
@@ -45,6 +43,9 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], sides: Se
     rows = [[printable(cell) for cell in row] for row in rows]
     aligned: list[Side] = [*sides, *(["left"] * (len(heading) - len(sides)))]  # type: ignore[list-item]  # literals
     if _draws():
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         for title, side in zip(heading, aligned, strict=True):
             table.add_column(title, justify=side, overflow="fold")
@@ -77,8 +78,18 @@ def progress(what: str) -> Callback:
 
 def _draws() -> bool:
     """Whether tables and colours are drawn."""
-    return HAS_RICH and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and _has_rich()
+
+
+@cache
+def _has_rich() -> bool:
+    try:
+        return importlib.util.find_spec("rich.console") is not None
+    except ImportError:
+        return False
 
 
 def _console() -> Console:
+    from rich.console import Console
+
     return Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
