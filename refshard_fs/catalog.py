@@ -26,6 +26,13 @@ from refshard_fs.shards.view import ShardView
 __all__ = ["beneath", "formats", "open_bytes", "open_references", "open_source", "references_of", "some_urls"]
 
 
+Tell = Callable[[str], object]
+
+
+def _nobody(name: str) -> None:
+    """Hear the name of a format, and forget it."""
+
+
 @cache
 def formats() -> dict[str, Format]:
     """Return every known format by name: this package's, and those of the entry point group ``refshard.formats``."""
@@ -40,8 +47,8 @@ def formats() -> dict[str, Format]:
     return found
 
 
-def open_source(url: str, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
-    """Open what lies at ``url``, in a format that it is recognised as, or that ``format`` names.
+def open_source(url: str, options: OpenOptions, format: str | None = None, tell: Tell = _nobody) -> Steps[KeySpace]:
+    """Open what lies at ``url``, in a format that it is recognised as, or that ``format`` names; ``tell`` hears which.
 
     SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
     """
@@ -52,12 +59,12 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
             probe = yield from _probe_directory(url, known)
         except SourceNotReachable:
             pass
-    return (yield from _open(probe, options, format))
+    return (yield from _open(probe, options, format, tell))
 
 
-def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
+def open_bytes(data: bytes, options: OpenOptions, format: str | None = None, tell: Tell = _nobody) -> Steps[KeySpace]:
     """Open a document that is at hand."""
-    return (yield from _open(Probe(HELD, Facts(len(data)), data), options, format))
+    return (yield from _open(Probe(HELD, Facts(len(data)), data), options, format, tell))
 
 
 def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]:
@@ -66,11 +73,12 @@ def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]
     return (yield from shown(keyspace, options))
 
 
-def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySpace]:
+def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) -> Steps[KeySpace]:
     known = formats()
     if format is not None:
         if format not in known:
             raise UnknownSource(f"format={format!r} is not known; there are: {', '.join(sorted(known))}")
+        tell(format)
         return (yield from shown((yield from known[format].open(probe, options)), options, _has_root(probe)))
     fitting = [f for f in known.values() if f.recognises(probe)]
     if len(fitting) != 1:
@@ -80,6 +88,7 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
         names = ", ".join(f.name for f in fitting or known.values())
         verdict = "fits several formats" if fitting else "is no source that is known"
         raise UnknownSource(f"{probe.url} is {what}: it {verdict} ({names}). Name one with format=")
+    tell(fitting[0].name)
     return (yield from shown((yield from fitting[0].open(probe, options)), options, _has_root(probe)))
 
 

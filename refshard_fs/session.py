@@ -65,6 +65,7 @@ class Session:
     def __init__(self, options: SessionOptions) -> None:
         self.options = options
         self.stats = Stats()
+        self.format = "references"  # those at hand; what another source is recognised as, once it is opened
         self._versions = Versions()
         self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
         self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[KeySpace]]
@@ -302,9 +303,9 @@ class Session:
                 case str(url):
                     if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
                         INDEXES.discard((options.token, Stat(url)))
-                    steps = catalog.open_source(url, options.open, options.format)
+                    steps = catalog.open_source(url, options.open, options.format, self._recognised)
                 case Held(bytes(data)):
-                    steps = catalog.open_bytes(data, options.open, options.format)
+                    steps = catalog.open_bytes(data, options.open, options.format, self._recognised)
                 case Held(ReferenceSet() as refs):
                     steps = catalog.open_references(refs, self.options.open)
                 case held:
@@ -319,6 +320,9 @@ class Session:
                 raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
             self._adopt(keyspace, urls)
         return keyspace
+
+    def _recognised(self, format: str) -> None:
+        self.format = format
 
     async def _some_urls(self, keyspace: KeySpace) -> Iterable[str | None]:
         """Return URLs that the references name, if they are of use; a set that is read lazily has to look for some."""

@@ -1,153 +1,213 @@
-"""What a filesystem of zarr keys holds: its groups and arrays, and how many of their chunks exist.
+"""What a source holds, in figures: its format, groups, arrays and targets, and how many chunks exist.
 
-Metadata is read, data is not: one listing and one read of all metadata documents.
+Metadata and indexes are read, chunks are not. `Summary` is what ``refshard info --json`` prints, field by field.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
 
 import msgspec
-from fsspec.spec import AbstractFileSystem
+import numpy as np
 
-from refshard_fs.errors import ManifestError
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding, parent
+from refshard_fs.catalog import beneath
+from refshard_fs.errors import redacted
+from refshard_fs.manifests.reference_set import FlatKeySpace
+from refshard_fs.policy import protocol_of
+from refshard_fs.session import Session
+from refshard_fs.survey.extents import AT_HAND, Extents
+from refshard_fs.survey.surveying import Survey, Surveyed, survey
+from refshard_fs.zarrmeta import ArrayMeta
 
-__all__ = ["ArraySummary", "Summary", "summarise"]
+__all__ = ["ArraySummary", "Summary", "Target", "Targets", "codecs_of", "summarise"]
 
-_ARRAY, _GROUP, _NODE = ".zarray", ".zgroup", "zarr.json"
-_METADATA = frozenset({_ARRAY, _GROUP, _NODE, ".zattrs", ".zmetadata"})
+TOP: Final = 10  # targets that are named
 
 
 class ArraySummary(msgspec.Struct, frozen=True):
-    """One array: ``chunks`` is the shape of a chunk, and sizes are those of the stored bytes.
+    """One array: ``chunks`` is the shape of a chunk, ``shards`` that of a shard, where chunks lie in shards.
 
-    ``possible`` is None where chunks are of unequal shapes. Keys below the array that are
-    no chunk of its grid are ``stray``: readers never ask for them.
+    ``present`` chunks exist, of ``possible`` ones (None where the grid is not known), and have ``bytes`` as stored,
+    less the ``unsized`` ones, whose size only their target knows. Keys below the array that are no chunk of its grid
+    are ``stray``: readers never ask for them.
     """
 
     name: str
+    zarr_format: int
     shape: tuple[int, ...]
     chunks: tuple[int, ...] | None
+    shards: tuple[int, ...] | None
     dtype: str
+    codecs: tuple[str, ...]
     present: int
     possible: int | None
     stray: int
     bytes: int
+    unsized: int
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One object that chunks lie in; its URL without what gives access."""
+
+    url: str
+    references: int
+    bytes: int
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """The objects that chunks lie in; ``top`` are those with the most bytes of them."""
+
+    count: int
+    references: int
+    bytes: int
+    protocols: dict[str, int]
+    top: tuple[Target, ...]
 
 
 class Summary(msgspec.Struct, frozen=True):
     """All of a source; ``bytes`` leaves out the ``unsized`` keys, whose size only their target knows.
 
-    ``left_whole`` are arrays whose shards could not be opened, and why.
+    ``version`` is that of a reference set's document. ``inline_keys`` hold their ``inline_bytes`` in the source
+    itself. ``left_whole`` are arrays whose shards could not be opened, and why; ``warnings`` say what looks odd.
     """
 
+    format: str
+    version: int | None
+    zarr_formats: tuple[int, ...]
     keys: int
     bytes: int
     unsized: int
     groups: tuple[str, ...]
     arrays: tuple[ArraySummary, ...]
-    left_whole: dict[str, str] = {}
+    targets: Targets
+    inline_keys: int
+    inline_bytes: int
+    left_whole: dict[str, str]
+    warnings: tuple[str, ...]
 
 
-def summarise(fs: AbstractFileSystem) -> Summary:
+class Summarised(Surveyed, Protocol):
+    """What is needed of a filesystem: `RefShardFileSystem`."""
+
+    @property
+    def left_whole(self) -> dict[str, str]: ...
+    @property
+    def _session(self) -> Session: ...
+
+
+def summarise(fs: Summarised) -> Summary:
     """Return what ``fs`` holds.
 
     Raises ManifestError where a metadata document is no JSON object.
     """
-    sizes: dict[str, int | None] = {key: info["size"] for key, info in fs.find("", detail=True).items()}
-    nodes = [key for key in sizes if parent(key)[1] in (_ARRAY, _GROUP, _NODE)]
-    documents = {key: _document(key, text) for key, text in (fs.cat(nodes) if nodes else {}).items()}
-    arrays: dict[str, _Tally] = {}
-    groups = []
-    for key, document in documents.items():
-        name, kind = parent(key)
-        if kind == _ARRAY or document.get("node_type") == "array":
-            arrays[name] = _tally(key, document)
-        else:
-            groups.append(name)
-    for key, size in sizes.items():
-        name, last = parent(key)
-        if last in _METADATA:
-            continue
-        while name and name not in arrays:
-            name, _ = parent(name)
-        if name in arrays:
-            arrays[name].add(key[len(name) :].lstrip("/"), size)
+    found = survey(fs)
+    arrays = tuple(map(_array, found.arrays.values()))
+    rest = [place.size for place in found.rest.values()]
+    match beneath(fs._opened()):
+        case FlatKeySpace(refs=refs):
+            version = refs.version
+        case _:
+            version = None
+    unsized = sum(size is None for size in rest) + sum(array.unsized for array in arrays)
+    sizes = [*map(len, found.documents.values()), *(size for size in rest if size), *(a.bytes for a in arrays)]
     return Summary(
-        keys=len(sizes),
-        bytes=sum(size for size in sizes.values() if size is not None),
-        unsized=sum(size is None for size in sizes.values()),
-        groups=tuple(sorted(groups)),
-        arrays=tuple(arrays[name].summary(name) for name in sorted(arrays)),
-        left_whole=getattr(fs, "left_whole", {}),
+        format=fs._session.format,
+        version=version,
+        zarr_formats=tuple(sorted({array.zarr_format for array in arrays})),
+        keys=found.keys,
+        bytes=sum(sizes),
+        unsized=unsized,
+        groups=found.groups,
+        arrays=arrays,
+        targets=_targets(found),
+        inline_keys=found.at_hand,
+        inline_bytes=found.at_hand_bytes,
+        left_whole=(left_whole := fs.left_whole),
+        warnings=tuple(_warnings(found, left_whole, unsized)),
     )
 
 
-class _Tally:
-    """Chunks of one array, counted as their keys come by."""
-
-    def __init__(
-        self, shape: tuple[int, ...], chunks: tuple[int, ...] | None, dtype: str, encoding: ChunkKeyEncoding
-    ) -> None:
-        self._shape, self._chunks, self._dtype = shape, chunks, dtype
-        self._grid = None if chunks is None else ChunkGrid.regular(shape, chunks, encoding)
-        self._present = self._stray = self._bytes = 0
-
-    def add(self, tail: str, size: int | None) -> None:
-        if self._grid is not None and self._grid.number(tail) is None:
-            self._stray += 1
-            return
-        self._present += 1
-        self._bytes += size or 0
-
-    def summary(self, name: str) -> ArraySummary:
-        possible = None if self._grid is None else self._grid.size
-        return ArraySummary(
-            name, self._shape, self._chunks, self._dtype, self._present, possible, self._stray, self._bytes
-        )
+def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
+    """Return the names of an array's codecs, in the order in which they encode; what shards hold in brackets."""
+    raw = meta.raw
+    if meta.zarr_format == 3:
+        return tuple(_codec(codec) for codec in raw.get("codecs") or ())
+    last = raw.get("compressor")
+    return tuple(_codec(codec) for codec in [*(raw.get("filters") or ()), *([] if last is None else [last])])
 
 
-def _document(key: str, text: bytes) -> Mapping[str, Any]:
-    try:
-        document = json.loads(text)
-    except ValueError as e:
-        raise ManifestError(f"{key!r} is not JSON: {e}") from e
-    if not isinstance(document, dict):
-        raise ManifestError(f"{key!r} is no JSON object, but {type(document).__name__}")
-    return document
-
-
-def _tally(key: str, document: Mapping[str, Any]) -> _Tally:
-    match document:
-        case {"shape": [*shape], "chunks": [*chunks], "dtype": dtype}:
-            encoding = ChunkKeyEncoding("v2", document.get("dimension_separator") or ".")
-        case {"shape": [*shape], "chunk_grid": {"configuration": {"chunk_shape": [*chunks]}}, "data_type": dtype}:
-            encoding = _encoding(document)
-        case {"shape": [*shape], "chunk_grid": _, "data_type": dtype}:
-            return _Tally(tuple(shape), None, _dtype(dtype), _encoding(document))
-        case _:
-            raise ManifestError(f"{key!r} lacks an array's shape, chunks or data type")
-    return _Tally(tuple(shape), tuple(chunks), _dtype(dtype), encoding)
-
-
-def _encoding(document: Mapping[str, Any]) -> ChunkKeyEncoding:
-    match document.get("chunk_key_encoding"):
-        case {"name": "v2", "configuration": {"separator": str(separator)}}:
-            return ChunkKeyEncoding("v2", separator)
-        case {"name": "v2"}:
-            return ChunkKeyEncoding("v2", ".")
-        case {"configuration": {"separator": str(separator)}}:
-            return ChunkKeyEncoding("default", separator)
-    return ChunkKeyEncoding("default", "/")
-
-
-def _dtype(value: Any) -> str:
-    match value:
-        case str():
-            return value
-        case {"name": str(name)}:
+def _codec(codec: Any) -> str:
+    match codec:
+        case {"name": "sharding_indexed", "configuration": {"codecs": [*inner]}}:
+            return f"sharding_indexed[{', '.join(map(_codec, inner))}]"
+        case {"name": str(name), "configuration": {"cname": str(kind)}} | {"id": str(name), "cname": str(kind)}:
+            return f"{name}({kind})"
+        case {"name": str(name)} | {"id": str(name)} | str(name):
             return name
-    return json.dumps(value)
+    return "?"
+
+
+def _array(extents: Extents) -> ArraySummary:
+    meta = extents.meta
+    chunks = meta.chunks
+    match meta.raw.get("codecs"):
+        case [{"name": "sharding_indexed", "configuration": {"chunk_shape": [*inner]}}]:  # shown whole
+            shards, chunks = chunks, tuple(map(int, inner))
+        case _ if extents.shards and chunks is not None:
+            shards = tuple(chunk * count for chunk, count in zip(chunks, extents.shards, strict=True))
+        case _:
+            shards = None
+    return ArraySummary(
+        name=extents.path,
+        zarr_format=meta.zarr_format,
+        shape=meta.shape,
+        chunks=chunks,
+        shards=shards,
+        dtype=meta.dtype,
+        codecs=codecs_of(meta),
+        present=len(extents),
+        possible=extents.possible,
+        stray=extents.stray,
+        bytes=int(extents.sizes.sum()),
+        unsized=extents.unsized,
+    )
+
+
+def _targets(found: Survey) -> Targets:
+    count = len(found.urls)
+    references, sizes = np.zeros(count, np.int64), np.zeros(count, np.uint64)
+    for extents in found.arrays.values():
+        there = extents.targets != AT_HAND
+        targets = extents.targets[there]
+        references += np.bincount(targets, minlength=count)
+        np.add.at(sizes, targets, extents.sizes[there])
+    top = np.lexsort((-references, -sizes.astype(float)))[:TOP]
+    return Targets(
+        count=count,
+        references=int(references.sum()),
+        bytes=int(sizes.sum()),
+        protocols=dict(Counter(protocol_of(url) or "file" for url in found.urls).most_common()),
+        top=tuple(Target(redacted(found.urls[i]), int(references[i]), int(sizes[i])) for i in top.tolist()),
+    )
+
+
+def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Iterator[str]:
+    for path, reason in sorted(left_whole.items()):
+        yield redacted(f"{path or '/'}: its shards are left whole: {reason}")
+    for path, extents in found.arrays.items():
+        if extents.stray:
+            yield f"{path or '/'}: {_keys(extents.stray)} no chunk of its grid, and never read"
+        if extents.possible is None:
+            yield f"{path or '/'}: its chunk grid or key encoding is not known here, so missing chunks are not counted"
+        elif extents.possible and not len(extents):
+            yield f"{path or '/'}: none of its {extents.possible:,} chunks exists: readers see the fill value"
+    if "" in found.urls:
+        yield "references without a URL: name what they stand for with target="
+    if unsized:
+        yield f"{unsized:,} keys reach to the end of their target, which alone knows their size"
+
+
+def _keys(count: int) -> str:
+    return "1 key below it is" if count == 1 else f"{count:,} keys below it are"

@@ -305,6 +305,6 @@ def test_the_command_converts(tmp_path: Path, target: str, capsys: pytest.Captur
     back = RefShardFileSystem(str(tmp_path / "b"))
     assert same(content(back, refs(target)), content(RefShardFileSystem(str(path)), refs(target)))
     assert capsys.readouterr() == ("", "")
-    assert main(["convert", str(path), str(tmp_path / "a.parq")]) == 1
+    assert main(["convert", str(path), str(tmp_path / "a.parq")]) == 2
     assert "overwrite" in capsys.readouterr().err
     assert main(["convert", str(path), str(tmp_path / "a.parq"), "--overwrite"]) == 0

@@ -11,7 +11,7 @@ from refshard_fs.checking.findings import Report
 from refshard_fs.checking.validate import check
 from refshard_fs.cli.command import Command
 from refshard_fs.cli.opening import open_source, positive
-from refshard_fs.cli.printing import print_json, progress
+from refshard_fs.cli.printing import print_json, print_line, progress
 
 __all__ = ["COMMANDS"]
 
@@ -35,28 +35,28 @@ def _check(arguments: Namespace) -> int:
     if arguments.json:
         print_json({"source": arguments.source, "has_errors": report.has_errors, **msgspec.to_builtins(report)})
     else:
-        print(arguments.source)
+        print_line(arguments.source)
         _print_report(report)
     return int(report.has_errors)
 
 
 def _print_report(report: Report) -> None:
-    print(
+    print_line(
         f"keys {report.keys:,}, arrays {report.arrays:,}, chunks {report.chunks:,} (missing {report.missing:,}), "
         f"targets {report.targets:,}; read {report.read:,} chunks, {report.bytes_read:,} bytes, "
         f"decoded {report.decoded:,}"
     )
     for finding in report.findings:
         where = ": ".join(filter(None, (finding.key, finding.url)))
-        print(f"{finding.severity}: {finding.kind}: {where}{': ' if where else ''}{finding.text}")
+        print_line(f"{finding.severity}: {finding.kind}: {where}{': ' if where else ''}{finding.text}")
     shown = Counter(finding.kind for finding in report.findings)
     for kind, count in sorted(report.counts.items()):
         if count > shown[kind]:
-            print(f"{kind}: {count - shown[kind]:,} more")
+            print_line(f"{kind}: {count - shown[kind]:,} more")
     for note in report.notes:
-        print(f"note: {note}")
+        print_line(f"note: {note}")
     if not report.findings:
-        print("nothing wrong was found")
+        print_line("nothing wrong was found")
 
 
 COMMANDS = (

@@ -11,18 +11,18 @@ __all__ = ["Command", "no_arguments"]
 
 
 def no_arguments(parser: ArgumentParser) -> None:
-    """Take none but those that come with ``source`` and ``json``."""
+    """Take none but those that come with ``sources`` and ``json``."""
 
 
 class Command(msgspec.Struct, frozen=True):
     """One command. ``run`` returns the exit status, None for 0.
 
-    ``source``: it takes SOURCE and how that is opened. ``json``: it takes ``--json``.
+    ``sources`` are the names of the sources that it takes, with how they are opened. ``json``: it takes ``--json``.
     """
 
     name: str
     help: str
     run: Callable[[Namespace], int | None]
     arguments: Callable[[ArgumentParser], None] = no_arguments
-    source: bool = True
+    sources: tuple[str, ...] = ("SOURCE",)
     json: bool = False

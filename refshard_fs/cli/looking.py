@@ -1,17 +1,19 @@
-"""Commands that show what a source holds: ``info``, ``ls``."""
+"""Commands that show what a source holds: ``info``, ``ls``, ``tree``."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from refshard_fs.amounts import bytes_text, count_text, shape_text
 from refshard_fs.cli.command import Command
-from refshard_fs.cli.opening import open_source
-from refshard_fs.cli.printing import print_json, print_table
-from refshard_fs.summary import Summary, summarise
+from refshard_fs.cli.opening import open_source, positive
+from refshard_fs.cli.printing import print_json, print_line, print_table
+from refshard_fs.errors import redacted
+from refshard_fs.nodes import Node, tree
+from refshard_fs.summary import ArraySummary, Summary, summarise
 
 __all__ = ["COMMANDS"]
 
@@ -19,28 +21,56 @@ __all__ = ["COMMANDS"]
 def _info(arguments: Namespace) -> None:
     found = summarise(open_source(arguments))
     if arguments.json:
-        print_json({"source": arguments.source, **msgspec.to_builtins(found)})
+        print_json({"source": redacted(arguments.source), **msgspec.to_builtins(found)})
     else:
-        print(arguments.source)
+        print_line(redacted(arguments.source), "bold")
         _print_summary(found)
 
 
 def _print_summary(found: Summary) -> None:
+    version = "" if found.version is None else f" version {found.version}"
+    zarr = "".join(f", zarr v{number}" for number in found.zarr_formats)
+    print_line(f"{found.format}{version}{zarr}")
     unsized = f" ({found.unsized:,} of unknown size)" if found.unsized else ""
-    groups, arrays = len(found.groups), len(found.arrays)
-    print(f"keys {found.keys:,}{unsized}, bytes {found.bytes:,}, groups {groups:,}, arrays {arrays:,}")
-    if not found.arrays:
-        return
-    print()
-    rows = [("array", "shape", "chunk", "dtype", "chunks", "bytes")]
-    for array in found.arrays:
+    print_line(
+        f"{count_text(found.keys, 'key')}{unsized}, {bytes_text(found.bytes)}; "
+        f"{count_text(len(found.groups), 'group')}, {count_text(len(found.arrays), 'array')}; "
+        f"inline: {count_text(found.inline_keys, 'key')}, {bytes_text(found.inline_bytes)}"
+    )
+    if found.arrays:
+        print_line()
+        _print_arrays(found.arrays)
+    targets = found.targets
+    if targets.count:
+        protocols = ", ".join(f"{name} {count:,}" for name, count in targets.protocols.items())
+        print_line()
+        print_line(
+            f"{count_text(targets.count, 'target')} ({protocols}): {count_text(targets.references, 'reference')}, "
+            f"{bytes_text(targets.bytes)}"
+        )
+        rows = [(target.url, f"{target.references:,}", bytes_text(target.bytes)) for target in targets.top]
+        if targets.count > len(rows):
+            rows.append((f"and {targets.count - len(rows):,} more", "", ""))
+        print_table(("target", "references", "bytes"), rows, ("left", "right", "right"))
+    if found.warnings:
+        print_line()
+    for warning in found.warnings:
+        print_line(f"warning: {warning}", "yellow")
+
+
+def _print_arrays(arrays: tuple[ArraySummary, ...]) -> None:
+    sharded = any(array.shards is not None for array in arrays)
+    rows = []
+    for array in arrays:
         present = f"{array.present:,} of {'?' if array.possible is None else f'{array.possible:,}'}"
         stray = f" (+{array.stray:,} outside)" if array.stray else ""
-        chunk = "varied" if array.chunks is None else _shape(array.chunks)
-        rows.append((array.name or "/", _shape(array.shape), chunk, array.dtype, present + stray, f"{array.bytes:,}"))
-    print_table(rows)
-    for name, reason in sorted(found.left_whole.items()):
-        print(f"{name or '/'}: its shards are left whole: {reason}")
+        chunk = "varied" if array.chunks is None else shape_text(array.chunks)
+        shard = [] if not sharded else ["-" if array.shards is None else shape_text(array.shards)]
+        codecs = ", ".join(array.codecs) or "none"
+        row = [array.name or "/", shape_text(array.shape), chunk, *shard, array.dtype, codecs, present + stray]
+        rows.append([*row, bytes_text(array.bytes)])
+    heading = ["array", "shape", "chunk", *(["shard"] if sharded else []), "dtype", "codecs", "chunks", "bytes"]
+    print_table(heading, rows, [*(["left"] * (len(heading) - 1)), "right"])  # type: ignore[list-item]  # literals
 
 
 def _ls_arguments(parser: ArgumentParser) -> None:
@@ -59,7 +89,7 @@ def _ls(arguments: Namespace) -> None:
         width = max(map(len, sizes), default=0)
         names = [f"{size:>{width}}  {name}" for size, name in zip(sizes, names, strict=True)]
     for name in names:
-        print(name)
+        print_line(name)
 
 
 def _size(entry: dict[str, Any]) -> str:
@@ -68,11 +98,36 @@ def _size(entry: dict[str, Any]) -> str:
     return "?" if entry["size"] is None else str(entry["size"])
 
 
-def _shape(shape: Sequence[int]) -> str:
-    return " × ".join(map(str, shape)) or "scalar"
+def _tree_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", nargs="?", default="", help="a group or an array; default: the root")
+    parser.add_argument("-L", "--depth", metavar="N", type=positive, help="levels of groups below PATH")
+
+
+def _tree(arguments: Namespace) -> None:
+    found = tree(open_source(arguments), arguments.path, arguments.depth)
+    if arguments.json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        print_line(_label(found, found.path or "/"), "bold")
+        _print_below(found, "")
+
+
+def _print_below(node: Node, indent: str) -> None:
+    for child in node.children:
+        last = child is node.children[-1]
+        name = child.path.rpartition("/")[2]
+        print_line(f"{indent}{'└── ' if last else '├── '}{_label(child, name)}")
+        _print_below(child, indent + ("    " if last else "│   "))
+
+
+def _label(node: Node, name: str) -> str:
+    if node.kind == "array":
+        return f"{name} ({shape_text(node.shape or ())}) {node.dtype}"
+    return name + ("" if name == "/" else "/") + (" ..." if node.cut else "")
 
 
 COMMANDS = (
-    Command("info", "groups, arrays, and chunks present of possible", _info, json=True),
+    Command("info", "format, groups, arrays, targets, and chunks present of possible", _info, json=True),
     Command("ls", "keys directly below a path", _ls, _ls_arguments, json=True),
+    Command("tree", "groups and arrays, with shapes and dtypes", _tree, _tree_arguments, json=True),
 )

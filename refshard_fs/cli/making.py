@@ -63,7 +63,5 @@ def _concat(arguments: Namespace) -> None:
 COMMANDS = (
     Command("convert", "write references as parquet, JSON or manifests", _convert, _convert_arguments),
     Command("rebase", "write a reference set whose targets have moved", _rebase, _rebase_arguments),
-    Command(
-        "concat", "write several reference sets as one, joined along a dimension", _concat, _concat_arguments, False
-    ),
+    Command("concat", "write several reference sets as one, joined along a dimension", _concat, _concat_arguments, ()),
 )

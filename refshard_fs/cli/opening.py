@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from refshard_fs.fs import RefShardFileSystem
@@ -11,10 +12,11 @@ from refshard_fs.fs import RefShardFileSystem
 __all__ = ["open_source", "pair", "positive", "source_arguments"]
 
 
-def source_arguments() -> argparse.ArgumentParser:
-    """Return a parser, to be the parent of a command's, that takes SOURCE and how it is opened."""
+def source_arguments(names: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser, to be the parent of a command's, that takes sources of these names, and how they are opened."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("source", metavar="SOURCE", help="path or fsspec URL of a reference set")
+    for name in names:
+        parser.add_argument(name.lower(), metavar=name, help="path or fsspec URL of a reference set or an archive")
     opening = parser.add_argument_group("how it is opened")
     opening.add_argument(
         "--fo-option", metavar="KEY=VALUE", type=pair, action="append", help="option of the source's filesystem"
@@ -31,8 +33,8 @@ def source_arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def open_source(arguments: argparse.Namespace, **defaults: Any) -> RefShardFileSystem:
-    """Return the filesystem of SOURCE; ``defaults`` are arguments that ``--option`` overrides."""
+def open_source(arguments: argparse.Namespace, name: str = "SOURCE", **defaults: Any) -> RefShardFileSystem:
+    """Return the filesystem of the source of that name; ``defaults`` are arguments that ``--option`` overrides."""
     options = defaults | dict(arguments.option or ())
     if arguments.fo_option:
         options["target_options"] = dict(arguments.fo_option)
@@ -40,7 +42,7 @@ def open_source(arguments: argparse.Namespace, **defaults: Any) -> RefShardFileS
         options["remote_protocol"] = arguments.remote_protocol
     if arguments.remote_options is not None:
         options["remote_options"] = arguments.remote_options
-    return RefShardFileSystem(fo=arguments.source, **options)
+    return RefShardFileSystem(fo=getattr(arguments, name.lower()), **options)
 
 
 def pair(text: str) -> tuple[str, Any]:

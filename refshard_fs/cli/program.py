@@ -1,7 +1,7 @@
 """The command ``refshard``: what a source holds, on a terminal or as JSON; checks of it; references in other formats.
 
-Exit status: 0, or 1 where the source or a key cannot be read (one line on stderr says
-why) or a check finds errors, or 2 where the command line is wrong.
+Exit status: 0; 1 where ``check`` finds errors or ``diff`` a difference; 2 where the command line is wrong, or a source
+or a key cannot be read: then one line on stderr says why.
 """
 
 from __future__ import annotations
@@ -10,16 +10,30 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from refshard_fs import __version__
-from refshard_fs.cli import checks, looking, making
+from refshard_fs.amounts import printable
+from refshard_fs.cli import checks, comparing, completion, looking, making, reading
 from refshard_fs.cli.command import Command
 from refshard_fs.cli.opening import source_arguments
-from refshard_fs.errors import RefShardError
+from refshard_fs.errors import RefShardError, redacted
 
 __all__ = ["COMMANDS", "main", "parser"]
 
-COMMANDS: tuple[Command, ...] = (*looking.COMMANDS, *making.COMMANDS, *checks.COMMANDS)
+COMMANDS: tuple[Command, ...] = (
+    *looking.COMMANDS,
+    *reading.COMMANDS,
+    *comparing.COMMANDS,
+    *checks.COMMANDS,
+    *making.COMMANDS,
+    *completion.COMMANDS,
+)
+
+
+FAILED: Final = 2
+INTERRUPTED: Final = 130  # as shells have it
+_SPEAKING = (RefShardError, OSError, ValueError, ImportError)  # their texts say what is wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,14 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except FileNotFoundError as e:
         return _fail(f"no such key or file: {e.filename or e}")
-    except (RefShardError, OSError, ValueError, ImportError) as e:
-        return _fail(str(e) or type(e).__name__)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as e:  # noqa: BLE001  # whatever went wrong, a command line's user is told in one line
+        return _fail(str(e) if isinstance(e, _SPEAKING) and str(e) else f"{type(e).__name__}: {e}")
     return status or 0
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line: a subparser for each of `COMMANDS`."""
-    source = source_arguments()
     printing = argparse.ArgumentParser(add_help=False)
     printing.add_argument("--json", action="store_true", help="print JSON")
     whole = argparse.ArgumentParser(
@@ -50,13 +65,14 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"refshard_fs {__version__}")
     below = whole.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
-        parents = [source] * command.source + [printing] * command.json
+        parents = [source_arguments(command.sources)] * bool(command.sources) + [printing] * command.json
         one = below.add_parser(command.name, parents=parents, help=command.help)
         command.arguments(one)
-        one.set_defaults(command=command)
+        one.set_defaults(command=command, parser=whole)
     return whole
 
 
 def _fail(reason: str) -> int:
-    print(f"refshard: {reason}", file=sys.stderr)
-    return 1
+    line = " ".join(redacted(reason).split())
+    print(f"refshard: {printable(line)}", file=sys.stderr)
+    return FAILED

@@ -51,6 +51,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     url_ends: _Column
     tables: list[_Table]
     side: _Column  # msgpack of key → value; a Row is an array
+    version: int | None = None  # of the document
 
 
 class _Layout:
@@ -91,7 +92,9 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
     except (TypeError, OverflowError, RecursionError) as e:
         raise ValueError(f"the data among the references cannot be written: {e}") from e
     urls, ends = layout.add(refs.urls.data), layout.add(refs.urls.ends)
-    header = msgspec.msgpack.encode(_Header(urls, ends, tables, layout.add(np.frombuffer(side, np.uint8))))
+    header = msgspec.msgpack.encode(
+        _Header(urls, ends, tables, layout.add(np.frombuffer(side, np.uint8)), refs.version)
+    )
     padding = _columns_start(len(header)) - _FIXED.size - len(header)
     length = _columns_start(len(header)) + layout.size
     return [_FIXED.pack(_MAGIC, length, len(header)), header, bytes(padding), *layout.parts]
@@ -128,7 +131,7 @@ def _build(header: _Header, columns: memoryview) -> ReferenceSet:
         tables[t.path] = ChunkTable(t.grid, array(t.targets), array(t.offsets), array(t.lengths), numbers)
     spelled = msgspec.msgpack.decode(array(header.side).tobytes(), type=dict[str, Any])
     side: dict[str, Value] = {key: Row(*value) if type(value) is list else value for key, value in spelled.items()}
-    return ReferenceSet(Texts(array(header.urls), array(header.url_ends)), tables, side)
+    return ReferenceSet(Texts(array(header.urls), array(header.url_ends)), tables, side, header.version)
 
 
 def _written(value: Value) -> Any:

@@ -129,7 +129,7 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
         if reader.refs is not None:
             raise ManifestError(f'{where} has "refs" and no "version": add "version": 1 to it')
         reader.top.add_members(header)
-        return reader.top.finish()  # version 0 has no templates: braces are the URL's own
+        return msgspec.structs.replace(reader.top.finish(), version=0)  # it has no templates: braces are the URL's own
     if version != 1 or isinstance(version, bool):
         raise ManifestError(f"{where} is of version {version!r}; versions 0 and 1 are known")
     templates, gen = header.get("templates") or {}, header.get("gen") or []
@@ -146,7 +146,7 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
         known = Templates(templates, dict(index.overrides), simple=index.simple)
     except ManifestError as e:
         raise ManifestError(f"{where}: {e}") from e
-    return (reader.refs or Gathering(where)).finish(known, gen)
+    return msgspec.structs.replace((reader.refs or Gathering(where)).finish(known, gen), version=1)
 
 
 def resolver(options: OpenOptions, directory: str | None) -> Callable[[str | None], str]:

@@ -31,12 +31,14 @@ Value = str | bytes | dict[str, Any] | Row
 class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
     """The content of a reference set, as written: URLs are not resolved, inline data not decoded.
 
-    ``urls[row.target]`` is a reference's URL; None stands for the default target.
+    ``urls[row.target]`` is a reference's URL; None stands for the default target. ``version``
+    is that of the document it was read from, if it was one.
     """
 
     urls: Texts
     tables: dict[str, ChunkTable]
     side: dict[str, Value]
+    version: int | None = None
 
     def __len__(self) -> int:
         """Number of keys."""

@@ -3,73 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from refshard_fs import __version__
 from refshard_fs.cli import main
-
-ARRAY = {
-    "zarr_format": 2,
-    "shape": [5],
-    "chunks": [2],
-    "dtype": "|u1",
-    "order": "C",
-    "fill_value": 0,
-    "filters": None,
-    "compressor": None,
-}
-V3_ARRAY = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "shape": [4, 4],
-    "data_type": "uint8",
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 4]}},
-    "chunk_key_encoding": {"name": "default"},
-    "codecs": [{"name": "bytes"}],
-    "fill_value": 0,
-}
-REFS: dict[str, Any] = {
-    ".zgroup": {"zarr_format": 2},
-    "a/.zarray": ARRAY,
-    "a/0": "ab",
-    "a/1": ["data.bin", 3, 2],
-    "a/7": "??",
-    "b/c/zarr.json": V3_ARRAY,
-    "b/c/c/1/0": ["data.bin", 0, 8],
-}
-
-Refs = Callable[..., str]
-
-
-@pytest.fixture
-def refs(tmp_path: Path) -> Refs:
-    """Write a reference set and its target; return the set's path."""
-    (tmp_path / "data.bin").write_bytes(b"01234567")
-
-    def write(content: object = REFS, name: str = "refs.json") -> str:
-        path = tmp_path / name
-        path.write_text(content if isinstance(content, str) else json.dumps({"version": 1, "refs": content}))
-        return str(path)
-
-    return write
+from tests.cli.sets import ARRAY, Refs
 
 
 def test_info_counts_the_chunks_of_each_array(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     path = refs()
     assert main(["info", path]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == path
-    assert lines[1].startswith("keys 7, bytes ")
-    assert lines[1].endswith(", groups 1, arrays 2")
-    table = [" ".join(line.split()) for line in lines[3:]]
-    assert table == [
-        "array shape chunk dtype chunks bytes",
-        "a 5 2 |u1 2 of 3 (+1 outside) 4",
-        "b/c 4 × 4 2 × 4 uint8 1 of 2 8",
+    assert lines[:2] == [path, "kerchunk-json version 1, zarr v2, zarr v3"]
+    assert lines[2].startswith("7 keys, ")
+    assert "; 1 group, 2 arrays; inline: 5 keys, " in lines[2]
+    shown = [" ".join(line.split()) for line in lines[4:]]
+    assert shown == [
+        "array shape chunk dtype codecs chunks bytes",
+        "a 5 2 |u1 none 2 of 3 (+1 outside) 4 B",
+        "b/c 4 × 4 2 × 4 uint8 bytes 1 of 2 8 B",
+        "",
+        "1 target (file 1): 2 references, 10 B",
+        "target references bytes",
+        f"{path.replace('refs.json', 'data.bin')} 2 10 B",
+        "",
+        "warning: a: 1 key below it is no chunk of its grid, and never read",
     ]
 
 
@@ -78,26 +38,63 @@ def test_info_as_json_has_the_same_as_data(refs: Refs, capsys: pytest.CaptureFix
     assert main(["info", path, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["source"] == path
-    assert found["groups"] == [""]
+    assert (found["format"], found["version"], found["zarr_formats"]) == ("kerchunk-json", 1, [2, 3])
+    assert (found["keys"], found["groups"], found["inline_keys"]) == (7, [""], 5)
     assert found["arrays"][1] == {
         "name": "b/c",
+        "zarr_format": 3,
         "shape": [4, 4],
         "chunks": [2, 4],
+        "shards": None,
         "dtype": "uint8",
+        "codecs": ["bytes"],
         "present": 1,
         "possible": 2,
         "stray": 0,
         "bytes": 8,
+        "unsized": 0,
+    }
+    assert found["targets"] == {
+        "count": 1,
+        "references": 2,
+        "bytes": 10,
+        "protocols": {"file": 1},
+        "top": [{"url": path.replace("refs.json", "data.bin"), "references": 2, "bytes": 10}],
     }
 
 
 def test_info_of_an_empty_set_is_no_error(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", refs({})]) == 0
-    assert "keys 0, bytes 0, groups 0, arrays 0" in capsys.readouterr().out
+    assert "0 keys, 0 B; 0 groups, 0 arrays" in capsys.readouterr().out
+
+
+def test_info_names_ten_targets_and_no_secret(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    many = {f"a/{i}": [f"https://me:pass@host/{i}?token=hush", 0, 10 + i] for i in range(12)}
+    path = refs({"a/.zarray": {**ARRAY, "shape": [24]}, **many})
+    for form in ([], ["--json"]):
+        assert main(["info", path, *form]) == 0
+        said = capsys.readouterr().out
+        assert "https://...@host/11?token=..." in said
+        assert "pass" not in said
+        assert "hush" not in said
+        assert said.count("https://") == 10
+    assert main(["info", path]) == 0
+    assert "and 2 more" in capsys.readouterr().out
+
+
+def test_info_tells_chunks_from_shards(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(shared_data / "shards" / "zarrs-rust-8x8")
+    assert main(["info", "--json", path]) == 0
+    (inner,) = json.loads(capsys.readouterr().out)["arrays"]
+    assert main(["info", "--json", path, "--option", "shards=whole"]) == 0
+    (whole,) = json.loads(capsys.readouterr().out)["arrays"]
+    assert (inner["chunks"], inner["shards"]) == (whole["chunks"], whole["shards"]) == ([4, 4], [4, 8])
+    assert (inner["possible"], whole["possible"]) == (4, 2)
+    assert whole["codecs"][0].startswith("sharding_indexed[")
 
 
 def test_info_names_the_document_that_describes_no_array(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", refs({"a/.zarray": {"shape": [1]}})]) == 1
+    assert main(["info", refs({"a/.zarray": {"shape": [1]}})]) == 2
     assert "'a/.zarray'" in capsys.readouterr().err
 
 
@@ -123,10 +120,10 @@ def test_ls_of_a_key_shows_that_key(refs: Refs, capsys: pytest.CaptureFixture[st
     [("[1, 2]", "refs.json"), ("not JSON", "refs.json"), ({"k": ["url", 1]}, "'k'")],
     ids=["no object", "not JSON", "two elements"],
 )
-def test_a_broken_set_is_one_line_on_stderr_and_status_1(
+def test_a_broken_set_is_one_line_on_stderr_and_status_2(
     refs: Refs, capsys: pytest.CaptureFixture[str], content: object, said: str
 ) -> None:
-    assert main(["ls", refs(content)]) == 1
+    assert main(["ls", refs(content)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("refshard: ")
@@ -135,14 +132,14 @@ def test_a_broken_set_is_one_line_on_stderr_and_status_1(
 
 
 def test_a_missing_source_or_key_is_said_to_be_missing(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", refs(), "nothing/here"]) == 1
+    assert main(["ls", refs(), "nothing/here"]) == 2
     assert "nothing/here" in capsys.readouterr().err
-    assert main(["info", refs() + ".gone"]) == 1
+    assert main(["info", refs() + ".gone"]) == 2
     assert "refs.json.gone" in capsys.readouterr().err
 
 
 def test_an_unknown_protocol_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "nosuchprotocol://bucket/refs.json"]) == 1
+    assert main(["info", "nosuchprotocol://bucket/refs.json"]) == 2
     assert "nosuchprotocol" in capsys.readouterr().err
 
 

@@ -57,5 +57,5 @@ def test_the_command_writes_the_new_set(tmp_path: Path) -> None:
 def test_the_command_wants_as_many_new_prefixes_as_old_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "a.json"
     source.write_text(json.dumps(REFS))
-    assert main(["rebase", str(source), str(tmp_path / "b.json"), "--from", "s3://old/"]) == 1
+    assert main(["rebase", str(source), str(tmp_path / "b.json"), "--from", "s3://old/"]) == 2
     assert "--to" in capsys.readouterr().err

@@ -1,0 +1,281 @@
+"""Survey a source: its groups, its arrays, and where each chunk lies. Metadata and indexes are read, chunks are not.
+
+The chunks of reference sets are taken in columns, millions at once; those of other sources, and inner chunks of
+shards, are listed and looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from refshard_fs import zarrmeta
+from refshard_fs.catalog import beneath
+from refshard_fs.columns import WHOLE, ChunkTable
+from refshard_fs.columns import Row as Reference
+from refshard_fs.errors import ManifestError
+from refshard_fs.keys import parent
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
+from refshard_fs.manifests.manifest_view import ManifestView
+from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet, decode
+from refshard_fs.model import Entry, Inline, Packed, Span, Steps
+from refshard_fs.rounds import together
+from refshard_fs.shards.view import ShardView
+from refshard_fs.survey.extents import AT_HAND, Extents, Place, Row, Urls
+from refshard_fs.zarrmeta import ArrayMeta
+
+__all__ = ["Survey", "Surveyed", "survey"]
+
+TOGETHER: Final = 4096  # look-ups that are made at a time
+_DOCUMENTS: Final = ("zarr.json", ".zarray")
+
+
+class Surveyed(Protocol):
+    """What is needed of a filesystem: `RefShardFileSystem`."""
+
+    def _opened(self) -> KeySpace: ...
+    def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any: ...
+    def collect(self) -> ReferenceSet: ...
+    def find(self, path: str, *, detail: bool) -> dict[str, dict[str, Any]]: ...
+    def cat(self, path: list[str]) -> dict[str, bytes]: ...
+
+
+class Survey(msgspec.Struct, frozen=True, eq=False):
+    """What a source holds. ``documents`` are its metadata as shown, by key; ``urls`` are all targets, by number.
+
+    ``at_hand`` and ``at_hand_bytes`` count the keys, metadata among them, whose bytes a reference set holds itself.
+    ``rest`` are the keys that are neither chunks nor metadata.
+    """
+
+    urls: list[str]
+    groups: tuple[str, ...]
+    arrays: dict[str, Extents]
+    documents: dict[str, bytes]
+    rest: dict[str, Place]
+    at_hand: int
+    at_hand_bytes: int
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are."""
+        return len(self.documents) + len(self.rest) + sum(map(len, self.arrays.values()))
+
+
+class _Found(msgspec.Struct):
+    """The keys that are not in columns: where they lie, and how large they are."""
+
+    entries: dict[str, Place]
+    documents: list[str]
+
+
+def survey(fs: Surveyed, array: str | None = None) -> Survey:
+    """Return what ``fs`` holds, or of that only what the array at the path ``array`` holds.
+
+    Raises ManifestError where metadata is no JSON object, FileNotFoundError if there is no such array.
+    """
+    return _Surveying(fs, array).run()
+
+
+class _Surveying:
+    def __init__(self, fs: Surveyed, only: str | None) -> None:
+        self._fs, self._only = fs, only
+        self._urls = Urls()
+        self._at_hand = self._at_hand_bytes = 0
+        self._tables: dict[str, ChunkTable] = {}
+        self._target: Callable[[int], int] = int
+
+    def run(self) -> Survey:
+        keyspace = self._fs._opened()
+        found = _Found({}, [])
+        references = _references(self._fs, keyspace)
+        if references is None:
+            self._list("" if self._only is None else self._only, found, count=True)
+        else:
+            refs, url = references
+            self._target = lambda code: self._urls.id_of(url(code))
+            sharded = [path for path, grid in self._within(refs.grids) if _shards(keyspace, path)]
+            self._tables = {p: t for p, t in refs.tables.items() if p not in sharded and self._is_wanted(p)}
+            self._take(refs, sharded, found)
+            for path in sharded:
+                self._list(path, found, count=False)
+        texts: Mapping[str, bytes] = self._fs.cat(found.documents) if found.documents else {}
+        groups, metas = _nodes(texts)
+        if self._only is not None and self._only not in metas:
+            raise FileNotFoundError(f"there is no array {self._only!r}")
+        rows, names, stray, rest = _placed(found.entries, metas)
+        arrays = {}
+        for path in sorted(metas):
+            table, shards = self._tables.get(path), _shards(keyspace, path)
+            arrays[path] = Extents.of(
+                path,
+                metas[path],
+                table,
+                rows.get(path, ()),
+                self._target,
+                shards,
+                stray.get(path, 0),
+                tuple(names.get(path, ())),
+            )
+        return Survey(
+            self._urls.all, tuple(sorted(groups)), arrays, dict(texts), rest, self._at_hand, self._at_hand_bytes
+        )
+
+    def _is_wanted(self, key: str) -> bool:
+        only = self._only
+        return not only or key == only or key.startswith(only + "/")
+
+    def _within(self, grids: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        return ((path, grid) for path, grid in grids.items() if self._is_wanted(path))
+
+    def _take(self, refs: ReferenceSet, sharded: Iterable[str], found: _Found) -> None:
+        """Take in the keys that a reference set has outside of its columns."""
+        hidden = tuple(path + "/" if path else "" for path in sharded)
+        for key, value in refs.side.items():
+            if not self._is_wanted(key):
+                continue
+            size = None if type(value) is Reference else len(_decoded(key, value))
+            if size is not None:
+                self._at_hand += 1
+                self._at_hand_bytes += size
+            if hidden and key.startswith(hidden):
+                continue  # it is listed
+            if zarrmeta.is_metadata(key):
+                found.documents.append(key)
+            elif type(value) is Reference:
+                stop = WHOLE if value.length is None else value.offset + value.length
+                found.entries[key] = Place(self._target(value.target), value.offset, stop)
+            else:
+                found.entries[key] = Place(AT_HAND, 0, size or 0)
+
+    def _list(self, prefix: str, found: _Found, *, count: bool) -> None:
+        """Take in the keys below ``prefix`` as they are listed, and where they lie as they are looked up."""
+        listed = self._fs.find(prefix, detail=True)
+        found.documents += [key for key in listed if zarrmeta.is_metadata(key)]
+        names = [key for key in listed if not zarrmeta.is_metadata(key)]
+        keyspace = self._fs._opened()
+        for first in range(0, len(names), TOGETHER):
+            some = names[first : first + TOGETHER]
+            entries: list[Entry | None] = self._fs._look(prefix, partial(_looked_up, keyspace, some))
+            for key, entry in zip(some, entries, strict=True):
+                at = self._place(entry, listed[key]["size"])
+                if at is not None:
+                    found.entries[key] = at
+                    if count and at[0] == AT_HAND:
+                        self._at_hand += 1
+                        self._at_hand_bytes += at[2]
+
+    def _place(self, entry: Entry | None, size: int | None) -> Place | None:
+        match entry:
+            case None:
+                return None
+            case Inline(data):
+                return Place(AT_HAND, 0, len(data))
+            case Packed(Span(url, start, stop)) if start >= 0:
+                return Place(self._urls.id_of(url), start, WHOLE if stop is None else stop)
+            case Span(url, start, stop) if start >= 0:
+                if stop is None or not entry.exact:
+                    stop = WHOLE if size is None else start + size
+                return Place(self._urls.id_of(url), start, stop)
+            case Span(url) | Packed(Span(url)):
+                return Place(self._urls.id_of(url), 0, WHOLE)
+
+
+def _references(fs: Surveyed, keyspace: KeySpace) -> tuple[ReferenceSet, Callable[[int], str]] | None:
+    """Return the references in columns and what their targets' URLs are, where the source is a set of them."""
+    while isinstance(keyspace, ShardView):
+        keyspace = keyspace.base
+    match keyspace:
+        case ManifestView(maps_anything=True):
+            return None
+    match beneath(keyspace):
+        case FlatKeySpace(refs=refs) as flat:
+            return refs, partial(_url, flat)
+        case ParquetKeySpace():
+            refs = fs.collect()
+            return refs, lambda code: refs.urls[code] or ""
+    return None
+
+
+def _url(flat: FlatKeySpace, code: int) -> str:
+    try:
+        return flat.url(code)
+    except ManifestError:  # no URL, and no target= that it would stand for
+        return ""
+
+
+def _looked_up(keyspace: KeySpace, keys: Sequence[str]) -> Steps[list[Entry | None]]:
+    return (yield from together([keyspace.lookup(key) for key in keys]))
+
+
+def _shards(keyspace: KeySpace, path: str) -> tuple[int, ...]:
+    """Return how many chunks along each dimension lie together in a shard that is shown as its inner chunks."""
+    grid = keyspace.grids.get(path)
+    return () if grid is None else grid.shards
+
+
+def _decoded(key: str, value: Any) -> bytes:
+    try:
+        return decode(value)
+    except ValueError as e:
+        raise ManifestError(f"{key!r}: {e}") from e
+
+
+def _nodes(texts: Mapping[str, bytes]) -> tuple[list[str], dict[str, ArrayMeta]]:
+    """Return the paths of groups, and the metadata of arrays."""
+    groups: set[str] = set()
+    metas: dict[str, ArrayMeta] = {}
+    for key, text in texts.items():
+        path, name = parent(key)
+        if name == ".zgroup":
+            groups.add(path)
+        if name not in _DOCUMENTS:
+            continue
+        try:
+            document = zarrmeta.loads(text)
+        except ValueError as e:
+            raise ManifestError(f"{key!r} is not JSON: {e}") from e
+        if not isinstance(document, Mapping):
+            raise ManifestError(f"{key!r} is no JSON object, but {type(document).__name__}")
+        meta = zarrmeta.array_meta(document, repr(key))
+        if meta is not None:
+            metas[path] = meta
+        elif name == ".zarray":
+            raise ManifestError(f"{key!r} lacks an array's zarr_format, shape or chunks")
+        elif document.get("node_type") == "group":
+            groups.add(path)
+    return sorted(groups - metas.keys()), metas
+
+
+def _placed(
+    entries: Mapping[str, Place], metas: Mapping[str, ArrayMeta]
+) -> tuple[dict[str, list[Row]], dict[str, list[str]], dict[str, int], dict[str, Place]]:
+    """Sort keys into the grids of their arrays: chunks, names of those without a grid, how many are stray, the rest."""
+    rows: dict[str, list[Row]] = {}
+    names: dict[str, list[str]] = {}
+    stray: dict[str, int] = {}
+    rest: dict[str, Place] = {}
+    for key, place in entries.items():
+        path = parent(key)[0]
+        while path and path not in metas:
+            path = parent(path)[0]
+        meta = metas.get(path)
+        if meta is None:
+            rest[key] = place
+            continue
+        tail = key[len(path) + 1 :] if path else key
+        if meta.grid is None:
+            known = names.setdefault(path, [])
+            number: int | None = len(known)
+            known.append(tail)
+        else:
+            number = meta.grid.number(tail)
+        if number is None:
+            rest[key] = place
+            stray[path] = stray.get(path, 0) + 1
+        else:
+            rows.setdefault(path, []).append(Row(number, place.target & (2**64 - 1), place.start, place.stop))
+    return rows, names, stray, rest

@@ -1,0 +1,103 @@
+"""``refshard tree``, and what all commands print: plain text in a pipe, tables on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from refshard_fs.cli import main
+from tests.cli.sets import Refs
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-c", "import sys; from refshard_fs.cli import main; sys.exit(main())"]
+
+
+def test_tree_shows_groups_and_arrays(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", refs()]) == 0
+    assert capsys.readouterr().out.splitlines() == ["/", "├── a (5) |u1", "└── b/", "    └── c (4 × 4) uint8"]
+
+
+def test_tree_takes_a_path_and_a_depth(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", refs(), "b"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["b/", "└── c (4 × 4) uint8"]
+    assert main(["tree", refs(), "-L", "1"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["/", "├── a (5) |u1", "└── b/ ..."]
+    assert main(["tree", refs(), "b/c"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["b/c (4 × 4) uint8"]
+    assert main(["tree", refs(), "nothing"]) == 2
+    assert capsys.readouterr().err == "refshard: no such key or file: nothing\n"
+
+
+def test_tree_as_json_nests(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", "--json", refs()]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "path": "",
+        "kind": "group",
+        "children": [
+            {"path": "a", "kind": "array", "shape": [5], "dtype": "|u1"},
+            {
+                "path": "b",
+                "kind": "directory",
+                "children": [{"path": "b/c", "kind": "array", "shape": [4, 4], "dtype": "uint8"}],
+            },
+        ],
+    }
+
+
+def test_tree_reads_no_chunk_and_no_shard_index(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", str(shared_data / "zips" / "ome-zarr-simple-0.5.zip")]) == 0
+    assert " uint" in capsys.readouterr().out
+
+
+def test_control_characters_of_keys_do_not_reach_the_terminal(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    path = refs({"a\x1b[31mb\u202e": "x"})
+    for command in ("ls", "tree", "info"):
+        assert main([command, path]) == 0
+        said = capsys.readouterr().out
+        assert "\x1b" not in said
+        assert "\u202e" not in said
+    assert main(["ls", path]) == 0
+    assert capsys.readouterr().out == "a\\x1b[31mb\\u202e\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize(("plain", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_colours_are_for_terminals_that_want_them(refs: Refs, plain: dict[str, str], coloured: bool) -> None:
+    pytest.importorskip("rich")
+    import pty
+
+    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM")}
+    environment |= {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(ROOT), **plain}
+    path = refs()
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*COMMAND, "info", path], stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            said += piece
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"2 of 3 (+1 outside)" in said
+    assert (b"\x1b[33mwarning" in said) == coloured
+    piped = subprocess.run([*COMMAND, "info", path], capture_output=True, env=environment, check=True)
+    assert b"\x1b" not in piped.stdout
+    assert b"2 of 3 (+1 outside)" in piped.stdout
+
+
+def test_tables_need_no_rich(refs: Refs, tmp_path: Path) -> None:
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('not here')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([*COMMAND, "info", refs()], capture_output=True, text=True, env=environment, check=True)
+    assert "2 of 3 (+1 outside)" in done.stdout

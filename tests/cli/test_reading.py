@@ -1,0 +1,89 @@
+"""``refshard cat`` and ``refshard get``: bytes as they are, and never a file outside of the destination."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from refshard_fs.cli import main, reading
+from refshard_fs.errors import ManifestError
+from tests.cli.sets import Refs
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def test_cat_writes_the_bytes_of_keys(refs: Refs, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["cat", refs({"k": "base64:/wD+", "l": ["data.bin", 2, 3]}), "k", "l"]) == 0
+    assert capsysbinary.readouterr().out == b"\xff\x00\xfe234"
+
+
+def test_cat_of_a_missing_key_names_it(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cat", refs(), "a/9"]) == 2
+    assert capsys.readouterr().err == "refshard: no such key or file: a/9\n"
+
+
+def test_get_writes_one_file(refs: Refs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = refs(), tmp_path / "out"
+    out.mkdir()
+    monkeypatch.chdir(out)
+    assert main(["get", path, "a/1"]) == 0
+    assert main(["get", path, "a/0", "b/new"]) == 0
+    assert main(["get", path, "b/c/c/1/0", "."]) == 0
+    assert files(out) == {"1": b"34", "b/new": b"ab", "0": b"01234567"}
+
+
+def test_get_writes_all_below_a_path(refs: Refs, tmp_path: Path) -> None:
+    path, out = refs(), tmp_path / "out"
+    assert main(["get", "-r", path, "b", str(out)]) == 0
+    assert sorted(files(out)) == ["c/c/1/0", "c/zarr.json"]
+    assert main(["get", "-r", path, "", str(tmp_path / "all")]) == 0
+    assert len(files(tmp_path / "all")) == 7
+    assert main(["get", "-r", path, "a/1", str(tmp_path / "one")]) == 0
+    assert files(tmp_path / "one") == {"1": b"34"}
+
+
+def test_get_of_a_directory_wants_r(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["get", refs(), "b"]) == 2
+    assert "-r gets all keys below it" in capsys.readouterr().err
+
+
+def test_get_that_fails_leaves_nothing(refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = refs({"a/x": "fine", "a/y": ["gone.bin", 0, 4]}), tmp_path / "out"
+    assert main(["get", "-r", path, "a", str(out)]) == 2
+    assert "'a/y'" in capsys.readouterr().err
+    assert os.listdir(out) == []
+
+
+def test_a_key_of_no_bytes_is_an_empty_file(refs: Refs, tmp_path: Path) -> None:
+    assert main(["get", refs({"k": ""}), "k", str(tmp_path / "k")]) == 0
+    assert (tmp_path / "k").read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "a\0b", ".."])
+def test_no_name_leads_out_of_the_destination(name: str, tmp_path: Path) -> None:
+    with pytest.raises((ManifestError, ValueError)):
+        reading._below(str(tmp_path), name)
+
+
+def test_a_link_in_the_destination_is_not_followed_out_of_it(refs: Refs, tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    elsewhere.mkdir()
+    (out / "c").symlink_to(elsewhere)
+    assert main(["get", "-r", refs(), "b", str(out)]) == 2
+    assert files(elsewhere) == {}
+
+
+@pytest.mark.parametrize("key", ["../evil", "a/../../evil", "/../evil", "a/\0", "..\\evil"])
+def test_hostile_keys_are_one_line(key: str, refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = refs({key: "evil"})
+    before = files(tmp_path)
+    assert main(["get", "-r", path, "", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("refshard: ")
+    assert printed.count("\n") == 1
+    assert files(tmp_path) == before

@@ -1,0 +1,91 @@
+"""A survey has every chunk of a source where a look-up finds it, whatever the source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.columns import WHOLE
+from refshard_fs.model import Inline, Packed, Span
+from refshard_fs.survey.extents import AT_HAND
+from refshard_fs.survey.surveying import Survey, survey
+from refshard_fs.zarrmeta import is_metadata
+
+SOURCES = [
+    "values/air.kerchunk.json",
+    "values/cesm2_native.parq",
+    "values/lcmap.tifffile.json",
+    "refs/arg-wrf-parquet/combined.parq",
+    "refs/titiler-reference/reference.json",
+    "shards/zarrs-rust-8x8",
+    "shards/zarrita-py-2d-ragged",
+    "zips/ome-zarr-simple-0.5.zip",
+    "manifests/virtualizarr-1.0.0/combined.zarr",
+]
+
+
+def meta(shape: list[int], chunks: list[int]) -> dict[str, Any]:
+    common = {"dtype": "|u1", "order": "C", "fill_value": 0, "filters": None, "compressor": None}
+    return {"zarr_format": 2, "shape": shape, "chunks": chunks, **common}
+
+
+def keys_of(found: Survey) -> set[str]:
+    chunks = {extents.key(i) for extents in found.arrays.values() for i in range(len(extents))}
+    return chunks | found.rest.keys() | found.documents.keys()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_key_is_there_once_and_where_it_resolves_to(shared_data: Path, name: str) -> None:
+    fs = RefShardFileSystem(str(shared_data / name))
+    found = survey(fs)
+    assert keys_of(found) == {key for key in fs.find("") if key != ".zmetadata" or key in found.documents}
+    assert found.keys == len(keys_of(found))
+    for path, extents in found.arrays.items():
+        assert (np.diff(extents.numbers.astype(np.int64)) > 0).all(), path
+        for i in range(len(extents)):
+            key = extents.key(i)
+            assert not is_metadata(key)
+            at = (int(extents.targets[i]), int(extents.starts[i]), int(extents.stops[i]))
+            match fs._session.find_now(key):
+                case Inline(data):
+                    assert at == (AT_HAND, 0, len(data))
+                case Span(url, start, stop) | Packed(Span(url, start, stop)):
+                    assert found.urls[at[0]] == url
+                    assert at[1] == start
+                    assert at[2] == (stop if stop is not None else fs.info(key)["size"]) or at[2] == WHOLE
+
+
+def test_what_stands_aside_hides_what_is_in_columns() -> None:
+    refs = {"a/.zarray": json.dumps(meta([6], [2])), "a/0": ["memory://x", 0, 2], "a/2": "cd", "a/9": "?", "b": "rest"}
+    found = survey(RefShardFileSystem(refs))
+    a = found.arrays["a"]
+    assert (a.numbers.tolist(), a.targets.tolist(), a.starts.tolist(), a.stops.tolist()) == (
+        [0, 2],
+        [0, -1],
+        [0, 0],
+        [2, 2],
+    )
+    assert (a.possible, a.stray, sorted(found.rest)) == (3, 1, ["a/9", "b"])
+    assert (found.at_hand, found.at_hand_bytes) == (4, len(refs["a/.zarray"]) + 7)
+
+
+def test_one_array_is_surveyed_alone() -> None:
+    refs = {f"{p}/.zarray": json.dumps(meta([4], [2])) for p in ("a", "a/b", "ab")}
+    refs |= {f"{p}/0": "xx" for p in ("a", "a/b", "ab")}
+    found = survey(RefShardFileSystem(refs), "a/b")
+    assert list(found.arrays) == ["a/b"]
+    assert len(found.arrays["a/b"]) == 1
+    with pytest.raises(FileNotFoundError, match="'c'"):
+        survey(RefShardFileSystem(refs), "c")
+
+
+def test_a_whole_target_has_no_size() -> None:
+    refs = {"a/.zarray": json.dumps(meta([4], [2])), "a/0": ["memory://x"]}
+    extents = survey(RefShardFileSystem(refs)).arrays["a"]
+    assert extents.unsized == 1
+    assert extents.sizes.tolist() == [0]
