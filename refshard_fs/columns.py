@@ -102,6 +102,13 @@ class ChunkTable:
         numbers = self._all[3]
         return None if numbers is None else numbers[self._start : self._stop]
 
+    def check(self) -> None:
+        """Raise ValueError unless the columns are equally long, and those of a dense table as long as its grid."""
+        _, offsets, lengths, numbers = self._all
+        count = len(self.targets)
+        if not len(offsets) == len(lengths) == count == (self.grid.size if numbers is None else len(numbers)):
+            raise ValueError(f"a table's columns have {count}, {len(offsets)} and {len(lengths)} rows")
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.grid, self.targets, self.offsets, self.lengths, self.numbers)
 

@@ -129,6 +129,7 @@ def _build(header: _Header, columns: memoryview) -> ReferenceSet:
     for t in header.tables:
         numbers = None if t.numbers is None else array(t.numbers)
         tables[t.path] = ChunkTable(t.grid, array(t.targets), array(t.offsets), array(t.lengths), numbers)
+        tables[t.path].check()
     spelled = msgspec.msgpack.decode(array(header.side).tobytes(), type=dict[str, Any])
     side: dict[str, Value] = {key: Row(*value) if type(value) is list else value for key, value in spelled.items()}
     return ReferenceSet(Texts(array(header.urls), array(header.url_ends)), tables, side, header.version)

@@ -76,7 +76,7 @@ def entries_in(data: bytes, where: str) -> Entries:
     try:
         keys = _entries.decode(data)
         prefixes = _prefixes.decode(data).prefix if keys.pop(PREFIX, None) is not None else {}
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise _explained(data, where, e) from e
     unsaid = [key for key, entry in keys.items() if entry.path is None and entry.data is None]
     if unsaid:
@@ -87,7 +87,7 @@ def entries_in(data: bytes, where: str) -> Entries:
     return Entries(keys, prefixes)
 
 
-def _explained(data: bytes, where: str, error: msgspec.MsgspecError) -> ManifestError:
+def _explained(data: bytes, where: str, error: Exception) -> ManifestError:
     """Return an error that names the key of the member that is wrong."""
     try:
         document = zarrmeta.loads(data)
@@ -99,7 +99,7 @@ def _explained(data: bytes, where: str, error: msgspec.MsgspecError) -> Manifest
         kind: Any = dict[str, JsonPrefix] if key == PREFIX else JsonEntry
         try:
             msgspec.convert(value, kind)
-        except msgspec.ValidationError as e:
+        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
             return ManifestError(f"{where}: {key!r}: {e}")
     return ManifestError(f"{where}: {error}")
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from refshard_fs import zarrmeta
 from refshard_fs.columns import Row
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats import Format, OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.keyspace import KeySpace, place
@@ -27,6 +27,7 @@ __all__ = ["FORMAT", "METADATA", "Layout", "ParquetKeySpace", "partition_name"]
 
 METADATA = ".zmetadata"
 BATCH = 8  # partitions that a listing asks for at a time
+ASKED = 1 << 16  # partitions that are asked for one by one, where nothing lists them
 MEMO = 4096  # loads, absent partitions and resolved URLs that are remembered
 
 Value = dict[str, Any] | bytes | tuple[str | None, Row]
@@ -181,7 +182,10 @@ class ParquetKeySpace:
         return load
 
     def stored(self, array: str, start: int, stop: int) -> Steps[list[int]]:
-        """Return the partitions with chunks numbered ``[start, stop)`` that exist, where the target can tell."""
+        """Return the partitions with chunks numbered ``[start, stop)`` that exist, where the target can tell.
+
+        NotListable where it cannot, and the metadata promises more of them than anybody would write.
+        """
         if stop <= start:
             return []
         size = self.layout.record_size
@@ -191,6 +195,8 @@ class ParquetKeySpace:
             if names is not None:
                 found = (_partition_number(listed.name) for listed in names)
                 return sorted(n for n in found if n is not None and n in wanted)
+            if len(wanted) > ASKED:
+                raise NotListable(f"{self.root} cannot be listed, and {len(wanted)} partitions are too many to ask for")
         return list(wanted)
 
     def some_urls(self) -> Steps[Sequence[str | None]]:

@@ -50,8 +50,14 @@ def shrink(refs: ReferenceSet) -> bytes:
 
 
 def swell(data: bytes) -> ReferenceSet:
-    """Return the reference set that `shrink` wrote."""
-    found = msgspec.msgpack.decode(data, type=_Set)
+    """Return the reference set that `shrink` wrote; ValueError where the bytes are damaged."""
+    try:
+        return _built(msgspec.msgpack.decode(data, type=_Set))
+    except (msgspec.MsgspecError, RuntimeError, SystemError, MemoryError, TypeError) as e:  # msgpack's, blosc's, Row's
+        raise ValueError(f"the pickled references are damaged: {e}") from e
+
+
+def _built(found: _Set) -> ReferenceSet:
     tables = {}
     for t in found.tables:
         targets, offsets, lengths, numbers = (
@@ -62,6 +68,7 @@ def swell(data: bytes) -> ReferenceSet:
             raise ValueError("a table lacks a column")
         absolute = None if numbers is None else _sums(numbers)
         tables[t.path] = ChunkTable(t.grid, _sums(targets), _sums(offsets), lengths, absolute)
+        tables[t.path].check()
     side = {key: Row(*value) if type(value) is list else value for key, value in found.side.items()}
     return ReferenceSet(
         Texts(_unpacked(found.urls, np.uint8), _sums(_unpacked(found.url_ends, np.uint64))), tables, side

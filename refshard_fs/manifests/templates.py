@@ -177,7 +177,7 @@ def _plan(number: int, entry: object, templates: Templates) -> _Plan:
             where = f"gen[{number}]"
     try:
         checked = msgspec.convert(entry, _GenEntry)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of half a surrogate pair
         raise ManifestError(f"{where}: {clip(_plain(error), 400)}") from None
     if (checked.offset is None) != (checked.length is None):
         there, missing = ("length", "offset") if checked.offset is None else ("offset", "length")
@@ -218,7 +218,7 @@ def _plan(number: int, entry: object, templates: Templates) -> _Plan:
     )
 
 
-def _plain(error: msgspec.ValidationError) -> str:
+def _plain(error: Exception) -> str:
     """Say what msgspec found without its notation for JSON paths."""
     reason, _, path = str(error).partition(" - at `$.")
     return f"{reason[0].lower()}{reason[1:]}" + (f" in {path.rstrip('`')}" if path else "")

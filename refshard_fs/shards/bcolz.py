@@ -183,7 +183,7 @@ def _compressor(cparams: object, where: str, dtype: np.dtype[Any]) -> Compressor
             level, shuffle = given.get("clevel", 5), given.get("shuffle", True)
             if codec == "snappy":
                 raise ManifestError(f"{where}: its 'cname' is snappy, which zarr's blosc codec has no decoder for")
-            if codec not in _CODECS:
+            if not isinstance(codec, str) or codec not in _CODECS:
                 raise ManifestError(f"{where}: its 'cname' is {shown(codec)}, no codec of blosc")
             match level, shuffle:
                 case int(), bool() | 0 | 1 | 2 if 0 <= level <= 9:

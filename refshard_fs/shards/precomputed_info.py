@@ -179,7 +179,7 @@ def _sharding(doc: object, where: str) -> Sharding | None:
         case {"@type": "neuroglancer_uint64_sharded_v1"}:
             try:
                 found = msgspec.convert(doc, Sharding)
-            except msgspec.ValidationError as e:
+            except (msgspec.ValidationError, UnicodeEncodeError) as e:
                 raise ManifestError(f"{where}: its 'sharding' is not as specified: {e}") from None
         case _:
             raise _NotShown(f"its sharding {shown(doc)} is not known")

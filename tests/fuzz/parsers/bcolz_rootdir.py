@@ -1,0 +1,59 @@
+"""bcolz directories: documents and a chunk, one after the other, as an array or an error of ours."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as configured
+from pathlib import Path
+
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats import Document, OpenOptions, Probe
+from refshard_fs.model import Facts
+from refshard_fs.shards.bcolz import FORMAT, ROOTDIRS, STORAGE
+from tests.shards.in_memory import ROOT, Files
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = True
+WORDS = tuple(
+    b"""
+    float64 <f8 |S3 U5 [('a','<i4'),('b','<f8',(2,))] [('a','O')] ('<i4',(3,)) "shape" "chunklen" "cparams"
+    "dtype" "cname" lz4 snappy datetime64[ns] V10 object {"clevel":5,"shuffle":true} "names":["x","y"] "nbytes"
+    """.split()
+)
+_SAMPLES = Path(__file__).parents[2] / "data/bcolz"
+_MARK = b"\n--\n"
+_NAMES = ("meta/storage", "meta/sizes", "__attrs__", "data/__0.blp", "data/__1.blp")
+
+
+def seeds() -> list[bytes]:
+    """All files of a carray in a row."""
+    roots = ["bcolz-1.2.1/i8_leftover", "bcolz-1.2.1/struct", "bcolz-1.2.1/c16", "bcolz-0.7.3/old073_f8_2d"]
+    return [_MARK.join(_read(_SAMPLES / root / name)[:2000] for name in _NAMES) for root in roots]
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def one_input(data: bytes) -> None:
+    parts = data.split(_MARK, len(_NAMES) - 1)
+    files = Files({f"{ROOT}/{name}": part for name, part in zip(_NAMES, parts, strict=False) if part})
+    documents = {STORAGE: Document(parts[0], Facts(len(parts[0])))}
+    probe = Probe(ROOT, documents=documents)
+    if data.startswith(b'{"names"'):
+        probe = Probe(ROOT, documents={ROOTDIRS: documents[STORAGE]})
+    try:
+        keys = files.run(FORMAT.open(probe, OpenOptions(zarr_format=2 + len(data) % 2)))
+        for name in keys.grids:
+            files.run(keys.lookup(f"{name}/.zarray"))
+        grid = keys.grids["data"]
+    except (RefShardError, KeyError) as e:
+        assert isinstance(e, RefShardError) or e.args == ("data",)
+        return
+    for number in {0, grid.size - 1} if grid.size else ():
+        try:
+            entry = files.run(keys.lookup(f"data/{grid.tail(number)}"))
+            if entry is not None and (entry.size or 0) <= 1 << 20:
+                files.bytes(entry)
+        except (RefShardError, ValueError, EOFError):  # which the engine makes errors of the key
+            pass

@@ -1,0 +1,44 @@
+"""Blosc frames: their headers, chains of them, and what they decode to, of the length that is due; or a ValueError."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as configured
+
+import numcodecs
+
+from refshard_fs.shards import blosc
+from refshard_fs.shards.blosc_recipes import Piece, Refilled
+from refshard_fs.shards.superchunk import WalkIndex
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (b"\2\1", b"\2\1\2\1", b"\xff\xff\xff\x7f")
+_LENGTH = 400
+
+
+def seeds() -> list[bytes]:
+    data = bytes(range(100)) * (_LENGTH // 100)
+    kinds = [(codec, shuffle) for codec in ("blosclz", "lz4", "zlib", "zstd") for shuffle in (0, 1, 2)]
+    found = [bytes(numcodecs.Blosc(codec, 5, shuffle).encode(data)) for codec, shuffle in kinds]
+    found.append(blosc.plain_frame([data], _LENGTH, 4))
+    return [*found, found[0] + found[5]]
+
+
+def one_input(data: bytes) -> None:
+    try:
+        header = blosc.parse(data)
+    except ValueError:
+        return
+    frames = WalkIndex(8, 0).decode(data)
+    assert frames[0] == header
+    assert sum(frame.stored for frame in frames[:-1]) <= len(data)
+    frame = data[: header.stored]
+    if header.length > 1 << 20:
+        return
+    try:
+        assert len(blosc.decode(frame, header.length)) == header.length
+        recipe = Refilled((Piece(0, header.stored, header.length),), header.length + 8, 1)
+        assert blosc.parse(recipe.make(frame)).length == header.length + 8
+    except ValueError:
+        pass

@@ -1,0 +1,41 @@
+"""bloscpack files: an array whose chunks lie in the file and have their length, or an error of ours."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as configured
+from pathlib import Path
+
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats import HEAD, OpenOptions, Probe
+from refshard_fs.model import Facts
+from refshard_fs.shards.bloscpack import FORMAT
+from tests.shards.in_memory import ROOT, Files
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (b"blpk\3", b"JSON\0\0\0\0", b'"shape"', b'"order": "F"', b"'<f8'", b"\2\1", b"[1]", b"numpy")
+_SAMPLES = Path(__file__).parents[2] / "data/bcolz/bloscpack-0.16.0"
+_LARGEST = 1 << 20  # bytes of a chunk that is read
+
+
+def seeds() -> list[bytes]:
+    return [path.read_bytes() for path in sorted(_SAMPLES.glob("*.blp")) if path.stat().st_size < 5000]
+
+
+def one_input(data: bytes) -> None:
+    files = Files({ROOT: data})
+    for verify in (False, True):
+        probe = Probe(ROOT, Facts(len(data)), data[:HEAD])
+        try:
+            keys = files.run(FORMAT.open(probe, OpenOptions(verify=verify)))
+        except RefShardError:
+            return
+        grid = keys.grids["data"]
+        for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():
+            try:
+                entry = files.run(keys.lookup(f"data/{grid.tail(number)}"))
+                if entry is not None and (entry.size or 0) <= _LARGEST:
+                    files.bytes(entry)
+            except (RefShardError, ValueError, EOFError):  # which the engine makes errors of the key
+                pass

@@ -1,0 +1,56 @@
+"""Chunk manifests of one array: entries in the grid and byte ranges, or a ManifestError."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext as configured
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.manifests.chunk_manifest import parse
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = True
+WORDS = tuple(
+    b"""
+    {"path":"x"} {"data":"y"} "offset" "length" "etag" "last_modified" "checksum" "md5:00" "prefix" "separator"
+    "path" "1.2" "01.2" "1.2.3" "999999999999999999.0" "-1.0" "" "0.
+    """.split()
+)
+_GRIDS = tuple(ChunkGrid(counts, ChunkKeyEncoding("default", "/")) for counts in ((4, 3), (7,), ()))
+
+
+def seeds() -> list[bytes]:
+    entries: dict[str, object] = {
+        "0.1": {"path": "x", "offset": 3, "length": 4},
+        "3.2": {"path": "y"},
+        "1.0": {},
+        "2.0": {"data": "abc"},
+        "2.1": {"data": "base64:/wA="},
+        "0.0": {"path": "x", "offset": 7, "etag": "e", "last_modified": "2024-01-01", "checksum": "md5:00"},
+        "2.2": {"data": {"a": 1}},
+    }
+    prefixes = {"prefix": {"0.": {"path": "../one/c/0/", "separator": "/"}, "": {"path": "../rest/"}}}
+    plain = {str(i): {"path": "s3://b/x", "offset": i * 10, "length": 10} for i in range(7)}
+    return [json.dumps(d).encode() for d in (entries, {**prefixes, **entries}, plain, {"0": {"path": "z"}})]
+
+
+def one_input(data: bytes) -> None:
+    for grid in _GRIDS:
+        try:
+            manifest = parse(data, grid, "manifest.json")
+        except ManifestError:
+            continue
+        numbers = manifest.table.present().tolist()
+        assert len(numbers) == len(manifest)
+        for number in range(grid.size):
+            source = manifest.source(number)
+            assert (source is not None) == (number in numbers)
+            assert source is None or not manifest.is_empty(number)
+            if source is not None:
+                assert source.offset >= 0
+                assert source.offset + (source.length or 0) < 2**63
+                assert source.path is not None or len(manifest.inline(source)) == source.length
+            prefix = manifest.prefix(grid.coords(number))
+            assert prefix is None or prefix.url(grid.coords(number))

@@ -1,0 +1,48 @@
+"""Any document as a source: recognised, opened and listed, or an error of ours."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as configured
+
+from refshard_fs.errors import RefShardError
+from refshard_fs.keys import join
+from tests.fuzz.parsers import bloscpack_file, compressed, json_references, prefix_map, zarr_metadata, zip_archive
+from tests.shards.in_memory import ROOT, Files
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (
+    b"PK\3\4",
+    b"blpk\3",
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b'{"',
+    b'"shards":[2,2],',
+    b"sharding_indexed",
+    b"\xef\xbb\xbf",
+)
+
+
+def seeds() -> list[bytes]:
+    others = (json_references, zip_archive, bloscpack_file, prefix_map, compressed)
+    sharded = [b'{"version":1,"refs":{"a/zarr.json":%s,"a/c/0/0":["x",0,99]}}' % d for d in zarr_metadata.seeds()[3:7]]
+    return [found for other in others for found in other.seeds()[:3]] + sharded
+
+
+def one_input(data: bytes) -> None:
+    files = Files({ROOT: data, "x": bytes(99)})
+    try:
+        keys = files.open()
+        children = files.run(keys.children("")) or ()
+    except RefShardError:
+        return
+    for listed in list(children)[:6]:
+        key = join("", listed.name)
+        try:
+            if listed.is_directory:
+                files.run(keys.children(key))
+            else:
+                files.read(keys, key)
+        except (RefShardError, ValueError, EOFError, KeyError):  # which the engine makes errors of the key
+            pass

@@ -1,0 +1,60 @@
+"""Columns that were pickled, or kept in a file: those that were written, or a ValueError."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+from contextlib import nullcontext as configured
+from functools import cache
+
+from refshard_fs.manifests import compiled, pickled
+from refshard_fs.manifests.kerchunk_json import parse
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.reading import index_cache
+from tests.fuzz.parsers.json_references import _ARRAY
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (b"refshard index", b"\xc0", b"\xff", b"\xdd\xff\xff\xff\xff", b"\xcf" + b"\xff" * 8, b"\x93", b"\x02\x01\x01")
+
+
+@cache
+def seeds() -> list[bytes]:
+    """A byte that tells how the columns were kept, and what was kept."""
+    refs: dict[str, object] = {"a/.zarray": json.dumps(_ARRAY), "t": "text", "o": {"x": [1, None]}, "w": ["u"]}
+    refs |= {f"a/{i}.{i % 3}": ["s3://b/k", i, 10] for i in range(4)}
+    found = []
+    for document in (refs, {**refs, "r": ["v", 1, 2], "é": "base64:AAEC"}):
+        columns = parse(json.dumps(document).encode(), "refs", {})
+        packed = b"".join(compiled.pack(columns))
+        end = index_cache._END.pack(index_cache._MAGIC, len(packed), zlib.crc32(packed))
+        found += [b"\0" + packed, b"\1" + pickled.shrink(columns), b"\2" + packed + end]
+    return found
+
+
+def one_input(data: bytes) -> None:
+    kind, kept = data[:1], data[1:]
+    try:
+        match kind:
+            case b"\0":
+                if len(kept) > 24:  # the length is right, or nothing after it would ever be looked at
+                    kept = kept[:16] + struct.pack("<Q", len(kept)) + kept[24:]
+                _look(compiled.unpack(memoryview(kept)))
+            case b"\1":
+                _look(pickled.swell(kept))
+            case _:
+                whole = index_cache._checked_length(io.BytesIO(kept), len(kept))  # type: ignore[arg-type]  # a file
+                assert whole is None or data in seeds()
+    except ValueError:
+        pass
+
+
+def _look(refs: ReferenceSet) -> None:
+    """Look at no values: only the checksum of a file tells whether those are what was written."""
+    for table in refs.tables.values():
+        count = len(table.targets)
+        assert count == len(table.offsets) == len(table.lengths)
+        assert count == (table.grid.size if table.numbers is None else len(table.numbers))

@@ -1,0 +1,97 @@
+"""ZIP archives: members that lie in the archive, and inflate to what the directory says, or an error of ours."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from contextlib import nullcontext as configured
+
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats import HEAD, OpenOptions, Probe
+from refshard_fs.keys import join
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.model import Facts
+from refshard_fs.shards.zip import FORMAT
+from tests.shards.in_memory import ROOT, Files
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (
+    b"PK\1\2",
+    b"PK\3\4",
+    b"PK\5\6",
+    b"PK\6\6",
+    b"PK\6\7",
+    b"../",
+    b"\\",
+    b"\xff\xff",
+    b"\1\0\x10\0",
+    b"a/b",
+    b"//",
+)
+_READ = 12  # members that are read
+
+
+class _Unseekable(io.BytesIO):
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, *args: object) -> int:
+        raise OSError("a pipe")
+
+    def tell(self) -> int:
+        raise OSError("a pipe")
+
+
+def seeds() -> list[bytes]:
+    return [
+        _archive(),
+        _archive(method=zipfile.ZIP_DEFLATED),
+        _archive(out=_Unseekable()),
+        _archive(zip64=True),
+        _archive(b"c"),
+    ]
+
+
+def _archive(comment: bytes = b"", method: int = 0, out: io.BytesIO | None = None, *, zip64: bool = False) -> bytes:
+    out = out or io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        archive.comment = comment
+        for name, content in {"a/.zarray": b"{}" * 9, "a/0.0": b"data" * 20, "b": b"", "é/x": b"\0" * 50}.items():
+            with archive.open(name, "w", force_zip64=zip64) as member:
+                member.write(content)
+    return out.getvalue()
+
+
+def one_input(data: bytes) -> None:
+    files = Files({ROOT: data})
+    try:
+        keys = files.run(FORMAT.open(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
+        found = _walk(files, keys)
+    except RefShardError:
+        return
+    for key, size in found:
+        assert ".." not in key.split("/")
+        assert not key.startswith("/")
+        assert "\0" not in key
+        try:
+            content = files.read(keys, key)
+        except (RefShardError, ValueError, EOFError):  # which the engine makes errors of the key
+            continue
+        assert content is not None
+        assert size is None or len(content) == size
+
+
+def _walk(files: Files, keys: KeySpace) -> list[tuple[str, int | None]]:
+    found: list[tuple[str, int | None]] = []
+    folders = [""]
+    while folders and len(found) < _READ:
+        folder = folders.pop()
+        for listed in files.run(keys.children(folder)) or ():
+            name = join(folder, listed.name)
+            if listed.is_directory:
+                folders.append(name)
+            else:
+                found.append((name, listed.size))
+    return found[:_READ]

@@ -1,0 +1,109 @@
+"""Parsers hold their promises for inputs that are nearly valid: some hundreds here, as many as asked for elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.fuzz import driver, parsers
+from tests.fuzz.mutation import Mutator
+
+pytest.importorskip("pyarrow")
+
+# Inputs that once broke a promise, as `python -m tests.fuzz` found them.
+FOUND = {
+    "a codec that is no text": (
+        "bcolz_rootdir",
+        b'{"dtype": "<f8", "cparams": {"clevel": 5, "shuffle": 1, "cname": {"a":1}}, "chunklen": 4}'
+        b'\n--\n{"shape": [9], "nbytes": 72}\n--\n{}',
+    ),
+    "a manifest's key that is not UTF-8": ("chunk_manifest", b'{"0\xf20": {"path": "x"}}'),
+    "a manifest's path that is not UTF-8": ("prefix_map", b'{"name":"chunk-manifest-json","a":"\xf8"}'),
+    "a member named by half a surrogate pair": ("chunk_manifest", b'{"2.0": {"\\ud800": "abc"}}'),
+    "a dimension of half a surrogate pair": ("templates", b'\n\n\nk\nu\n\n\n{"i": {"stop": "\\ud800"}}'),
+    "a grid of more partitions than memory holds": (
+        "parquet_layout",
+        b'{"metadata": {"a/.zarray": {"zarr_format": 2, "shape": [4, 69007199254740993], "chunks": [1, 2], "dtype":'
+        b' "<f4", "compressor": null, "fill_value": 0, "order": "C", "filters": null}}, "record_size": 100}',
+    ),
+    "rows that are not there": ("kept_columns", b"\x01\x94\x90\x90\x91\x93\xa1a\x83\xa6counts\x91\x04\xa8encoding\x82"
+                                b"\xa4name\xa2v2\xa9separator\xa1.\xa6shards\x90\x94\x90\x90\x90\xc0\x80"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_broke_a_parser_once_does_so_no_more(what: str) -> None:
+    name, data = FOUND[what]
+    harness = driver.harness(name)
+    with harness.configured():
+        harness.one_input(data)
+
+
+@pytest.mark.parametrize("name", driver.names())
+def test_inputs_that_are_nearly_valid_break_nothing(name: str) -> None:
+    failures = list(itertools.islice(driver.search(name, range(400), seed=0), 3))
+    assert not failures, failures[0].reason
+
+
+@pytest.mark.parametrize("name", driver.names())
+def test_seeds_are_valid_and_inputs_can_be_made_again(name: str) -> None:
+    harness = driver.harness(name)
+    first, second = driver.mutator(harness, 7), driver.mutator(harness, 7)
+    again = [second.input(number) for number in range(59, -1, -1)]
+    assert [first.input(number) for number in range(60)] == again[::-1]
+    assert len({*again}) > 30
+    assert [first.input(number) for number in range(len(harness.seeds()))] == harness.seeds()
+    assert harness.__doc__
+
+
+def test_other_seeds_make_other_inputs() -> None:
+    found = [Mutator([b"0123456789"], seed, is_text=False).input(5) for seed in range(20)]
+    assert len(set(found)) > 10
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A harness whose parser hangs, grows or raises, as its input says."""
+    module = ModuleType(f"{parsers.__name__}.broken")
+
+    def one_input(data: bytes) -> None:
+        match data:
+            case b"hang":
+                while True:
+                    pass
+            case b"grow":
+                bytearray(b"x" * (300 << 20))
+            case b"raise":
+                raise KeyError("x")
+
+    module.IS_TEXT, module.WORDS, module.one_input = False, (), one_input  # type: ignore[attr-defined]
+    module.seeds, module.configured = lambda: [b"fine"], nullcontext  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+@pytest.mark.parametrize(("data", "reason"), [(b"hang", "Hang"), (b"grow", "bytes of memory"), (b"raise", "KeyError")])
+def test_hangs_growth_and_foreign_errors_are_failures(
+    broken: ModuleType, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
+) -> None:
+    monkeypatch.setattr(Mutator, "input", lambda self, number: data if number == 3 else b"fine")
+    (failure,) = driver.search("broken", range(6))
+    assert failure[:2] == (3, data)
+    assert reason in failure.reason
+
+
+def test_the_command_says_how_far_it_came_and_reruns_an_input(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "neuroglancer_shards"]
+    root = Path(__file__).parents[2]
+    run = subprocess.run([*command, "--inputs", "300"], capture_output=True, text=True, cwd=root, check=True)
+    assert "300 of 300 inputs" in run.stdout
+    assert "0 failures" in run.stdout
+    (tmp_path / "input").write_bytes(b"\1" + bytes(24))
+    subprocess.run([*command, "--file", tmp_path / "input"], cwd=root, check=True)
+    subprocess.run([*command, "--only", "17"], cwd=root, check=True)
