@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,12 +17,13 @@ from refshard_fs.columns import ABSENT, ChunkTable, Part, Row
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import place
+from refshard_fs.manifests.cf_times import converted
 from refshard_fs.manifests.chunk_values import decode_chunk, dtype_of, fill_of, plain
-from refshard_fs.manifests.reference_set import References, ReferenceSet, Value, decode
+from refshard_fs.manifests.reference_set import METADATA, References, ReferenceSet, Value, decode
 from refshard_fs.texts import Texts
 from refshard_fs.zarrmeta import ArrayMeta
 
-__all__ = ["Named", "Variable", "concatenate", "values_at_hand", "variables"]
+__all__ = ["Known", "Named", "Variable", "concatenate", "values_at_hand", "variables"]
 
 # Attributes that change what the values mean: equal in all sets.
 MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
@@ -48,6 +50,10 @@ class Variable(NamedTuple):
         return self.dims == (parent(self.path)[1],)
 
 
+# What is known of arrays: by the key and text of their metadata, and the text of their attributes.
+Known = dict[tuple[str, Any, Any], Variable | None]
+
+
 class Named(NamedTuple):
     """A set, its variables by path, and what it is called in errors."""
 
@@ -56,24 +62,39 @@ class Named(NamedTuple):
     variables: dict[str, Variable]
 
 
-def variables(refs: ReferenceSet, where: str) -> dict[str, Variable]:
-    """Return the arrays of a set by path."""
+def variables(refs: ReferenceSet, where: str, known: Known | None = None) -> dict[str, Variable]:
+    """Return the arrays of a set by path; ``known`` remembers what texts say: of equal ones, the same variable."""
     found = {}
+    known = {} if known is None else known
     for key, value in refs.side.items():
+        if not key.endswith(METADATA):
+            continue
         path, name = parent(key)
-        if name not in (".zarray", "zarr.json") or type(value) is Row:
+        if name not in METADATA or type(value) is Row:
             continue
-        doc = _document(key, value, where)
-        meta = zarrmeta.array_meta(doc, f"{key!r} of {where}")
-        if meta is None:
-            continue
-        attributes: Mapping[str, Any] = doc.get("attributes") or {}
-        aside = refs.side.get(join(path, ".zattrs"))
-        if meta.zarr_format == 2:
-            attributes = {} if aside is None else _document(join(path, ".zattrs"), aside, where)
-        names = doc.get("dimension_names") or attributes.get("_ARRAY_DIMENSIONS") or [None] * len(meta.shape)
-        found[path] = Variable(key, meta, attributes, tuple(names))
+        spelled = (key, value, refs.side.get(join(path, ".zattrs"))) if type(value) is str else None
+        if spelled is not None and type(spelled[2]) in (str, NoneType):
+            if spelled not in known:
+                known[spelled] = _variable(refs, path, key, value, where)
+            variable = known[spelled]
+        else:
+            variable = _variable(refs, path, key, value, where)
+        if variable is not None:
+            found[path] = variable
     return found
+
+
+def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str) -> Variable | None:
+    doc = _document(key, value, where)
+    meta = zarrmeta.array_meta(doc, f"{key!r} of {where}")
+    if meta is None:
+        return None
+    attributes: Mapping[str, Any] = doc.get("attributes") or {}
+    aside = refs.side.get(join(path, ".zattrs"))
+    if meta.zarr_format == 2:
+        attributes = {} if aside is None else _document(join(path, ".zattrs"), aside, where)
+    names = doc.get("dimension_names") or attributes.get("_ARRAY_DIMENSIONS") or [None] * len(meta.shape)
+    return Variable(key, meta, attributes, tuple(names))
 
 
 def _document(key: str, value: Value, where: str) -> dict[str, Any]:
@@ -185,7 +206,7 @@ class _Joining:
     def _part(self, path: str, i: int) -> Part:
         table = self.sets[i].refs.tables[path]
         numbers = table.present()
-        rows: Any = slice(None) if table.numbers is not None else numbers
+        rows: Any = slice(None) if table.numbers is not None or len(numbers) == table.grid.size else numbers
         targets = table.targets[rows] + np.uint32(self.starts[i])
         return Part(numbers, targets, table.offsets[rows], table.lengths[rows])
 
@@ -230,16 +251,35 @@ class _Joining:
             values = values_at_hand(variable, part.refs, self.inline[i].get(path, {}), part.name)
             if values is None:
                 return None
-            found.append(values)
+            found.append(self._in_first_units(path, i, values))
         return np.concatenate(found)
+
+    def _in_first_units(self, path: str, i: int, values: Any) -> Any:
+        """Return the values of a coordinate of times as numbers of the first set's units."""
+        first, variable = self.sets[0].variables[path], self.sets[i].variables[path]
+        if variable.attributes.get("units") == first.attributes.get("units"):
+            return values
+        fills = [v.meta.raw.get("fill_value") for v in (first, variable)]
+        fills += [v.attributes.get(name) for v in (first, variable) for name in ("_FillValue", "missing_value")]
+        try:
+            return converted(values, variable.attributes, first.attributes, fills)
+        except ValueError as e:
+            mine, theirs = first.attributes.get("units"), variable.attributes.get("units")
+            raise ManifestError(
+                f"{path!r} has the attribute units {mine!r} in {self.sets[0].name}, and {theirs!r} in "
+                f"{self.sets[i].name}, and cannot be carried over: {e}. Write {path!r} anew in {mine!r} there: its "
+                f"values are the only ones that a set holds itself"
+            ) from e
 
     # ------------------------------------------------------------------ what must be the same
 
     def _compatible(self, path: str, one: int, other: int, axis: int, *, stored_anew: bool) -> None:
         a, b = self.sets[one].variables[path], self.sets[other].variables[path]
+        if a is b:
+            return
         if a.dims != b.dims:
             raise self._differ(path, one, other, "dimensions", list(a.dims), list(b.dims))
-        without = OWN | (STORED if stored_anew else set())
+        without = OWN | (STORED | {"units"} if stored_anew else set())
         self._documents(path, one, other, without)
         for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
             if k != axis and length != theirs:
@@ -247,11 +287,15 @@ class _Joining:
 
     def _documents(self, path: str, one: int, other: int, without: set[str]) -> None:
         a, b = self.sets[one].variables[path], self.sets[other].variables[path]
+        if a is b:
+            return
         mine, theirs = _fields(a.meta), _fields(b.meta)
         for field in dict.fromkeys([*mine, *theirs]):
             if field not in without and _text(mine.get(field)) != _text(theirs.get(field)):
                 raise self._differ(path, one, other, field, mine.get(field), theirs.get(field))
         for name in MEANING:
+            if name in without:
+                continue
             if _text(a.attributes.get(name)) != _text(b.attributes.get(name)):
                 raise self._differ(
                     path, one, other, f"attribute {name}", a.attributes.get(name), b.attributes.get(name)
@@ -259,6 +303,8 @@ class _Joining:
 
     def _equal(self, path: str, one: int, other: int) -> None:
         a, b = self.sets[one], self.sets[other]
+        if a.variables[path] is b.variables[path] and self._same_data(path, one, other):
+            return
         mine = values_at_hand(a.variables[path], a.refs, self.inline[one].get(path, {}), a.name)
         theirs = values_at_hand(b.variables[path], b.refs, self.inline[other].get(path, {}), b.name)
         what, without = "references", {"attributes"}
@@ -275,6 +321,13 @@ class _Joining:
             f"equal, or name it in same= to take the first set's"
         )
 
+    def _same_data(self, path: str, one: int, other: int) -> bool:
+        """Whether all chunks are inline, and the same bytes."""
+        tables = [self.sets[i].refs.tables.get(path) for i in (one, other)]
+        return not any(t is None or len(t) for t in tables) and self.inline[one].get(path) == self.inline[other].get(
+            path
+        )
+
     def _differ(self, path: str, one: int, other: int, field: str, mine: Any, theirs: Any) -> ManifestError:
         return ManifestError(
             f"{path!r} has the {field} {mine!r} in {self.sets[one].name}, and {theirs!r} in {self.sets[other].name}"
@@ -283,6 +336,10 @@ class _Joining:
 
 def _renumbered(numbers: Any, count: int, total: int, inner: int, begin: int) -> Any:
     """Return the numbers of chunks in a grid that has ``total`` along the axis where theirs has ``count``."""
+    if total == count:
+        return numbers
+    if len(numbers) and numbers[-1] < count * inner:  # ascending: all in the first place of the axes before
+        return numbers + np.uint64(begin * inner)
     outer, rest = np.divmod(numbers, np.uint64(count * inner))
     return outer * np.uint64(total * inner) + rest + np.uint64(begin * inner)
 

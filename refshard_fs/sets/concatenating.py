@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.columns import ChunkTable
-from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.keys import join
-from refshard_fs.manifests.chunk_values import dtype_of
-from refshard_fs.manifests.concatenation import Named, Variable, concatenate, variables
-from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.policy import LOCAL, protocol_of
+from refshard_fs.manifests.concatenation import Named, concatenate, variables
 from refshard_fs.sets.made import MadeSet, made
-from refshard_fs.sets.rebasing import opened
+from refshard_fs.sets.taking import take
 
 __all__ = ["concat"]
-
-TOGETHER: Final = 16  # sets that are opened at a time
-LONGEST: Final = 1 << 20  # elements of a coordinate that is read and kept in the set
 
 
 def concat(
@@ -41,7 +31,8 @@ def concat(
     codecs, chunks and the other lengths must be the same, and lengths multiples of the chunks, but in the last set.
     Variables without the dimension must be equal, or named in ``same``: then they are the first set's. Coordinates
     (arrays of their dimension's name) are read, compared by value and kept inline; no other chunk is read. Attributes
-    are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal.
+    are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal, but for
+    coordinates of CF times: these become numbers of the first set's units where whole numbers stay whole.
 
     Raises ManifestError, which names the sets, the variable and the field, where they do not fit. ``callback`` counts
     the sets that are opened.
@@ -63,17 +54,7 @@ def concat(
         raise ValueError("there are no sets to concatenate")
     callback.set_size(len(leaves))
 
-    def read(numbered: tuple[int, Any]) -> Named:
-        number, fo = numbered
-        name = f"set {number} ({fo})" if isinstance(fo, str) else f"set {number}"
-        part = _read(opened(fo, options), name)
-        callback.relative_update(1)
-        return part
-
-    # Threads help to wait for the network; what is at hand takes the interpreter, which has one at a time.
-    far = any(isinstance(fo, str) and protocol_of(fo) not in (None, *LOCAL) for fo in leaves)
-    with ThreadPoolExecutor(TOGETHER if far else 1) as pool:
-        parts = iter(list(pool.map(read, enumerate(leaves))))
+    parts = iter(take(leaves, options, callback.relative_update))
     unchecked = frozenset(same)
 
     def joined(nested: Any, depth: int) -> Named:
@@ -97,34 +78,3 @@ def _leaves(nested: Any, depth: int) -> Iterable[Any]:
         raise TypeError(f"sets are nested as many times as there are dimensions: {nested!r} is no list of them")
     for member in nested:
         yield from _leaves(member, depth - 1)
-
-
-def _read(fs: RefShardFileSystem, name: str) -> Named:
-    refs = fs.collect()
-    found = variables(refs, name)
-    tables, side = dict(refs.tables), dict(refs.side)
-    for variable in found.values():
-        path = variable.path
-        if variable.is_coordinate and path in tables and len(tables[path]) and _is_small(variable):
-            grid = tables[path].grid
-            keys = [join(path, grid.tail(number)) for number in tables[path].present().tolist()]
-            side.update(_chunks(fs, keys))
-            tables[path] = ChunkTable.from_parts(grid, [])
-    return Named(name, ReferenceSet(refs.urls, tables, side), found)
-
-
-def _chunks(fs: RefShardFileSystem, keys: list[str]) -> dict[str, bytes]:
-    found: dict[str, bytes] = fs.cat(keys)
-    return found
-
-
-def _is_small(variable: Variable) -> bool:
-    meta = variable.meta
-    return meta.shape[0] <= LONGEST and dtype_of(meta) is not None and not _is_sharded(variable)
-
-
-def _is_sharded(variable: Variable) -> bool:
-    codecs = variable.meta.raw.get("codecs") or ()
-    return "shards" in variable.meta.raw or any(
-        isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed" for codec in codecs
-    )

@@ -146,6 +146,109 @@ def test_units_that_differ_are_refused() -> None:
         refshard_fs.concat([day(0, 4), other], dim="time")
 
 
+def times(start: int, units: str) -> dict[str, Any]:
+    part = day(start, 2)
+    part["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": units})
+    return part
+
+
+def test_times_of_other_units_are_carried_over_where_that_is_exact() -> None:
+    parts = [times(2, "days since 2001-01-01"), times(4, "days since 2001-01-03"), times(48, "hours since 2001-01-08")]
+    parts[2]["time/0"] = np.array([24, 48], "<i4").tobytes()
+    both = read(refshard_fs.concat(parts, dim="time"))
+    np.testing.assert_array_equal(both["time"], [2, 3, 6, 7, 8, 9])
+
+
+def test_times_that_cannot_be_carried_over_are_refused_with_both_units_and_the_way_out() -> None:
+    parts = [times(2, "days since 2001-01-01"), times(4, "hours since 2001-01-03")]
+    with pytest.raises(ManifestError) as caught:
+        refshard_fs.concat(parts, dim="time")
+    for words in ("'days since 2001-01-01' in set 0", "'hours since 2001-01-03' in set 1", "4 is no whole", "anew in"):
+        assert words in str(caught.value)
+
+
+def test_compressed_coordinates_are_read_and_joined() -> None:
+    numcodecs = pytest.importorskip("numcodecs")
+    zlib = numcodecs.Zlib(1)
+    parts = [day(0, 2), day(2, 2), day(4, 2)]
+    for start, part in zip((0, 2, 4), parts, strict=True):
+        data = zlib.encode(np.arange(start, start + 2, dtype="<i4").tobytes())
+        MemoryFileSystem().pipe_file(f"/made/zlib{start}", data)
+        part["time/0"] = data if start else ["memory://made/zlib0", 0, len(data)]
+        part["time/.zarray"] = json.dumps(json.loads(part["time/.zarray"]) | {"compressor": zlib.get_config()})
+    both = refshard_fs.concat(parts, dim="time")
+    np.testing.assert_array_equal(read(both)["time"], np.arange(6))
+    assert json.loads(json.dumps(both.references["time/.zarray"]))["compressor"] is None
+
+
+@pytest.mark.skipif(2 not in VERSIONS or len(VERSIONS) == 1, reason="zarr 2 has no shards")
+def test_sharded_arrays_are_joined_by_their_shards(tmp_path: Any) -> None:
+    paths, values = [], []
+    for i in range(2):
+        path = str(tmp_path / f"part{i}.zarr")
+        group = zarr.open_group(path, mode="w", zarr_format=3)
+        data = np.random.default_rng(i).integers(0, 99, (4, 4)).astype("<i2")
+        array = group.create_array("air", shape=(4, 4), shards=(4, 4), chunks=(2, 2), dtype="<i2",
+                                   dimension_names=["time", "x"])  # fmt: skip
+        array[...] = data
+        values.append(data)
+        paths.append(path)
+    both = refshard_fs.concat(paths, dim="time")
+    assert sorted(key for key in both.references if "/c/" in key) == ["air/c/0/0", "air/c/1/0"]
+    store = zarr.storage.FsspecStore(RefShardFileSystem(both, asynchronous=True), read_only=True, path="")
+    np.testing.assert_array_equal(zarr.open_group(store, mode="r")["air"][...], np.concatenate(values))
+
+
+@pytest.mark.skipif(len(VERSIONS) == 1, reason="chunk manifests are zarr version 3")
+def test_chunk_manifests_are_sources_too(tmp_path: Any) -> None:
+    parts = [day(0, 2, 3), day(2, 2, 3)]
+    for i, part in enumerate(parts):
+        RefShardFileSystem(part).save(str(tmp_path / f"part{i}"), "chunk-manifest")
+    both = refshard_fs.concat([str(tmp_path / "part0"), str(tmp_path / "part1")], dim="time")
+    expected = read(refshard_fs.concat(parts, dim="time"))
+    for name, values in read(both).items():
+        np.testing.assert_array_equal(values, expected[name])
+
+
+def test_sets_with_templates_and_of_other_keys_are_read_as_ever(tmp_path: Any) -> None:
+    parts = [day(0, 2), day(2, 2), day(4, 2), day(6, 2)]
+    expected = read(refshard_fs.concat(parts, dim="time"))
+    url = parts[1]["air/0.0"][0]
+    parts[1]["air/0.0"] = ["{{u}}", *parts[1]["air/0.0"][1:]]
+    documents = [parts[0], {"version": 1, "templates": {"u": url}, "refs": parts[1]},
+                 {"version": 1, "refs": dict(reversed(parts[2].items()))}, parts[3]]  # fmt: skip
+    paths = []
+    for i, document in enumerate(documents):
+        paths.append(str(tmp_path / f"{i}.json"))
+        RefShardFileSystem(document).save(paths[-1], "json")
+        if i == 1:
+            text = json.loads((tmp_path / "1.json").read_text())
+            text["refs"]["air/0.0"] = parts[1]["air/0.0"]
+            (tmp_path / "1.json").write_text(json.dumps({**text, "version": 1, "templates": {"u": url}}))
+    for sets in (documents, paths):
+        for name, values in read(refshard_fs.concat(sets, dim="time")).items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
+def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
+    parts = [day(0, 2), day(2, 2), day(4, 2)]
+    urls = []
+    for i, part in enumerate(parts):
+        if i % 2 == 0:
+            part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes()
+        inline = {key: value for key, value in part.items() if not key.startswith(("x/", "time/"))}
+        urls.append(http_server.put(f"{i}.json", json.dumps(inline).encode()))
+    refshard_fs.concat(urls, dim="time")
+    assert sorted(entry.path for entry in http_server.log.requests(method="GET")) == [f"/{i}.json" for i in range(3)]
+
+
+def test_a_set_that_is_missing_is_no_missing_key(tmp_path: Any) -> None:
+    from refshard_fs import SourceNotReachable
+
+    with pytest.raises(SourceNotReachable, match="nothing"):
+        refshard_fs.concat([day(0, 2), str(tmp_path / "none.json")], dim="time")
+
+
 def test_consolidated_metadata_tell_of_the_whole() -> None:
     one = day(0, 2)
     one[".zmetadata"] = json.dumps({"zarr_consolidated_format": 1, "metadata": {"air/.zarray": {}}})

@@ -1,0 +1,97 @@
+"""Sets that are alike: comparing gives exactly what parsing does, and what differs in any way is not compared."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refshard_fs.manifests.alike import Members, Pattern, decoded, members_of
+from refshard_fs.manifests.kerchunk_json import parse, parse_document
+from refshard_fs.manifests.reference_set import References
+
+META = {"zarr_format": 2, "shape": [6], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+ARRAY = json.dumps(META | {"filters": None, "compressor": None})
+FIRST: dict[str, Any] = {
+    ".zgroup": '{"zarr_format": 2}',
+    "a/.zarray": ARRAY,
+    "a/.zattrs": "{}",
+    "a/0": ["s3://b/0", 0, 10],
+    "a/1": ["s3://b/0", 10, 10],
+    "a/2": "base64:AA==",
+    "b/.zarray": ARRAY,
+    "b/5": ["s3://b/1", 0, 10],
+    "b/3": ["s3://b/0", 7, 9],
+}
+
+
+def pattern(members: dict[str, Any] = FIRST) -> Pattern:
+    found = Pattern.of(Members(members), parse_document(members, "first", {}))
+    assert found is not None
+    return found
+
+
+urls = st.sampled_from(["s3://b/0", "s3://c/1", "é", "http://x/{{u}}", ""])
+numbers = st.sampled_from([0, 1, 5, 2**62, 2**63, -1, True, 1.0, "1", None])
+values = st.one_of(
+    st.tuples(urls, numbers, numbers).map(list),
+    st.tuples(urls).map(list),
+    st.sampled_from(["abc", "base64:AQ==", None, {"x": 1}, ["s3://b", 1], [None, 0, 1], 7]),
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FIRST)), values, max_size=3))
+def test_what_is_read_by_comparison_is_what_parsing_gives(changes: dict[str, Any]) -> None:
+    other = {"version": 1, "refs": {**FIRST, **changes}}
+    for given_members, parsed in (
+        (members_of(other), lambda: parse_document(other, "x", {})),
+        (decoded(json.dumps(other).encode()), lambda: parse(json.dumps(other).encode(), "x", {})),
+    ):
+        assert given_members is not None
+        found = pattern().read(given_members)
+        if found is not None:
+            assert dict(References(found)) == dict(References(parsed()))
+
+
+def test_ranges_elsewhere_are_read_by_comparison() -> None:
+    other = {**FIRST, "a/0": ["s3://new/0", 5, 6], "a/.zattrs": '{"title": "x"}', "a/2": "base64:AQ=="}
+    found = pattern().read(Members(other))
+    assert found is not None
+    assert dict(References(found)) == dict(References(parse_document(other, "x", {})))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**FIRST, "a/.zarray": ARRAY.replace("[1]", "[2]")},
+        {key: value for key, value in FIRST.items() if key != "b/3"},
+        {**FIRST, "b/4": ["s3://b/0", 7, 9]},
+        dict(reversed(FIRST.items())),
+        {**FIRST, "a/0": ["{{u}}", 0, 1]},
+        {**FIRST, "a/0": "data"},
+        {**FIRST, "a/0": ["s3://b/0"]},
+        {**FIRST, "a/0": ["s3://b/0", -1, 1]},
+        {**FIRST, "a/0": [None, 0, 1]},
+    ],
+)
+def test_what_differs_is_left_to_who_parses(other: dict[str, Any]) -> None:
+    assert pattern().read(Members(other)) is None
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"version": 1, "templates": {"u": "s3://b"}, "refs": {}},
+        {"version": 1, "gen": [{}], "refs": {}},
+        {"version": 2, "refs": {}},
+        {"refs": {}},
+        {"version": 1, "refs": {}, "unknown": 1},
+        [1],
+    ],
+)
+def test_documents_with_more_in_them_are_not_taken_for_plain_ones(document: Any) -> None:
+    assert members_of(document) is None
+    assert decoded(json.dumps(document).encode()) is None
