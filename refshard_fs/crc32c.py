@@ -13,19 +13,29 @@ import numpy.typing as npt
 __all__ = ["LENGTH", "crc32c"]
 
 LENGTH = 4
+_PIECE = 1 << 20  # bytes at a time; the tables' work on them takes several times their memory
 _POLYNOMIAL = 0x82F63B78
 _Words = npt.NDArray[np.uint32]
 
 
-def crc32c(data: bytes) -> int:
-    """Return the checksum of ``data``."""
+def crc32c(data: bytes | memoryview, before: int = 0) -> int:
+    """Return the checksum of ``data``, or of that after other bytes, whose checksum is ``before``."""
+    for start in range(0, len(data), _PIECE):
+        before = _piece(data[start : start + _PIECE], before)
+    return before
+
+
+def _piece(data: bytes | memoryview, before: int) -> int:
+    register = before ^ 0xFFFFFFFF
     if len(data) < 4:
-        return _bytewise(data)
-    # Zeros in front do not change a register of zeros; the initial ones go over the first four bytes.
+        for byte in data:
+            register = int(_byte_table()[(register ^ byte) & 0xFF]) ^ (register >> 8)
+        return register ^ 0xFFFFFFFF
+    # Zeros in front do not change a register of zeros; the one there is goes over the first four bytes.
     padding = -len(data) % 4
     padded = bytearray(padding) + data
-    for i in range(padding, padding + 4):
-        padded[i] ^= 0xFF
+    for i, byte in enumerate(register.to_bytes(4, "little"), padding):
+        padded[i] ^= byte
     words: _Words = np.frombuffer(padded, "<u4").astype(np.uint32)
     level = 0
     while len(words) > 1:
@@ -34,13 +44,6 @@ def crc32c(data: bytes) -> int:
         words = _shift(words[::2], _operator(level)) ^ words[1::2]
         level += 1
     return int(_shift(words, _operator(0))[0]) ^ 0xFFFFFFFF
-
-
-def _bytewise(data: bytes) -> int:
-    register = 0xFFFFFFFF
-    for byte in data:
-        register = int(_byte_table()[(register ^ byte) & 0xFF]) ^ (register >> 8)
-    return register ^ 0xFFFFFFFF
 
 
 @cache

@@ -11,8 +11,9 @@ fastest, unless ``shard_options={"slots": "morton"}`` says that they truly follo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs import zarrmeta
-from refshard_fs.shards.layout import Equal, Level, ShardFormat, Unsharded
+from refshard_fs.shards import morton
+from refshard_fs.shards.layout import Buffer, Equal, Level, ShardFormat, Unsharded
 from refshard_fs.shards.nested import Nest, NestedLayout
 from refshard_fs.shards.offsets import OffsetsLevel, slots_of
 
@@ -48,6 +50,9 @@ class Mask:
         written = self._mask[-1 - rank // 8] >> rank % 8 & 1
         return (rank * self._slot, self._slot) if written else None
 
+    def taken(self) -> list[int]:
+        return [slot for slot in range(len(self._ranks)) if self.locate(slot) is not None]
+
 
 class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
     """A big-endian number at the end of a shard, one bit a slot, the lowest for the first slot."""
@@ -69,23 +74,25 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
             raise ValueError(f"it has {size} bytes, and not the {need} of its slots and their mask")
         return Mask(data, _ranks(self.lengths, self.order), self.slot)
 
+    def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
+        ranks = _ranks(self.lengths, self.order)
+        lying: list[Sequence[Buffer]] = [(bytes(self.slot),)] * len(ranks)
+        mask = 0
+        for slot, parts in chunks:
+            length = sum(map(len, parts))
+            if length != self.slot:
+                raise ValueError(f"a chunk of {length} bytes does not fill its slot of {self.slot}")
+            mask |= 1 << int(ranks[slot])
+            lying[int(ranks[slot])] = parts
+        return [*chain.from_iterable(lying), mask.to_bytes(self.length, "big")]
+
 
 @lru_cache(maxsize=64)
 def _ranks(lengths: tuple[int, ...], order: Order) -> npt.NDArray[np.uint32]:
     """Return, for each slot counted in C order, its place among all slots."""
     if order == "fortran":
         return np.arange(math.prod(lengths), dtype=np.uint32).reshape(lengths, order="F").ravel()
-    coords = np.indices(lengths, dtype=np.uint64).reshape(len(lengths), -1)
-    code = np.zeros(coords.shape[1], np.uint64)
-    place = 0
-    for bit in range(max((length - 1).bit_length() for length in lengths)):
-        for axis, length in enumerate(lengths):
-            if bit < (length - 1).bit_length():
-                code |= (coords[axis] >> np.uint64(bit) & np.uint64(1)) << np.uint64(place)
-                place += 1
-    ranks = np.empty(len(code), np.uint32)
-    ranks[np.argsort(code, kind="stable")] = np.arange(len(code), dtype=np.uint32)
-    return ranks
+    return morton.ranks(lengths)
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,7 @@ from refshard_fs.keys import ChunkGrid
 
 __all__ = [
     "MAX_INDEX",
+    "Buffer",
     "Cut",
     "Equal",
     "Level",
@@ -35,6 +36,8 @@ __all__ = [
     "shard_formats",
 ]
 
+Buffer: TypeAlias = bytes | memoryview
+
 MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never asked for
 
 
@@ -46,6 +49,9 @@ class Table(Protocol):
 
     def locate(self, slot: int) -> tuple[int, int] | None:
         """Return (offset, length) in the shard of the chunk in ``slot``; None if there is none."""
+
+    def taken(self) -> Sequence[int]:
+        """Return the slots that hold a chunk, ascending."""
 
 
 class Level(Protocol, Hashable):
@@ -64,6 +70,12 @@ class Level(Protocol, Hashable):
         """Return the table held by ``data`` (``length`` bytes), of a shard of ``size`` bytes if that is known.
 
         The trailer is not counted in ``size``. Raises ValueError where anything contradicts.
+        """
+
+    def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
+        """Return the bytes of a shard of ``chunks`` (slot and payload, in the order to lie in), but for its trailer.
+
+        Raises ValueError where a payload cannot lie in such a shard.
         """
 
 
@@ -151,6 +163,15 @@ class ShardLayout(Protocol):
 
     def steps(self, places: Sequence[int], lengths: Sequence[int]) -> Sequence[Step]:
         """Return the way to the chunk at ``places`` in a shard of ``lengths`` chunks, outermost index first."""
+
+    def rewrite(
+        self, lengths: Sequence[int], old: Buffer | None, changes: Mapping[tuple[int, ...], Buffer | None]
+    ) -> list[Buffer] | None:
+        """Return the parts of the shard ``old`` (None: there is none) of ``lengths`` chunks after ``changes``.
+
+        Those are payloads by place; None leaves a chunk out. A shard without chunks is None. Raises
+        ValueError where the old shard is damaged, or a payload cannot lie in such a shard.
+        """
 
 
 class Unsharded(NamedTuple):

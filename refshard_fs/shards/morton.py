@@ -1,16 +1,17 @@
 """Compressed Morton codes: coordinates in a grid as one number, bits that no cell needs left out. No I/O here.
 
-Neuroglancer's numbering of the chunks of a volume.
+Neuroglancer's numbering of the chunks of a volume, and the order in which zarr-python lays out the chunks of a shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MortonCode"]
+__all__ = ["MortonCode", "ranks"]
 
 
 class MortonCode:
@@ -38,3 +39,15 @@ class MortonCode:
         for place, (dimension, bit) in enumerate(self._sources):
             coords[:, dimension] |= ((codes >> np.uint64(place)) & np.uint64(1)).astype(np.int64) << bit
         return coords
+
+
+@lru_cache(maxsize=64)
+def ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+    """Return, for each cell of a grid counted in C order, its place in the order of their codes."""
+    coords = np.indices(counts, dtype=np.uint64).reshape(len(counts), -1) if counts else np.zeros((0, 1), np.uint64)
+    code = np.zeros(coords.shape[1], np.uint64)
+    for place, (dimension, bit) in enumerate(MortonCode(counts)._sources):
+        code |= (coords[dimension] >> np.uint64(bit) & np.uint64(1)) << np.uint64(place)
+    out = np.empty(len(code), np.uint32)
+    out[np.argsort(code, kind="stable")] = np.arange(len(code), dtype=np.uint32)
+    return out

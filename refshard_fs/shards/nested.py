@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from refshard_fs.keys import ChunkGrid
-from refshard_fs.shards.layout import Cut, Level, Step
+from refshard_fs.shards.layout import Buffer, Cut, Level, Step
+from refshard_fs.shards.morton import ranks
+from refshard_fs.shards.packing import packed
 
 __all__ = ["Nest", "NestedLayout"]
 
@@ -30,6 +32,7 @@ class _Turn(NamedTuple):
     part: tuple[int, ...]
     strides: tuple[int, ...]
     level: Level
+    counts: tuple[int, ...]  # of slots, along the dimensions as the shard has them
 
 
 class NestedLayout:
@@ -42,15 +45,9 @@ class NestedLayout:
         self._plans: dict[tuple[int, ...], tuple[_Turn, ...]] = {}
 
     def steps(self, places: Sequence[int], lengths: Sequence[int]) -> list[Step]:
-        key = tuple(lengths)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = self._plan(key)
-        *outer, last = plan
+        *outer, last = self._plan(tuple(lengths))
         out = []
-        for part, strides, level in outer:
+        for part, strides, level, _ in outer:
             slot = 0
             rest = []
             for place, length, stride in zip(places, part, strides, strict=True):
@@ -62,7 +59,22 @@ class NestedLayout:
         out.append(Step(last.level, sum(map(int.__mul__, places, last.strides))))
         return out
 
+    def rewrite(
+        self, lengths: Sequence[int], old: Buffer | None, changes: Mapping[tuple[int, ...], Buffer | None]
+    ) -> list[Buffer] | None:
+        plan = self._plan(tuple(lengths))
+        by_slots = {tuple(s.slot for s in self.steps(at, lengths)): payload for at, payload in changes.items()}
+        return packed([(turn.level, ranks(turn.counts)) for turn in plan], old, by_slots)
+
     def _plan(self, lengths: tuple[int, ...]) -> tuple[_Turn, ...]:
+        plan = self._plans.get(lengths)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[lengths] = self._planned(lengths)
+        return plan
+
+    def _planned(self, lengths: tuple[int, ...]) -> tuple[_Turn, ...]:
         turns = []
         for part, axes, level in self._nests:
             counts = [length // inner for length, inner in zip(lengths, part, strict=True)]
@@ -71,6 +83,7 @@ class NestedLayout:
             for axis in reversed(axes):
                 strides[axis] = stride
                 stride *= counts[axis]
-            turns.append(_Turn(part, tuple(strides), level(math.prod(counts))))
+            turned = tuple(counts[axis] for axis in axes)
+            turns.append(_Turn(part, tuple(strides), level(math.prod(counts)), turned))
             lengths = part
         return tuple(turns)

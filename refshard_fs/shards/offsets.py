@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs import crc32c
-from refshard_fs.shards.layout import MAX_INDEX
+from refshard_fs.shards.layout import MAX_INDEX, Buffer
 
 __all__ = ["PAIR", "Offsets", "OffsetsLevel"]
 
@@ -34,6 +35,10 @@ class Offsets:
     def locate(self, slot: int) -> tuple[int, int] | None:
         offset, length = self.pairs[slot].tolist()
         return None if length == self._absent else (offset, length)
+
+    def taken(self) -> list[int]:
+        found: list[int] = np.flatnonzero(self.pairs[:, 1] != np.uint64(self._absent)).tolist()
+        return found
 
 
 class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
@@ -63,6 +68,23 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
         pairs = pairs.astype(np.uint64, copy=False)
         self._check(pairs, size)
         return Offsets(pairs, self.absent)
+
+    def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
+        none = 0 if self.absent == "no length" else _NONE
+        pairs = np.full((self.slots, 2), none, ">u8" if self.big_endian else "<u8")
+        offset = 0 if self.at_end else self.length
+        body: list[Buffer] = []
+        for slot, parts in chunks:
+            length = sum(map(len, parts))
+            if length == none:
+                raise ValueError("a chunk of no bytes cannot be told from a missing one in an index of this kind")
+            pairs[slot] = offset, length
+            offset += length
+            body += parts
+        index = pairs.tobytes()
+        if self.checked:
+            index += crc32c.crc32c(index).to_bytes(crc32c.LENGTH, "little")
+        return [*body, index] if self.at_end else [index, *body]
 
     def _check(self, pairs: npt.NDArray[np.uint64], size: int | None) -> None:
         offsets, lengths = pairs[:, 0], pairs[:, 1]
