@@ -22,8 +22,8 @@ from refshard_fs import __version__
 from refshard_fs.checking.findings import Report
 from refshard_fs.checking.validate import check
 from refshard_fs.errors import RefShardError
+from refshard_fs.formats import RECORD_SIZE
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.save import RECORD_SIZE
 from refshard_fs.sets.concatenating import concat
 from refshard_fs.sets.rebasing import rebase
 from refshard_fs.summary import Summary, summarise
