@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -65,14 +66,22 @@ def used(report: Callable[[Usage], object]) -> Iterator[None]:
     report(Usage(seconds, after - before, max(peak, after) - before))
 
 
-def in_turns(module: str, cases: Sequence[Sequence[str]], repeats: int) -> list[dict[str, float]]:
-    """Run each case, ``repeats`` times in turns, as ``python -m MODULE --child CASE...``; return its medians."""
+def in_turns(
+    module: str, cases: Sequence[Sequence[str]], repeats: int, bytecode: str | None = None
+) -> list[dict[str, float]]:
+    """Run each case, ``repeats`` times in turns, as ``python -m MODULE --child CASE...``; return its medians.
+
+    Compiled modules are kept in the folder ``bytecode``, if one is given: a checkout may have no room for them.
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE" or bytecode is None}
+    if bytecode is not None:
+        env["PYTHONPYCACHEPREFIX"] = bytecode
     found: list[list[dict[str, float]]] = [[] for _ in cases]
     for _ in range(repeats):
         for case, results in zip(cases, found, strict=True):
             command = [sys.executable, "-m", module, "--child", *case]
-            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603  # its own
-            results.append(json.loads(out.splitlines()[-1]))
+            done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)  # noqa: S603  # its own
+            results.append(json.loads(done.stdout.splitlines()[-1]))
     return [{name: statistics.median(r[name] for r in results) for name in results[0]} for results in found]
 
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
-from refshard_fs import manifests, shards
 from refshard_fs.errors import SourceNotReachable, UnknownSource
-from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw
+from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, registered
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.manifests.kerchunk_json import resolver
+from refshard_fs.manifests import recognised as reference_sets
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.lazy_references import LazyReferences, Look
 from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
+from refshard_fs.manifests.resolving import resolver
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
 from refshard_fs.policy import locator
+from refshard_fs.shards import recognised as archives
 from refshard_fs.shards.array_group import ArrayGroup
 from refshard_fs.shards.view import ShardView
 
@@ -36,15 +35,8 @@ def _nobody(name: str) -> None:
 @cache
 def formats() -> dict[str, Format]:
     """Return every known format by name: this package's, and those of the entry point group ``refshard.formats``."""
-    found = {}
-    for package in (manifests, shards):
-        for name in package.FORMATS:
-            known: Format = importlib.import_module(f"{package.__name__}.{name}").FORMAT
-            found[known.name] = known
-    for entry in entry_points(group="refshard.formats"):
-        known = entry.load()
-        found[known.name] = known
-    return found
+    own = (*reference_sets.FORMATS, *archives.FORMATS)
+    return {known.name: known for known in (*own, *registered("refshard.formats"))}
 
 
 def open_source(url: str, options: OpenOptions, format: str | None = None, tell: Tell = _nobody) -> Steps[KeySpace]:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Literal
 
 import msgspec
 
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts, Steps
 
-__all__ = ["HEAD", "HELD", "Document", "Format", "OpenOptions", "Probe", "Raw"]
+__all__ = [
+    "HEAD",
+    "HELD",
+    "RECORD_SIZE",
+    "Document",
+    "Format",
+    "OpenOptions",
+    "Probe",
+    "Raw",
+    "SetFormat",
+    "reader",
+    "registered",
+]
 
 HELD = "<bytes>"  # stands for the URL of a document that the caller gave as bytes
 HEAD = 4096  # bytes of a document that a format may look at to recognise it
+RECORD_SIZE = 10_000  # references in a partition of a parquet set that is written
+
+SetFormat = Literal["parquet", "json", "chunk-manifest"]  # what references are written as
 
 
 class OpenOptions(msgspec.Struct, frozen=True):
@@ -80,11 +98,27 @@ class Format(msgspec.Struct, frozen=True):
     documents: tuple[str, ...] = ()
 
 
+def reader(package: str, module: str) -> Callable[[Probe, OpenOptions], Steps[KeySpace]]:
+    """Return the ``open_`` of a module that is imported when there is a source to open."""
+
+    def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+        opened: Steps[KeySpace] = importlib.import_module(f"{package}.{module}").open_(probe, options)
+        return opened
+
+    return open_
+
+
+def registered(group: str) -> Iterator[Any]:
+    """Yield what third parties have registered in a group of entry points."""
+    for entry in _entry_points().select(group=group):
+        yield entry.load()
+
+
+_entry_points = cache(entry_points)  # which takes milliseconds: the files of every package that is installed
+
+
 class Raw(msgspec.Struct, frozen=True):
     """An index that is the bytes themselves."""
 
     def decode(self, data: bytes) -> bytes:
         return data
-
-
-Registry = Mapping[str, Format]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
@@ -18,23 +17,23 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
-from refshard_fs.collecting import collect
-from refshard_fs.formats import OpenOptions
+from refshard_fs.formats import RECORD_SIZE, OpenOptions, SetFormat
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.model import Inline, Span, Steps
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.fetch import Budget
 from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
 from refshard_fs.routing import route
-from refshard_fs.save import RECORD_SIZE, SetFormat, respelling, save
 from refshard_fs.selection import Mode
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
+
+if TYPE_CHECKING:
+    from refshard_fs.manifests.reference_set import ReferenceSet
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
@@ -353,6 +352,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         then nothing is written. fsspec's own reader takes parquet sets of zarr version 2
         with ``.`` between coordinates.
         """
+        from refshard_fs.save import respelling, save  # what writes: who reads need not wait for it
+
         kind: SetFormat = format or ("json" if url.rstrip("/").endswith(".json") else "parquet")
         options = self._session.options
         source = options.source if isinstance(options.source, str) else None
@@ -361,6 +362,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
 
     def collect(self) -> ReferenceSet:
         """Return the references in columns, URLs absolute and shards whole; `refshard_fs.concat` and others use it."""
+        from refshard_fs.collecting import collect  # as in `save`
+        from refshard_fs.save import respelling
+
         options = self._session.options
         source = options.source if isinstance(options.source, str) else None
         return collect(self._opened(), self._look, respelling(options.open, source, None))
@@ -586,6 +590,8 @@ def _check_names(given: Iterable[str]) -> None:
     """Warn of arguments that mean nothing here; fsspec's own filesystems pass over them."""
     for name in set(given) - _FSSPEC_ARGUMENTS:
         known = [*inspect.signature(RefShardFileSystem.__init__).parameters, *_FSSPEC_ARGUMENTS]
+        import difflib  # for a mistake alone
+
         near = difflib.get_close_matches(name, known, 1)
         hint = f": did you mean {near[0]}=?" if near else ""
         warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=4)

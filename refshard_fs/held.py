@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests import kerchunk_json, pickled
+from refshard_fs.manifests import pickled
 from refshard_fs.manifests.reference_set import References, ReferenceSet
 
 __all__ = ["Held", "digest_of", "settle"]
@@ -98,6 +98,8 @@ def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | 
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _recall(fo)
         case Mapping():
+            from refshard_fs.manifests import kerchunk_json  # a reader as any other: imported when there is one to read
+
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
             return _remembered(refs, digest_of(refs))
         case _ if hasattr(fo, "read"):

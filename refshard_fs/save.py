@@ -8,36 +8,35 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from refshard_fs import policy, zarrmeta
 from refshard_fs.catalog import beneath
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats import OpenOptions
+from refshard_fs.formats import OpenOptions, SetFormat
 from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import manifest_writing, writing
 from refshard_fs.manifests.gathered import gather
 from refshard_fs.manifests.hierarchy import Hierarchy
-from refshard_fs.manifests.kerchunk_json import resolver
-from refshard_fs.manifests.kerchunk_parquet import METADATA, Layout, ParquetKeySpace, partition_name
+from refshard_fs.manifests.kerchunk_parquet import Layout, ParquetKeySpace, partition_name
 from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.partition import Partition, require_pyarrow
+from refshard_fs.manifests.recognised import PARQUET
 from refshard_fs.manifests.reference_set import FlatKeySpace
 from refshard_fs.manifests.reference_stream import FlatStream, ParquetStream, ReferenceStream, Respell
+from refshard_fs.manifests.resolving import resolver
 from refshard_fs.model import Steps
 from refshard_fs.shards.view import ShardView
 from refshard_fs.targets.sink import Sink
 
-__all__ = ["RECORD_SIZE", "SetFormat", "respelling", "save"]
+__all__ = ["respelling", "save"]
 
 _ROOT: Final = "zarr.json"
-RECORD_SIZE: Final = 10_000  # references per partition
 JSON_ROWS: Final = 10_000  # references that become JSON at a time
 TOGETHER: Final = 16  # partitions that are written at a time
 FEW: Final = 100  # partitions of an array, of which those without references are written too
 
-SetFormat = Literal["parquet", "json", "chunk-manifest"]
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 
@@ -154,7 +153,7 @@ def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: in
                 sink.put(files)
                 files = {}
         sink.put(files)
-        sink.put({METADATA: document})  # last: without it, what lies there is no set
+        sink.put({PARQUET: document})  # last: without it, what lies there is no set
     except BaseException:
         sink.remove()
         raise
@@ -167,10 +166,10 @@ def _make_room(sink: Sink, overwrite: bool) -> None:
         return
     if not overwrite:
         raise FileExistsError(f"{sink.path} is not empty; overwrite=True replaces a parquet set")
-    if METADATA not in names:
+    if PARQUET not in names:
         raise FileExistsError(f"{sink.path} is not empty, and no parquet set that could be replaced")
     try:
-        Layout(sink.read(METADATA), f"{sink.path}/{METADATA}")
+        Layout(sink.read(PARQUET), f"{sink.path}/{PARQUET}")
     except ManifestError as e:
         raise FileExistsError(f"{sink.path} is not empty, and no parquet set that could be replaced: {e}") from e
     sink.remove()

@@ -8,13 +8,16 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem, UnknownSource, catalog, manifests, shards
+from refshard_fs.manifests import recognised as reference_sets
+from refshard_fs.shards import recognised as archives
 
 
-def test_every_module_with_a_format_is_listed() -> None:
-    for package in (manifests, shards):
+def test_every_module_that_opens_a_source_is_registered() -> None:
+    for package, registry in ((manifests, reference_sets), (shards, archives)):
         folder = Path(package.__path__[0])
-        declared = {p.stem for p in folder.glob("*.py") if "\nFORMAT = " in p.read_text()}
-        assert declared == set(package.FORMATS)
+        readers = {p.stem for p in folder.glob("*.py") if "\ndef open_(probe" in p.read_text()}
+        assert len(readers) == len(registry.FORMATS)
+        assert all(f'reader(__package__, "{name}")' in Path(registry.__file__).read_text() for name in readers)
     assert "kerchunk-json" in catalog.formats()
 
 

@@ -28,9 +28,10 @@ def _loaded(code: str) -> set[str]:
         "-W",
         "error",
         "-c",
-        f"import sys\n{code}\nprint(*{{m.partition('.')[0] for m in sys.modules}})",
+        f"import sys\n{code}\nprint(*sys.modules)",
     ]
-    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return {*modules, *(module.partition(".")[0] for module in modules)}
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,27 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
 
 def test_importing_the_package_alone_does_not_even_import_numpy() -> None:
     assert "numpy" not in _loaded("import refshard_fs")
+
+
+def test_the_filesystem_comes_without_what_opens_a_source_or_writes_one() -> None:
+    needless = {
+        "collecting",
+        "save",
+        "manifests.kerchunk_json",
+        "manifests.gathering",
+        "shards.zip",
+        "sets",
+        "checking",
+    }
+    loaded = _loaded("import refshard_fs.fs")
+    assert loaded.isdisjoint({f"refshard_fs.{name}" for name in needless})
+    assert "difflib" not in loaded
+
+
+def test_a_source_is_opened_with_the_reader_of_its_own_format_alone() -> None:
+    readers = {f"shards.{name}" for name in ("bcolz", "bloscpack", "neuroglancer", "zip")}
+    loaded = _loaded(
+        "from refshard_fs import RefShardFileSystem as FS\nassert FS(b'{\"a\":\"text\"}').cat('a') == b'text'"
+    )
+    assert "refshard_fs.manifests.kerchunk_json" in loaded
+    assert loaded.isdisjoint({f"refshard_fs.{name}" for name in readers})

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from refshard_fs.cli.command import Command
 from refshard_fs.cli.opening import open_source, pair
-from refshard_fs.save import RECORD_SIZE
+from refshard_fs.formats import RECORD_SIZE
 from refshard_fs.sets.concatenating import concat
 from refshard_fs.sets.rebasing import rebase
 

@@ -14,15 +14,14 @@ import msgspec
 
 from refshard_fs import zarrmeta
 from refshard_fs.errors import NotListable
-from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.recognised import HIERARCHY
 from refshard_fs.model import Entry, Listed, Load, Names, Span, Stat, Steps
 from refshard_fs.policy import locator
 
-__all__ = ["FORMAT", "Hierarchy"]
-
-_MARKERS = ("zarr.json", ".zgroup", ".zarray")
+__all__ = ["Hierarchy", "open_"]
 
 
 class Hierarchy:
@@ -53,7 +52,7 @@ class Hierarchy:
             return False
         if self.listable:
             return (yield Names(self._url_of(prefix))) is not None
-        markers = yield tuple(Stat(self._url_of(f"{prefix}/{marker}")) for marker in _MARKERS)
+        markers = yield tuple(Stat(self._url_of(f"{prefix}/{marker}")) for marker in HIERARCHY)
         return any(facts is not None for facts in markers)
 
     def _consolidated(self) -> Steps[_Known]:
@@ -116,16 +115,7 @@ def _is_inside(key: str) -> bool:
     return not any(part in ("", ".", "..") for part in key.split("/"))
 
 
-def _recognises(probe: Probe) -> bool:
-    if probe.is_directory and not probe.names.isdisjoint(_MARKERS):
-        return True
-    consolidated = probe.documents.get(".zmetadata")
-    return consolidated is not None and b'"record_size"' not in consolidated.data
-
-
-def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a hierarchy of zarr."""
     names = yield Names(probe.url)
     return Hierarchy(probe.url, listable=names is not None)
-
-
-FORMAT = Format("zarr-hierarchy", _recognises, _open, markers=_MARKERS)

@@ -6,25 +6,25 @@ told by their first bytes, whatever the name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from refshard_fs import policy
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import compiled
-from refshard_fs.manifests.entries import is_map
 from refshard_fs.manifests.gathering import Gathering
-from refshard_fs.manifests.inflate import MAGIC, DamagedStream, Inflate, inflate_for, is_compressed
+from refshard_fs.manifests.inflate import MAGIC, DamagedStream, Inflate, inflate_for
 from refshard_fs.manifests.json_blocks import Reader
 from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet
+from refshard_fs.manifests.resolving import resolver
 from refshard_fs.manifests.templates import Templates
 from refshard_fs.model import Facts, Inline, Load, Pin, Span, Steps
 
-__all__ = ["FORMAT", "Decoder", "JsonIndex", "parse", "parse_document", "resolver"]
+__all__ = ["Decoder", "JsonIndex", "open_", "parse", "parse_document"]
 
 PIECE: Final = 1 << 23  # bytes that are decoded at a time
 
@@ -149,40 +149,11 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     return msgspec.structs.replace((reader.refs or Gathering(where)).finish(known, gen), version=1)
 
 
-def resolver(options: OpenOptions, directory: str | None) -> Callable[[str | None], str]:
-    """Return how URLs of a manifest that lies in ``directory`` become absolute."""
-    base = options.base_url if options.base_url is not None else directory
-
-    def resolve(url: str | None) -> str:
-        if url is None:
-            if options.target is None:
-                raise ManifestError("a reference without a URL needs target=, the URL it stands for")
-            url = options.target
-        if options.bare_as_is and options.base_url is None:
-            return url
-        if options.base_url is not None and policy.protocol_of(url) is None and not policy.is_absolute(url):
-            return policy.relative_to(base or "", url)
-        return policy.resolve(url, base, options.protocol)
-
-    return resolve
-
-
-def _recognises(probe: Probe) -> bool:
-    head = probe.head
-    if probe.is_directory:
-        return False
-    if is_compressed(head):
-        return True
-    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and not is_map(head)
-
-
-def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a JSON reference set."""
     index = JsonIndex(probe.url, options.template_overrides, options.simple_templates)
     whole = probe.facts is not None and probe.facts.size == len(probe.head)
     facts = probe.facts or Facts(None)
     pin = Pin(facts.etag, facts.last_modified, facts.size)
     refs: ReferenceSet = yield Load(Inline(probe.head) if whole else Span(probe.url, pin=pin), index)
     return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), probe.url)
-
-
-FORMAT = Format("kerchunk-json", _recognises, _open)

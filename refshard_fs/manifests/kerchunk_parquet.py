@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 from refshard_fs import zarrmeta
 from refshard_fs.columns import Row
 from refshard_fs.errors import ManifestError, NotListable
-from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.keyspace import KeySpace, place
-from refshard_fs.manifests.kerchunk_json import resolver
 from refshard_fs.manifests.partition import Partition, PartitionIndex, require_pyarrow
+from refshard_fs.manifests.recognised import PARQUET
+from refshard_fs.manifests.resolving import resolver
 from refshard_fs.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
 from refshard_fs.policy import directory_of, relative_to
 
-__all__ = ["FORMAT", "METADATA", "Layout", "ParquetKeySpace", "partition_name"]
+__all__ = ["Layout", "ParquetKeySpace", "open_", "partition_name"]
 
-METADATA = ".zmetadata"
 BATCH = 8  # partitions that a listing asks for at a time
 ASKED = 1 << 16  # partitions that are asked for one by one, where nothing lists them
 MEMO = 4096  # loads, absent partitions and resolved URLs that are remembered
@@ -123,7 +123,7 @@ class ParquetKeySpace:
         cache_size: int = 128,
     ) -> None:
         self.root = root
-        self.layout = Layout(document, relative_to(root, METADATA))
+        self.layout = Layout(document, relative_to(root, PARQUET))
         self.document = document
         self.grids: Mapping[str, ChunkGrid] = self.layout.grids
         self.resolve = resolve
@@ -138,7 +138,7 @@ class ParquetKeySpace:
         value = yield from self.value(key)
         match value:
             case None:
-                return Inline(self.document) if key == METADATA else None
+                return Inline(self.document) if key == PARQUET else None
             case (url, row):
                 return Span(self._absolute(url), row.offset, None if row.length is None else row.offset + row.length)
             case bytes():
@@ -283,7 +283,7 @@ class ParquetKeySpace:
     def _directories(self) -> dict[str, dict[str, bool]]:
         """Directory → name → whether that is one, of all but chunks; built at the first listing."""
         if self._tree is None:
-            tree: dict[str, dict[str, bool]] = {"": {METADATA: False}}
+            tree: dict[str, dict[str, bool]] = {"": {PARQUET: False}}
             for key in self.layout.metadata:
                 directory, name = parent(key)
                 tree.setdefault(directory, {})[name] = False
@@ -312,27 +312,14 @@ def _partition_number(name: str) -> int | None:
     return None
 
 
-def _recognises(probe: Probe) -> bool:
-    document = probe.documents.get(METADATA)
-    if document is None or b'"record_size"' not in document.data:
-        return False
-    try:
-        spelled = zarrmeta.loads(document.data)
-    except ValueError:
-        return True  # damaged: opening it says so
-    return isinstance(spelled, dict) and "record_size" in spelled
-
-
-def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a parquet reference set: that takes no reads."""
     yield from ()
-    document = probe.documents.get(METADATA)
+    document = probe.documents.get(PARQUET)
     if document is None:
-        raise ManifestError(f"{probe.url} is no parquet reference set: it has no {METADATA}")
+        raise ManifestError(f"{probe.url} is no parquet reference set: it has no {PARQUET}")
     require_pyarrow()
     facts = document.facts
     version = f"{facts.etag} {facts.last_modified} {facts.size}"
     resolve = resolver(options, directory_of(probe.url.rstrip("/")))
     return ParquetKeySpace(probe.url, document.data, resolve, version, options.cache_size)
-
-
-FORMAT = Format("kerchunk-parquet", _recognises, _open, markers=(METADATA,), documents=(METADATA,))

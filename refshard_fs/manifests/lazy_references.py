@@ -8,8 +8,9 @@ from typing import Any
 
 from refshard_fs.columns import Row
 from refshard_fs.keys import join
-from refshard_fs.manifests.kerchunk_parquet import METADATA, ParquetKeySpace, Value, partition_name
+from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace, Value, partition_name
 from refshard_fs.manifests.partition import Partition
+from refshard_fs.manifests.recognised import PARQUET
 from refshard_fs.model import Load, Steps
 
 __all__ = ["LazyReferences", "Look"]
@@ -36,7 +37,7 @@ class LazyReferences(Mapping[str, Any]):
         value = self._memo.get(key)
         if value is None:
             found: Value | None = self._run(key, lambda: self.keyspace.value(key))
-            value = self.keyspace.document if found is None and key == METADATA else _spelled(found)
+            value = self.keyspace.document if found is None and key == PARQUET else _spelled(found)
             if value is None:
                 raise KeyError(key)
             if len(self._memo) >= MEMO:
@@ -48,8 +49,8 @@ class LazyReferences(Mapping[str, Any]):
         return isinstance(key, str) and self.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        if METADATA not in self.keyspace.layout.metadata:
-            yield METADATA
+        if PARQUET not in self.keyspace.layout.metadata:
+            yield PARQUET
         yield from self.keyspace.layout.metadata
         for array, base, partition in self._partitions():
             tail = self.keyspace.grids[array].tail
@@ -59,7 +60,7 @@ class LazyReferences(Mapping[str, Any]):
     def __len__(self) -> int:
         metadata = self.keyspace.layout.metadata
         chunks = sum(len(partition.present(0, len(partition))) for _, _, partition in self._partitions())
-        return len(metadata.keys() | {METADATA}) + chunks
+        return len(metadata.keys() | {PARQUET}) + chunks
 
     def __repr__(self) -> str:
         return f"<LazyReferences: {self.keyspace.root}, {len(self.keyspace.grids)} arrays>"

@@ -14,7 +14,7 @@ from refshard_fs import policy
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats import OpenOptions
 from refshard_fs.keys import parent
-from refshard_fs.manifests.kerchunk_json import resolver
+from refshard_fs.manifests.resolving import resolver
 from refshard_fs.model import Entry, Span
 
 __all__ = ["Key", "Origin", "Url", "key_beside"]

@@ -14,18 +14,18 @@ import msgspec
 
 from refshard_fs import zarrmeta
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
-from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.keyspace import KeySpace, default_is_directory
 from refshard_fs.manifests.checked import checked
 from refshard_fs.manifests.declared import declaration
-from refshard_fs.manifests.entries import NAME, Entries, JsonEntry, check_members, data_of, entries_in, is_map, span_of
+from refshard_fs.manifests.entries import Entries, JsonEntry, check_members, data_of, entries_in, span_of
 from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.origin import Key, Origin, Url
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Packed, Pin, Span, Steps
 from refshard_fs.names import by_name
 
-__all__ = ["FORMAT", "Composite", "KeyMap", "KeyMapIndex"]
+__all__ = ["Composite", "KeyMap", "KeyMapIndex", "open_"]
 
 _ROOT = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
 
@@ -246,7 +246,8 @@ class _Rooted:
         )
 
 
-def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a key map."""
     facts = probe.facts or Facts(None)
     whole = facts.size == len(probe.head)
     pin = Pin(facts.etag, facts.last_modified, facts.size)
@@ -256,6 +257,3 @@ def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     composite = Composite(None, keys, origin, probe.url)
     says_root = "" in keys.prefixes or not {"zarr.json", ".zgroup", ".zarray"}.isdisjoint(keys.keys)
     return composite if says_root else _Rooted(composite)
-
-
-FORMAT = Format(NAME, lambda probe: not probe.is_directory and is_map(probe.head), _open)

@@ -11,8 +11,9 @@ from refshard_fs.columns import ABSENT, ChunkTable, Row
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.keyspace import place
-from refshard_fs.manifests.kerchunk_parquet import METADATA, ParquetKeySpace
+from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.partition import Partition
+from refshard_fs.manifests.recognised import PARQUET
 from refshard_fs.manifests.reference_set import ReferenceSet, decode
 from refshard_fs.model import Steps
 
@@ -131,8 +132,8 @@ class ParquetStream:
         metadata = self._keyspace.layout.metadata
         yield from metadata.items()
         old = {key: value for key, value in metadata.items() if not key.endswith("zarr.json")}
-        if old and METADATA not in metadata:
-            yield METADATA, {"metadata": old, "zarr_consolidated_format": 1}
+        if old and PARQUET not in metadata:
+            yield PARQUET, {"metadata": old, "zarr_consolidated_format": 1}
 
     def ranges(self, array: str, size: int) -> Steps[list[range]]:
         stop, own = self.grids[array].size, self._keyspace.layout.record_size

@@ -15,8 +15,8 @@ from refshard_fs import zarrmeta
 from refshard_fs.columns import ABSENT, WHOLE
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join
-from refshard_fs.manifests.kerchunk_parquet import METADATA
 from refshard_fs.manifests.partition import OFFSETS, Partition, encode
+from refshard_fs.manifests.recognised import PARQUET
 from refshard_fs.manifests.reference_set import decode
 
 __all__ = ["FRAMES", "LooksLikeTemplate", "chunk_members", "layout_document", "member", "parquet_partition"]
@@ -44,7 +44,7 @@ def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> b
                 document = value
             case _:
                 document = _object(key, value)
-        if key != METADATA:  # the set has its own
+        if key != PARQUET:  # the set has its own
             metadata[key] = document
     return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats import RECORD_SIZE, SetFormat
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.held import Held, digest_of
 from refshard_fs.manifests.reference_set import References, ReferenceSet
-from refshard_fs.save import RECORD_SIZE, SetFormat
 
 __all__ = ["MadeSet", "made"]
 

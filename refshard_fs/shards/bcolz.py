@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.errors import DamagedIndex, ManifestError
-from refshard_fs.formats import Format, OpenOptions, Probe, Raw
+from refshard_fs.formats import OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Facts, Listed, Load, Span, Stat, Steps
 from refshard_fs.policy import protocol_of, relative_to
@@ -26,12 +26,11 @@ from refshard_fs.shards.blosc_recipes import Piece, Refilled, made
 from refshard_fs.shards.dtypes import parse_dtype
 from refshard_fs.shards.group_documents import documents
 from refshard_fs.shards.json_fields import COUNTABLE, count, counts, object_in, shown
+from refshard_fs.shards.recognised import BCOLZ_COLUMNS, BCOLZ_STORAGE
 from refshard_fs.zarrmeta import METADATA_NAMES
 
-__all__ = ["FORMAT", "ChunkFileIndex"]
+__all__ = ["ChunkFileIndex", "open_"]
 
-ROOTDIRS: Final = "__rootdirs__"
-STORAGE: Final = "meta/storage"
 SIZES: Final = "meta/sizes"
 ATTRIBUTES: Final = "__attrs__"
 DATA: Final = "data"  # a carray's one array
@@ -138,7 +137,7 @@ class Carray(msgspec.Struct, frozen=True):
 
 def _carray(url: str, found: list[bytes | None], row: str, prefix: str) -> Carray:
     """Return the carray at ``url`` whose storage, sizes and attributes are ``found``."""
-    where = relative_to(url, STORAGE)
+    where = relative_to(url, BCOLZ_STORAGE)
     storage, sizes, attributes = found
     match storage:
         case None:
@@ -216,14 +215,15 @@ def _is_plain(name: object) -> bool:
     return False
 
 
-def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a bcolz array or table."""
     url = probe.url
-    names = (STORAGE, SIZES, ATTRIBUTES)
-    table = probe.documents.get(ROOTDIRS)
+    names = (BCOLZ_STORAGE, SIZES, ATTRIBUTES)
+    table = probe.documents.get(BCOLZ_COLUMNS)
     if table is None:
         carray = _carray(url, (yield from _documents(url, names, ("",))), "dim_0", "dim_")
         return _key_space({DATA: carray}, {}, options)
-    where = relative_to(url, ROOTDIRS)
+    where = relative_to(url, BCOLZ_COLUMNS)
     columns = _column_names(table.data, where)
     (own,) = yield from _documents(url, (ATTRIBUTES,), ("",))
     attributes = object_in(own, relative_to(url, ATTRIBUTES)) if own is not None else {}
@@ -245,13 +245,3 @@ def _key_space(carrays: Mapping[str, Carray], attributes: Mapping[str, Any], opt
     grids = {name: array.grid(options.zarr_format) for name, array in arrays.items()}
     chunks = {name: carray.chunks for name, carray in carrays.items()}
     return ArrayGroup(documents(arrays, attributes, options.zarr_format), grids, chunks)
-
-
-def _recognises(probe: Probe) -> bool:
-    storage = probe.documents.get(STORAGE)
-    if storage is not None:
-        return not storage.data or b'"chunklen"' in storage.data
-    return ROOTDIRS in probe.documents
-
-
-FORMAT = Format("bcolz", _recognises, _open, markers=(STORAGE, ROOTDIRS), documents=(STORAGE, ROOTDIRS))

@@ -13,20 +13,20 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from refshard_fs.errors import DamagedIndex, ManifestError
-from refshard_fs.formats import Format, OpenOptions, Probe, Raw
+from refshard_fs.formats import OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Listed, Load, Span, Steps
 from refshard_fs.shards.array_group import ArrayGroup
 from refshard_fs.shards.blosc import LARGEST
 from refshard_fs.shards.blosc_array import BloscArray, Compressor
 from refshard_fs.shards.blosc_recipes import Piece, Refilled, Verified, made
-from refshard_fs.shards.bloscpack_header import HEADER, MAGIC, Header, parse_header, parse_metadata_header
+from refshard_fs.shards.bloscpack_header import HEADER, Header, parse_header, parse_metadata_header
 from refshard_fs.shards.dtypes import parse_dtype
 from refshard_fs.shards.group_documents import documents
 from refshard_fs.shards.json_fields import counts, shown
 from refshard_fs.shards.superchunk import Superchunk
 
-__all__ = ["FORMAT"]
+__all__ = ["open_"]
 
 DATA: Final = "data"  # the one array
 BYTES: Final = "u1"  # what a file without metadata holds
@@ -152,7 +152,8 @@ def _rows(array: Described, header: Header, url: str) -> int:
     return rows
 
 
-def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a bloscpack file."""
     url, size = probe.url, probe.facts.size if probe.facts is not None else None
     if size is None:
         what = "a directory" if probe.is_directory else "a file whose size is not told"
@@ -177,10 +178,3 @@ def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     whole = documents({DATA: shown_as}, {}, options.zarr_format)
     chunks = SuperchunkChunks(frames, rows * array.row_size, verify=options.verify)
     return ArrayGroup(whole, {DATA: shown_as.grid(options.zarr_format)}, {DATA: chunks})
-
-
-def _recognises(probe: Probe) -> bool:
-    return not probe.is_directory and probe.head.startswith(MAGIC)
-
-
-FORMAT = Format("bloscpack", _recognises, _open)

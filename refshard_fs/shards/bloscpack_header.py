@@ -12,10 +12,10 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.shards.blosc import BODY, EXPANSION, LARGEST
 from refshard_fs.shards.checksums import CHECKSUMS, Checksum
 from refshard_fs.shards.json_fields import object_in
+from refshard_fs.shards.recognised import BLOSCPACK
 
-__all__ = ["HEADER", "MAGIC", "Header", "MetadataHeader", "parse_header", "parse_metadata_header"]
+__all__ = ["HEADER", "Header", "MetadataHeader", "parse_header", "parse_metadata_header"]
 
-MAGIC: Final = b"blpk"
 HEADER: Final = 32  # bytes, of the file's header and of the metadata's
 MOST: Final = 1 << 26  # bytes of metadata, uncompressed
 
@@ -62,8 +62,8 @@ def parse_header(data: bytes, size: int, url: str) -> Header:
     if len(data) < HEADER:
         raise ManifestError(f"{url}: it is cut short: its header has {HEADER} bytes, there are {len(data)}")
     magic, version, options, checksum, typesize, frame_size, last_size, frames, spare = _HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise ManifestError(f"{url}: its magic is {magic!r}, not {MAGIC!r}: it is no bloscpack file")
+    if magic != BLOSCPACK:
+        raise ManifestError(f"{url}: its magic is {magic!r}, not {BLOSCPACK!r}: it is no bloscpack file")
     match version:
         case 3:
             pass

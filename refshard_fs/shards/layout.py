@@ -11,12 +11,12 @@ import importlib
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from refshard_fs import shards
+from refshard_fs.formats import registered
 from refshard_fs.keys import ChunkGrid
 
 __all__ = [
@@ -208,14 +208,15 @@ def shard_formats() -> tuple[ShardFormat, ...]:
     for name in shards.SHARD_FORMATS:
         known: ShardFormat = importlib.import_module(f"{shards.__name__}.{name}").SHARD_FORMAT
         found[known.name] = known
-    for entry in entry_points(group="refshard.shards"):
-        known = entry.load()
+    for known in registered("refshard.shards"):
         found[known.name] = known
     return tuple(found.values())
 
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise TypeError unless ``options`` are options of known shard formats, with values that they take."""
+    if not options:
+        return
     known = {name: values for shard_format in shard_formats() for name, values in shard_format.options.items()}
     for name, value in options.items():
         if name not in known or value not in known[name]:

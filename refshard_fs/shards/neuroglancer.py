@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
-from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
@@ -28,10 +28,10 @@ from refshard_fs.shards.group_documents import documents
 from refshard_fs.shards.minishards import MAX_INDEX, Minishard, MinishardIndex, ShardIndex, Sharding, inflated
 from refshard_fs.shards.morton import MortonCode
 from refshard_fs.shards.precomputed_info import Scale, parse_info
+from refshard_fs.shards.recognised import PRECOMPUTED
 
-__all__ = ["FORMAT", "Padded"]
+__all__ = ["Padded", "open_"]
 
-INFO = "info"
 _CHUNK = re.compile(r"(-?\d+)-(-?\d+)_(-?\d+)-(-?\d+)_(-?\d+)-(-?\d+)", re.ASCII)
 _BATCH = 64  # minishards whose indexes are asked for at a time when chunks are listed
 
@@ -213,21 +213,14 @@ def _chunks(url: str, scale: Scale, grid: ChunkGrid) -> _Chunks:
     return ShardChunks(folder, scale, grid, scale.sharding)
 
 
-def _recognises(probe: Probe) -> bool:
-    document = probe.documents.get(INFO)
-    return document is not None and b'"scales"' in document.data and b'"data_type"' in document.data
-
-
-def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a precomputed volume."""
     yield from ()
-    document = probe.documents.get(INFO)
+    document = probe.documents.get(PRECOMPUTED)
     if document is None:
-        raise ManifestError(f"{probe.url} is no precomputed volume: it has no {INFO}")
-    volume = parse_info(document.data, relative_to(probe.url, INFO))
+        raise ManifestError(f"{probe.url} is no precomputed volume: it has no {PRECOMPUTED}")
+    volume = parse_info(document.data, relative_to(probe.url, PRECOMPUTED))
     grids = {name: scale.grid(options.zarr_format) for name, scale in volume.scales.items()}
-    shown = {INFO: document.data, **documents(volume.scales, volume.attributes, options.zarr_format)}
+    shown = {PRECOMPUTED: document.data, **documents(volume.scales, volume.attributes, options.zarr_format)}
     chunks = {name: _chunks(probe.url, scale, grids[name]) for name, scale in volume.scales.items()}
     return ArrayGroup(shown, grids, chunks, volume.reports)
-
-
-FORMAT = Format("neuroglancer-precomputed", _recognises, _open, markers=(INFO,), documents=(INFO,))

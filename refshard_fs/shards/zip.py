@@ -15,16 +15,16 @@ from collections.abc import Mapping
 import msgspec
 
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
-from refshard_fs.formats import Format, OpenOptions, Probe
+from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Packed, Pin, Span, Steps
+from refshard_fs.shards.recognised import ZIP_MEMBER
 from refshard_fs.shards.zip_directory import DEFLATED, HEADER, STORED, DirectoryIndex, Members, TailIndex
-from refshard_fs.shards.zip_end import END, TAIL, End
+from refshard_fs.shards.zip_end import TAIL, End
 
-__all__ = ["FORMAT", "Inflated", "LocalHeader", "ZipKeySpace"]
+__all__ = ["Inflated", "LocalHeader", "ZipKeySpace", "open_"]
 
-_LOCAL = b"PK\3\4"
 _FIELDS = struct.Struct("<2H4x3L2H")
 _FIELD = struct.Struct("<2H")
 _ENCRYPTED, _DESCRIPTOR = 1, 8
@@ -55,7 +55,7 @@ class LocalHeader(msgspec.Struct, frozen=True):
 
     def decode(self, data: bytes) -> int:
         """Return how many bytes lie between the header's beginning and that of the member's bytes."""
-        if len(data) < self.length or not data.startswith(_LOCAL):
+        if len(data) < self.length or not data.startswith(ZIP_MEMBER):
             raise ValueError(f"a local header begins with {data[:4]!r}")
         flags, method, crc, stored, size, name, extra = _FIELDS.unpack_from(data, 6)
         same = method == self.method and not flags & _ENCRYPTED
@@ -175,11 +175,8 @@ def _directory(prefix: str) -> bytes:
     return f"{prefix}/".encode("utf-8", "surrogatepass") if prefix else b""
 
 
-def _recognises(probe: Probe) -> bool:
-    return not probe.is_directory and probe.head.startswith((_LOCAL, END))
-
-
-def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a ZIP."""
     if probe.is_directory:
         raise ManifestError(f"{probe.url} is a directory, and no ZIP")
     facts = probe.facts or Facts(None)
@@ -194,6 +191,3 @@ def _open(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         case _:
             members = found
     return ZipKeySpace(probe.url, held, members)
-
-
-FORMAT = Format("zip", _recognises, _open)

@@ -10,9 +10,10 @@ import struct
 
 import msgspec
 
-__all__ = ["END", "MAX_DIRECTORY", "TAIL", "End", "read_end"]
+from refshard_fs.shards.recognised import ZIP_END
 
-END = b"PK\5\6"
+__all__ = ["MAX_DIRECTORY", "TAIL", "End", "read_end"]
+
 TAIL = 65 * 1024 + 512  # bytes: the longest comment, its record, and the zip64 records before it
 MAX_DIRECTORY = 1 << 30  # bytes; a longer directory is taken for a forged one and never asked for
 SMALLEST_ENTRY = 46
@@ -44,14 +45,14 @@ def read_end(tail: bytes, size: int | None) -> tuple[End, int]:
     """
     found: list[tuple[End, int]] = []
     reason = "it has no end record: it is cut short, or no ZIP"
-    at = tail.rfind(END)
+    at = tail.rfind(ZIP_END)
     while at >= 0:
         if len(tail) - at >= _END_SIZE:
             try:
                 found.append(_end(tail, at, size))
             except ValueError as e:
                 reason = str(e)
-        at = tail.rfind(END, 0, at)
+        at = tail.rfind(ZIP_END, 0, at)
     if not found:
         raise ValueError(reason)
     if len(found) > 1:

@@ -131,7 +131,7 @@ def test_info_tells_what_is_left_whole(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["info", str(tmp_path)]) in (None, 0)
     told = [line for line in capsys.readouterr().out.splitlines() if "left whole" in line]
     assert len(told) == 1
-    assert told[0].startswith("a: ")
+    assert told[0].startswith("warning: a: ")
     assert "gzip" in told[0]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats import HEAD, OpenOptions, Probe
 from refshard_fs.model import Facts
-from refshard_fs.shards.bloscpack import FORMAT
+from refshard_fs.shards.bloscpack import open_
 from tests.shards.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -28,7 +28,7 @@ def one_input(data: bytes) -> None:
     for verify in (False, True):
         probe = Probe(ROOT, Facts(len(data)), data[:HEAD])
         try:
-            keys = files.run(FORMAT.open(probe, OpenOptions(verify=verify)))
+            keys = files.run(open_(probe, OpenOptions(verify=verify)))
         except RefShardError:
             return
         grid = keys.grids["data"]

@@ -8,8 +8,9 @@ from contextlib import nullcontext as configured
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats import Document, OpenOptions, Probe
 from refshard_fs.model import Facts
-from refshard_fs.shards.neuroglancer import FORMAT, INFO
+from refshard_fs.shards.neuroglancer import open_
 from refshard_fs.shards.precomputed_info import LARGEST
+from refshard_fs.shards.recognised import PRECOMPUTED
 from tests.shards.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -55,9 +56,9 @@ def seeds() -> list[bytes]:
 
 def one_input(data: bytes) -> None:
     files = Files({})
-    probe = Probe(ROOT, documents={INFO: Document(data, Facts(len(data)))})
+    probe = Probe(ROOT, documents={PRECOMPUTED: Document(data, Facts(len(data)))})
     try:
-        keys = files.run(FORMAT.open(probe, OpenOptions(zarr_format=2 + len(data) % 2)))
+        keys = files.run(open_(probe, OpenOptions(zarr_format=2 + len(data) % 2)))
     except RefShardError:
         return
     for path, grid in list(keys.grids.items())[:4]:

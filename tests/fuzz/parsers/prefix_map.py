@@ -8,7 +8,7 @@ from contextlib import nullcontext as configured
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keys import join
-from refshard_fs.manifests.prefix_map import FORMAT
+from refshard_fs.manifests.prefix_map import open_
 from refshard_fs.model import Facts, Inline, Span
 from tests.shards.in_memory import Files
 
@@ -39,7 +39,7 @@ def seeds() -> list[bytes]:
 def one_input(data: bytes) -> None:
     files = Files({})
     try:
-        keys = files.run(FORMAT.open(Probe("https://h/dir/map.json", Facts(len(data)), data), OpenOptions()))
+        keys = files.run(open_(Probe("https://h/dir/map.json", Facts(len(data)), data), OpenOptions()))
     except (RefShardError, ValueError) as e:
         assert isinstance(e, RefShardError)
         return

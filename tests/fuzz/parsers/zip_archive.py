@@ -11,7 +11,7 @@ from refshard_fs.formats import HEAD, OpenOptions, Probe
 from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts
-from refshard_fs.shards.zip import FORMAT
+from refshard_fs.shards.zip import open_
 from tests.shards.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -67,7 +67,7 @@ def _archive(comment: bytes = b"", method: int = 0, out: io.BytesIO | None = Non
 def one_input(data: bytes) -> None:
     files = Files({ROOT: data})
     try:
-        keys = files.run(FORMAT.open(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
+        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
         found = _walk(files, keys)
     except RefShardError:
         return

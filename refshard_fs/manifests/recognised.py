@@ -1,0 +1,63 @@
+"""What tells reference sets, key maps and hierarchies from other sources. No I/O here.
+
+What opens a source is imported when there is one to open: see `formats.reader`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from refshard_fs import zarrmeta
+from refshard_fs.formats import Format, Probe, reader
+from refshard_fs.manifests import entries
+from refshard_fs.manifests.inflate import is_compressed
+
+__all__ = ["FORMATS", "HIERARCHY", "PARQUET"]
+
+HIERARCHY: Final = ("zarr.json", ".zgroup", ".zarray")  # the documents that tell a node
+PARQUET: Final = ".zmetadata"  # of a parquet set; a hierarchy may have one of another kind
+
+
+def _is_hierarchy(probe: Probe) -> bool:
+    if probe.is_directory and not probe.names.isdisjoint(HIERARCHY):
+        return True
+    consolidated = probe.documents.get(PARQUET)
+    return consolidated is not None and b'"record_size"' not in consolidated.data
+
+
+def _is_json(probe: Probe) -> bool:
+    head = probe.head
+    if probe.is_directory:
+        return False
+    if is_compressed(head):
+        return True
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and not entries.is_map(head)
+
+
+def _is_parquet(probe: Probe) -> bool:
+    document = probe.documents.get(PARQUET)
+    if document is None or b'"record_size"' not in document.data:
+        return False
+    try:
+        spelled = zarrmeta.loads(document.data)
+    except ValueError:
+        return True  # damaged: opening it says so
+    return isinstance(spelled, dict) and "record_size" in spelled
+
+
+def _is_map(probe: Probe) -> bool:
+    return not probe.is_directory and entries.is_map(probe.head)
+
+
+FORMATS: Final = (
+    Format("zarr-hierarchy", _is_hierarchy, reader(__package__, "hierarchy"), markers=HIERARCHY),
+    Format("kerchunk-json", _is_json, reader(__package__, "kerchunk_json")),
+    Format(
+        "kerchunk-parquet",
+        _is_parquet,
+        reader(__package__, "kerchunk_parquet"),
+        markers=(PARQUET,),
+        documents=(PARQUET,),
+    ),
+    Format(entries.NAME, _is_map, reader(__package__, "prefix_map")),
+)
