@@ -137,13 +137,12 @@ class Session:
 
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
-        data = self.read_here(request)
-        if data is not None:
-            return data
-        keyspace = self._keyspace
-        if keyspace is None:
-            keyspace = await self.keyspace()
-            data = self._at_once(keyspace, request)
+        self._home = weakref.ref(asyncio.get_running_loop())
+        keyspace = self._keyspace or self.opened() or await self.keyspace()
+        at_once = self._immediate or self._at_once_reader()
+        entry = at_once.find(keyspace, request.key)
+        if entry is not None:
+            data = at_once.take(request, entry)
             if data is not None:
                 return data
         engine = self.engine()
@@ -154,7 +153,7 @@ class Session:
                 return await asyncio.wrap_future(
                     asyncio.run_coroutine_threadsafe(_reading(there, keyspace, request), loop)
                 )
-        return await engine.read(keyspace, request)
+        return await engine.read(keyspace, request, entry)
 
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell(1)`` is called as each one ends."""
@@ -189,12 +188,6 @@ class Session:
         finally:
             for task in coming:
                 task.cancel()
-
-    def read_here(self, request: Request) -> bytes | None:
-        """Return the bytes of ``request`` if that takes no waiting; for the running event loop's thread."""
-        self._home = weakref.ref(asyncio.get_running_loop())
-        keyspace = self._keyspace or self.opened()
-        return None if keyspace is None else self._at_once(keyspace, request)
 
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
@@ -299,9 +292,6 @@ class Session:
             if loop is not here and engine.ahead.expects(key) and loop.is_running():
                 return engine, loop
         return None
-
-    def _at_once(self, keyspace: KeySpace, request: Request) -> bytes | None:
-        return (self._immediate or self._at_once_reader()).read(keyspace, request)
 
     def _at_once_reader(self) -> Immediate:
         immediate = self._immediate

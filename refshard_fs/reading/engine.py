@@ -47,6 +47,7 @@ class _Read(NamedTuple):
     request: Request
     future: asyncio.Future[bytes]
     guess: bool
+    entry: Entry | None
 
 
 class Engine:
@@ -87,10 +88,12 @@ class Engine:
 
     # ------------------------------------------------------------------ reading keys
 
-    def read(self, keyspace: KeySpace, request: Request, *, guess: bool = True) -> asyncio.Future[bytes]:
+    def read(
+        self, keyspace: KeySpace, request: Request, entry: Entry | None = None, *, guess: bool = True
+    ) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``request``, read with whatever else is asked in this tick.
 
-        ``guess`` whether it may tell what will be asked next.
+        ``entry`` tells where they are, if that is known; ``guess`` whether it may tell what will be asked next.
 
         Its exception is FileNotFoundError for a key that does not exist, and that alone.
         """
@@ -98,16 +101,18 @@ class Engine:
         future: asyncio.Future[bytes] = loop.create_future()
         if not self._batch:
             loop.call_soon(self._depart)
-        self._batch.append(_Read(keyspace, request, future, guess))
+        self._batch.append(_Read(keyspace, request, future, guess, entry))
         return future
 
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
-        results: list[Any] = [None] * len(batch)
+        results: list[Any] = [read.entry for read in batch]
         waiting: list[tuple[int, Any]] = []
-        many = [keyspace.lookup(request.key) for keyspace, request, _, _ in batch]
-        for i, steps in enumerate(many):
-            self._advance(results, waiting, i, steps, None)
+        many: dict[int, Steps[Entry | None]] = {}
+        for i, (keyspace, request, _, _, entry) in enumerate(batch):
+            if entry is None:
+                many[i] = keyspace.lookup(request.key)
+                self._advance(results, waiting, i, many[i], None)
         if not waiting:
             self._serve(batch, results)
             return
@@ -129,7 +134,7 @@ class Engine:
                 read.future.cancel()
             raise
         except Exception as e:  # a bug must not leave readers waiting
-            for _, request, future, _ in batch:
+            for _, request, future, _, _ in batch:
                 if not future.done():
                     future.set_exception(blame(request.key, e))
             raise
@@ -138,7 +143,7 @@ class Engine:
         """Fetch the entries that were found, and tell the readers of the others."""
         readers: list[Reader] = []
         chunks: list[Chunk] = []
-        for (keyspace, request, future, guess), entry in zip(batch, found, strict=True):
+        for (keyspace, request, future, guess, _), entry in zip(batch, found, strict=True):
             key, start, end = request
             if future.done():
                 continue

@@ -36,10 +36,12 @@ class Immediate:
 
     def read(self, keyspace: KeySpace, request: Request, *, may_load: bool = False) -> bytes | None:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
+        entry = self.find(keyspace, request.key, may_load=may_load)
+        return None if entry is None else self.take(request, entry)
+
+    def take(self, request: Request, entry: Entry) -> bytes | None:
+        """Return the bytes of ``request``, whose key is at ``entry``."""
         key = request.key
-        entry = self.find(keyspace, key, may_load=may_load)
-        if entry is None:
-            return None
         try:
             if type(entry) is Span and request.start is None and request.end is None:
                 got = self._fetch(entry)

@@ -13,6 +13,8 @@ from typing import Any
 
 import aiohttp
 
+from refshard_fs.targets.direct import Direct
+
 __all__ = ["close_connections", "close_with"]
 
 
@@ -26,6 +28,9 @@ async def close_connections(holder: Any) -> None:
     """Close those of ``holder``: a session, or an fsspec instance, which opens new ones if it is used again."""
     if isinstance(holder, aiohttp.ClientSession):
         await holder.close()
+        return
+    if isinstance(holder, Direct):
+        holder.close()
         return
     session, creator = getattr(holder, "_session", None), getattr(holder, "_s3creator", None)
     if session is not None:
@@ -47,6 +52,9 @@ def _abandon(holder: Any, loop: asyncio.AbstractEventLoop, process: int) -> None
 
 
 def _cut(holder: Any) -> None:
+    if isinstance(holder, Direct):
+        holder.close()
+        return
     for session in _sessions(holder):
         if not session.closed and session.connector is not None:
             session.connector._close()  # nothing can be awaited any more

@@ -20,9 +20,10 @@ from refshard_fs.admission import Admission
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
 from refshard_fs.targets.closing import close_with
+from refshard_fs.targets.direct import Direct, Origin, Reply, Request, Unfamiliar, prepare
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.guarded import public_connector
-from refshard_fs.targets.ranged import failure_of, range_header, read_answer
+from refshard_fs.targets.ranged import answer_of, failure_of, judge, range_header, read_answer
 
 __all__ = ["HttpTarget"]
 
@@ -45,6 +46,7 @@ class _Location(NamedTuple):
     url: URL
     away: bool = False
     until: float | None = None
+    direct: Request | None = None  # the same as a request of our own
 
 
 class HttpTarget:
@@ -67,6 +69,20 @@ class HttpTarget:
         self._own_headers = {**self._headers, **(self._own.pop("headers", None) or {})}
         self._foreign = {k: v for k, v in self._own.items() if k not in _SECRET and k != "params"}
         self._locations: dict[str, _Location] = {}
+        self._direct: Direct | None = None
+        self._plain = self._is_plain()
+        self._unfamiliar: set[Origin] = set()  # servers that are left to aiohttp
+
+    def _is_plain(self) -> bool:
+        """Whether no option asks for more than headers, so that requests of our own are the same as aiohttp's."""
+        fs = self.fs
+        given = [of.get("headers") or {} for of in (fs.kwargs, fs.client_kwargs)]
+        return (
+            not set(fs.kwargs) - {"allow_redirects", "headers"}
+            and not set(fs.client_kwargs) - {"headers"}
+            and fs.get_client is plain_client
+            and all(type(some) is dict and all(isinstance(v, str) for v in some.values()) for some in given)
+        )
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
         if stop is not None and stop <= start:
@@ -76,6 +92,10 @@ class HttpTarget:
             headers["Range"] = range_header(start, stop)
         if etag is not None:
             headers["If-Match"] = etag
+        if self._plain and stop is not None and start >= 0:
+            found = await self._read_directly(path, start, stop, headers)
+            if found is not None:
+                return found
         async with await self._request("GET", path, headers) as response:
             inflates = self._session is not None and self._session.auto_decompress
             return await read_answer(response, start, stop, inflates=inflates)
@@ -98,17 +118,48 @@ class HttpTarget:
         return None
 
     async def close(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
+            await asyncio.sleep(0)  # for sockets are closed in the next round of the loop
         for session in (self._session, self._bare):
             if session is not None:
                 await session.close()
         self._session = self._bare = None
 
-    async def _request(self, method: str, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _read_directly(self, path: str, start: int, stop: int, headers: Mapping[str, str]) -> Answer | None:
+        """Return bytes ``[start, stop)`` by a request of our own; None where aiohttp is to ask."""
+        location = self._location(path)
+        request = location.direct
+        if request is None or request.origin in self._unfamiliar:
+            return None
+        direct = self._direct
+        if direct is None:
+            direct = self._direct = Direct(asyncio.get_running_loop())
+            close_with(self, direct)
+        try:
+            reply = await direct.get(request, headers, judge(start, stop))
+        except Unfamiliar:
+            self._unfamiliar.add(request.origin)
+            return None
+        if reply.status in _REDIRECTS and self._follows:
+            async with await self._followed("GET", path, location, headers, reply) as response:
+                return await read_answer(response, start, stop)
+        return answer_of(reply, start, stop)
+
+    def _location(self, path: str) -> _Location:
         location = self._locations.get(path)
         if location is None:
             if len(self._locations) >= _LOCATIONS:
                 self._locations.clear()
-            location = self._locations[path] = _Location(self._url(path))
+            url = self._url(path)
+            own = {**(self.fs.client_kwargs.get("headers") or {}), **self._own_headers} if self._plain else {}
+            location = _Location(url, direct=prepare(url, own) if self._plain else None)
+            self._locations[path] = location
+        return location
+
+    async def _request(self, method: str, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        location = self._location(path)
         if location.until is None:
             response = await self._send(method, location, headers)
             if response.status not in _REDIRECTS or not self._follows:
@@ -129,11 +180,16 @@ class HttpTarget:
         return url
 
     async def _followed(
-        self, method: str, path: str, home: _Location, headers: Mapping[str, str], response: aiohttp.ClientResponse
+        self,
+        method: str,
+        path: str,
+        home: _Location,
+        headers: Mapping[str, str],
+        response: aiohttp.ClientResponse | Reply,
     ) -> aiohttp.ClientResponse:
         location = home
         for _ in range(_MOST_REDIRECTS):
-            where = response.headers.get("Location", "")
+            where = response.headers.get("location", "")
             response.release()
             try:
                 url = location.url.join(URL(where, encoded=where.isascii()))

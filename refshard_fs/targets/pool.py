@@ -52,6 +52,9 @@ _NOBODY = (
     "name its protocol (remote_protocol=) or prefix (options=, allow=) to send yours"
 )
 
+
+_UNKNOWN: Any = object()
+
 Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
 
 
@@ -101,27 +104,30 @@ class Pool:
         self._stats = Stats() if stats is None else stats
         self._deadlines = None if loop is None else Deadlines(loop)
         self._targets: dict[object, Target] = {}
-        self._places: dict[str, tuple[Opened, str]] = {}
+        self._places: dict[str, tuple[Opened, str] | None] = {}
 
     def place(self, url: str) -> tuple[Opened, str] | None:
         """Return the object at ``url`` and its path there; None where that takes an event loop.
 
         Raises TargetNotAllowed if it may not be read.
         """
-        place = self._places.get(url)
-        if place is None:
-            admitted, access = self._admitted(url)
-            found = self._find(admitted, access)
-            if found is None:
-                return None
-            target, path = found
+        found: Any = self._places.get(url, _UNKNOWN)
+        place: tuple[Opened, str] | None = self._place(url) if found is _UNKNOWN else found
+        if found is _UNKNOWN:
             if len(self._places) >= PLACES:
                 self._places.clear()
-            retry = self._options.retry.at_most(target.most_retries)
-            hint = _NOBODY if access is Access.NONE else ""
-            opened = Opened(target, self.versions.of(url), retry, self._stats, self._deadlines, hint)
-            place = self._places[url] = opened, path
+            self._places[url] = place
         return place
+
+    def _place(self, url: str) -> tuple[Opened, str] | None:
+        admitted, access = self._admitted(url)
+        found = self._find(admitted, access)
+        if found is None:
+            return None
+        target, path = found
+        retry = self._options.retry.at_most(target.most_retries)
+        hint = _NOBODY if access is Access.NONE else ""
+        return Opened(target, self.versions.of(url), retry, self._stats, self._deadlines, hint), path
 
     async def close(self) -> None:
         """Let go of all connections."""

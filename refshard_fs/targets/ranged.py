@@ -5,14 +5,15 @@ from __future__ import annotations
 import email.utils
 import re
 import time
+from collections.abc import Callable, Mapping
 
 import aiohttp
-from aiohttp import hdrs
 
 from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.direct import Reply, Unfamiliar
 from refshard_fs.targets.failures import Denied, HttpStatus, Incomplete, Unfit
 
-__all__ = ["failure_of", "range_header", "read_answer"]
+__all__ = ["answer_of", "failure_of", "judge", "range_header", "read_answer"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")
 _NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
@@ -42,37 +43,67 @@ async def read_answer(
     """
     headers = response.headers
     status = response.status
-    etag, modified = headers.get(hdrs.ETAG), headers.get(hdrs.LAST_MODIFIED)
     if status == 206:
-        if headers.get(hdrs.CONTENT_ENCODING, "") not in _IDENTITY:
-            raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
         sent = response.content_length
-        length, total = _placed(headers.get(hdrs.CONTENT_RANGE, ""), sent, start, stop)
-        return Answer(await _exactly(response, length, sent), total, etag, modified)
+        length, total = _part(headers, sent, start, stop)
+        return _answer(await _exactly(response, length, sent), total, headers)
     if status == 200:
         data, total = await _cut(response, stop, inflates)
-        return Answer(data if start == 0 else data[start:stop], total, etag, modified)
-    if status == 416:
-        text = await _error_text(response)
-        size = _size_told(headers.get(hdrs.CONTENT_RANGE, ""), text)
-        if size is not None and (start >= size or size == 0):
-            return Answer(b"", size, etag, modified)
-        raise _status(response, text)
-    raise await failure_of(response)
+        return _answer(data if start == 0 else data[start:stop], total, headers)
+    return _other(status, headers, await _error_text(response), start)
+
+
+def judge(start: int, stop: int) -> Callable[[int, Mapping[str, str], int], int]:
+    """Return what tells, of an answer's head, how many bytes of its body are worth reading; `answer_of` makes of it
+    what `read_answer` does.
+    """
+
+    def wanted(status: int, headers: Mapping[str, str], length: int) -> int:
+        if status == 206:
+            return _part(headers, length, start, stop)[0]
+        if status == 200:
+            if headers.get("content-encoding", "") not in _IDENTITY:
+                raise Unfamiliar("a compressed object")
+            return min(length, stop)
+        return min(length, _ERROR_TEXT)
+
+    return wanted
+
+
+def answer_of(reply: Reply, start: int, stop: int) -> Answer:
+    """Return what ``reply``, as far as it was judged right, brings of bytes ``[start, stop)``."""
+    headers = reply.headers
+    if reply.status == 206:
+        return _answer(reply.body, _total(headers), headers)
+    if reply.status == 200:
+        return _answer(reply.body if start == 0 else reply.body[start:], reply.length, headers)
+    return _other(reply.status, headers, reply.body, start)
 
 
 async def failure_of(response: aiohttp.ClientResponse) -> OSError:
     """Return what a status other than 2xx means; absence is FileNotFoundError."""
-    return _status(response, await _error_text(response))
+    return _status(response.status, response.headers, await _error_text(response))
 
 
-def _status(response: aiohttp.ClientResponse, text: bytes) -> OSError:
+def _answer(data: bytes, total: int | None, headers: Mapping[str, str]) -> Answer:
+    return Answer(data, total, headers.get("etag"), headers.get("last-modified"))
+
+
+def _other(status: int, headers: Mapping[str, str], text: bytes, start: int) -> Answer:
+    """Return the answer that a status other than 200 and 206 still is, or raise what it means."""
+    if status == 416:
+        size = _size_told(headers.get("content-range", ""), text)
+        if size is not None and (start >= size or size == 0):
+            return _answer(b"", size, headers)
+    raise _status(status, headers, text)
+
+
+def _status(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
     match = _S3_CODE.search(text)
     code = match[1].decode() if match else ""
-    status = response.status
     if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
         return FileNotFoundError(f"HTTP {status}")
-    wait = _wait(response.headers.get(hdrs.RETRY_AFTER, ""), time.time())
+    wait = _wait(headers.get("retry-after", ""), time.time())
     return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)
 
 
@@ -84,6 +115,18 @@ def _wait(after: str, now: float) -> float | None:
         return max(email.utils.parsedate_to_datetime(after).timestamp() - now, 0.0)
     except ValueError:
         return None
+
+
+def _part(headers: Mapping[str, str], sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:
+    """Return the length of a partial answer and the object's size, if told; Unfit if it is not what was asked for."""
+    if headers.get("content-encoding", "") not in _IDENTITY:
+        raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
+    return _placed(headers.get("content-range", ""), sent, start, stop)
+
+
+def _total(headers: Mapping[str, str]) -> int | None:
+    match = _CONTENT_RANGE.match(headers.get("content-range", ""))
+    return None if match is None or match[3] == "*" else int(match[3])
 
 
 def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:
@@ -120,7 +163,7 @@ async def _exactly(response: aiohttp.ClientResponse, length: int, sent: int | No
 
 async def _cut(response: aiohttp.ClientResponse, stop: int | None, inflates: bool) -> tuple[bytes, int | None]:
     """Return the first ``stop`` bytes of a whole object, and its size where it is known."""
-    encoding = response.headers.get(hdrs.CONTENT_ENCODING, "")
+    encoding = response.headers.get("content-encoding", "")
     plain = encoding in _IDENTITY
     if not plain and not (inflates and encoding in _INFLATED):
         raise Unfit("the answer is compressed, though the plain object was asked for")
