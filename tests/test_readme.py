@@ -1,8 +1,10 @@
-"""The README keeps its word: two commands for a fresh machine, code that compiles, links that lead somewhere."""
+"""The README keeps its word: two commands for a fresh machine, extras that exist, links that lead somewhere.
+
+Its blocks are run in `test_documents.py`.
+"""
 
 from __future__ import annotations
 
-import ast
 import configparser
 import re
 import shlex
@@ -36,11 +38,6 @@ def test_the_commands_install_extras_that_exist() -> None:
     assert {"examples", "test"} <= named
     for extras in named:
         assert set(extras.split(",")) <= set(config["options.extras_require"])
-
-
-@pytest.mark.parametrize("code", [text for language, text in BLOCKS if language == "python"])
-def test_python_blocks_compile(code: str) -> None:
-    ast.parse(code)
 
 
 @pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"])

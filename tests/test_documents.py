@@ -1,0 +1,131 @@
+"""Every code block of the README and of the pages runs, in order, against real servers behind the URLs it names."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.documents import blocks, made_by_ci
+from tests.servers.http import RangeServer
+from tests.servers.wire import Answer, failure
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
+TOKEN = "not-a-secret"
+
+for needed in ("xarray", "zarr", "h5netcdf", "h5py", "matplotlib", "distributed"):
+    pytest.importorskip(needed)
+if not any(point.name == "refshard" for point in metadata.entry_points(group="fsspec.specs")):
+    pytest.skip("documents use refshard:// by its entry point: install the package", allow_module_level=True)
+if metadata.version("zarr").startswith("2."):
+    pytest.skip("documents are written for zarr 3", allow_module_level=True)
+
+
+class Scene(NamedTuple):
+    """What the documents take for granted: a directory with files, servers behind placeholders, an environment."""
+
+    directory: Path
+    places: dict[str, str]
+    environment: dict[str, str]
+
+
+class TokenServer(RangeServer):
+    """Answers only those who bring the token."""
+
+    async def answer(self, head: Any, body: bytes, request: Any) -> Answer:
+        if head.headers.get("authorization") != f"Bearer {TOKEN}":
+            return failure(401)
+        return await super().answer(head, body, request)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[Scene]:
+    """A month of air temperatures as ``air.nc`` and references to it, in a directory, on S3 and on two web servers."""
+    from distributed import LocalCluster
+
+    folder = tmp_path_factory.mktemp("documents")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples"))
+        quickstart = importlib.import_module("quickstart")
+        patch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint_url)  # for the cluster's workers
+        quickstart.write_netcdf(folder / "air.nc")
+        air = (folder / "air.nc").read_bytes()
+        relative = json.dumps(quickstart.references(folder / "air.nc", "air.nc")).encode()
+        (folder / "refs.json").write_bytes(relative)
+        for bucket in ("bucket", "private"):
+            s3_server.create_bucket(bucket)
+            s3_server.put(f"{bucket}/air.nc", air)
+            absolute = quickstart.references(folder / "air.nc", f"s3://{bucket}/air.nc")
+            s3_server.put(f"{bucket}/refs.json", json.dumps(absolute).encode())
+        files = {"/refs.json": relative, "/air.nc": air}
+        environment = {
+            "AWS_ENDPOINT_URL": s3_server.endpoint_url,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "BUCKET_KEY": s3_server.key,
+            "BUCKET_SECRET": s3_server.secret,
+            "TOKEN": TOKEN,
+        }
+        with (
+            RangeServer(files) as public,
+            TokenServer(files) as guarded,
+            LocalCluster(n_workers=1, threads_per_worker=2, host="127.0.0.1", dashboard_address=None) as cluster,
+        ):
+            places = {
+                "https://data.example/": f"{guarded.url}/",
+                "https://host/": f"{public.url}/",
+                "tcp://scheduler:8786": cluster.scheduler_address,
+            }
+            yield Scene(folder, places, environment)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path) -> None:
+    directory = shutil.copytree(scene.directory, tmp_path / "directory")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    entry = "import sys; from refshard_fs.cli import main; sys.exit(main())"
+    (commands / "refshard").write_text(f"#!/bin/sh\nexec '{sys.executable}' -W error -c '{entry}' \"$@\"\n")
+    (commands / "refshard").chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "FSSPEC_"))}
+    environment |= scene.environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment["PATH"] = f"{commands}{os.pathsep}{environment['PATH']}"
+    command = [sys.executable, "-W", "error", str(Path(__file__).with_name("documents.py")), str(document)]
+    done = subprocess.run(
+        [*command, json.dumps(scene.places)],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    found = blocks(document.read_text())
+    told = [f"{document.name}:{block.line}: {'left to .ci/run' if made_by_ci(block) else 'ran'}" for block in found]
+    assert [line for line in done.stdout.splitlines() if line.startswith(f"{document.name}:")] == told
+
+
+def test_what_is_left_to_ci_is_run_there() -> None:
+    left = [block for document in DOCUMENTS for block in blocks(document.read_text()) if made_by_ci(block)]
+    script = (ROOT / ".ci" / "run").read_text()
+    assert [f"readme_block {number}" in script for number in range(1, len(left) + 1)] == [True, True]
+
+
+def test_an_unknown_language_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.md").write_text("```fortran\nend\n```\n")
+    command = [sys.executable, str(Path(__file__).with_name("documents.py")), str(tmp_path / "x.md"), "{}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "nobody knows how to run 'fortran'" in done.stderr
