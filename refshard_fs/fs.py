@@ -474,7 +474,7 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         try:
             async for piece in self._session.pieces(key, callback.set_size):
                 if file is None:  # not before the first bytes are there
-                    file = await asyncio.to_thread(_create, os.fspath(lpath))
+                    file = _create(os.fspath(lpath))  # in no thread: cancelled, nobody would close what it opens
                 await asyncio.to_thread(file.write, piece)
                 callback.relative_update(len(piece))
         finally:

@@ -6,13 +6,14 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
@@ -294,6 +295,7 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> str:
 def test_whatever_expands_is_what_jinja2_makes_of_it(parts: list[str]) -> None:
     sandbox = pytest.importorskip("jinja2.sandbox")
     text = "".join(parts)
+    assume(not re.search(r"- [\d( ]+[)\d ]*\*\*", text))  # jinja2 folds - 1 to -1, and forgets its parentheses
     definitions = {"u": "s3://b", "f": "{{c}}"}
     try:
         ours = Templates(definitions).expand(text, i=3, j=-4)
