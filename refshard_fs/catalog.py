@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from refshard_fs.errors import SourceNotReachable, UnknownSource
+from refshard_fs.edited import EditedKeySpace
+from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
 from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, registered
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import recognised as reference_sets
@@ -17,12 +18,23 @@ from refshard_fs.manifests.reference_set import FlatKeySpace, References, Refere
 from refshard_fs.manifests.resolving import resolver
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf
-from refshard_fs.policy import locator
+from refshard_fs.policy import directory_of, locator
 from refshard_fs.shards import recognised as archives
 from refshard_fs.shards.array_group import ArrayGroup
 from refshard_fs.shards.view import ShardView
+from refshard_fs.texts import Texts
 
-__all__ = ["beneath", "formats", "open_bytes", "open_references", "open_source", "references_of", "some_urls"]
+__all__ = [
+    "beneath",
+    "document_of",
+    "empty",
+    "formats",
+    "open_bytes",
+    "open_references",
+    "open_source",
+    "references_of",
+    "some_urls",
+]
 
 
 Tell = Callable[[str], object]
@@ -63,6 +75,12 @@ def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]
     """Open a reference set that is at hand; that takes reads only where metadata is itself a reference."""
     keyspace = FlatKeySpace(refs, resolver(options, None), "the given references")
     return (yield from shown(keyspace, options))
+
+
+def empty(url: str, options: OpenOptions) -> KeySpace:
+    """Return what a source that does not exist yet holds: nothing."""
+    refs = ReferenceSet(Texts.of(()), {}, {})
+    return FlatKeySpace(refs, resolver(options, directory_of(url.rstrip("/"))), url)
 
 
 def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) -> Steps[KeySpace]:
@@ -141,7 +159,7 @@ def _probe_directory(url: str, known: dict[str, Format]) -> Steps[Probe]:
     there = yield tuple(Stat(below(marker), fresh=True) for marker in markers)
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
-        raise SourceNotReachable(f"{url}: there is nothing here that could be read as a source")
+        raise NoSuchSource(f"{url}: there is nothing here that could be read as a source")
     return Probe(url, None, b"", present, documents)
 
 
@@ -158,9 +176,15 @@ def _pin(facts: Facts) -> Pin:
 
 def beneath(keyspace: KeySpace) -> KeySpace:
     """Return what the user's source is, without the views that are put over it."""
-    while isinstance(keyspace, (ShardView, ManifestView)):
+    while isinstance(keyspace, (EditedKeySpace, ShardView, ManifestView)):
         keyspace = keyspace.base
     return keyspace
+
+
+def document_of(keyspace: KeySpace) -> str | None:
+    """Return the URL of the one document that a commit to an opened source replaces last; None if there is none."""
+    found: str | None = getattr(beneath(keyspace), "document_url", None)
+    return found
 
 
 def some_urls(keyspace: KeySpace) -> Steps[Sequence[str | None]]:

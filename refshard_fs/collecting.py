@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 from refshard_fs import zarrmeta
 from refshard_fs.catalog import beneath
 from refshard_fs.columns import ABSENT, ChunkTable, Part, Row
-from refshard_fs.errors import ManifestError
+from refshard_fs.edited import EditedKeySpace
+from refshard_fs.edits import Edits
+from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats import Raw
-from refshard_fs.keys import join
+from refshard_fs.keys import is_within, join
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.editing import with_edits
 from refshard_fs.manifests.gathered import gather
 from refshard_fs.manifests.kerchunk_json import parse_document
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
@@ -21,11 +25,13 @@ from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
 from refshard_fs.manifests.reference_stream import ParquetStream, Respell
 from refshard_fs.model import Load, Steps
-from refshard_fs.save import Run
 from refshard_fs.shards.view import ShardView
 from refshard_fs.texts import Texts
 
-__all__ = ["collect", "respelled", "texts_of"]
+__all__ = ["Run", "collect", "respelled", "texts_of"]
+
+# Returns what a look-up (made anew for each try) returns, on behalf of a key.
+Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 ROWS = 1 << 17  # references of a parquet set that are taken at a time
 
@@ -38,6 +44,9 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
     while isinstance(keyspace, ShardView):
         keyspace = keyspace.base
     match keyspace:
+        case EditedKeySpace(base=base, edits=edits):
+            refuse_inner_chunks(base, edits)
+            return with_edits(collect(base, run, respell), edits.copy(), "what was written")
         case ManifestView(maps_anything=True):
             pass
         case _:
@@ -54,6 +63,21 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
             "a set of references cannot hold that"
         )
     return respelled(refs, respell)
+
+
+def refuse_inner_chunks(keyspace: KeySpace, edits: Edits) -> None:
+    """Raise ReadOnlyError if an array that is shown as the inner chunks of its shards was edited."""
+    if not isinstance(keyspace, ShardView):
+        return
+    for path in keyspace.unsharded:
+        if edits.hides(path):
+            continue
+        for key in (*edits.changes(), *edits.prefixes()):
+            if is_within(key, path):
+                raise ReadOnlyError(
+                    f"{key!r} belongs to the array {path!r}, of which shards are stored and inner chunks are shown: "
+                    "open the source with shards='whole' to write it"
+                )
 
 
 def respelled(refs: ReferenceSet, respell: Respell) -> ReferenceSet:

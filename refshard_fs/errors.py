@@ -14,7 +14,9 @@ __all__ = [
     "ConflictError",
     "DamagedIndex",
     "ManifestError",
+    "NoSuchSource",
     "NotListable",
+    "ReadOnlyError",
     "ReferenceNotReachable",
     "RefShardError",
     "SourceNotReachable",
@@ -55,6 +57,10 @@ class SourceNotReachable(RefShardError):
     No FileNotFoundError even where the manifest is missing: a worker that cannot find it
     must not take every chunk for a missing one.
     """
+
+
+class NoSuchSource(SourceNotReachable):
+    """There is nothing at the source's URL: with ``mode="a"`` it would be made by the first commit."""
 
 
 class NotListable(RefShardError, NotImplementedError):
@@ -107,6 +113,10 @@ class TargetNotAllowed(RefShardError, PermissionError):
     def __str__(self) -> str:
         who = f"{self.key!r} points to" if self.key else "not allowed:"
         return f"{who} {self.url!r}: {self.rule}. {self.remedy}."
+
+
+class ReadOnlyError(RefShardError, PermissionError):
+    """A write to a filesystem that was opened for reading, or to a source that takes none."""
 
 
 class ConflictError(RefShardError):

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import inspect
 import os
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
@@ -17,7 +18,7 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
-from refshard_fs.formats import RECORD_SIZE, OpenOptions, SetFormat
+from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
@@ -31,9 +32,8 @@ from refshard_fs.selection import Mode
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
-
-if TYPE_CHECKING:
-    from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.writable import Writable, WrittenFile
+from refshard_fs.writes.options import INLINE, WriteOptions, data_url_of, overlay_for
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
@@ -60,11 +60,13 @@ class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untype
             fo = kwargs.pop("fo", None)
         if fo is None:
             raise TypeError("refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file")
+        if kwargs.get("mode", "r") != "r" and kwargs.get("overlay") is None:
+            kwargs["overlay"] = uuid.uuid4().hex  # among the arguments, so that whoever is made anew shares it
         overrides, simple = kwargs.get("template_overrides"), kwargs.get("simple_templates", True)
         return super().__call__(settle(fo, kwargs.get("target_protocol"), overrides, simple), *args, **kwargs)
 
 
-class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
+class RefShardFileSystem(Writable, metaclass=_Settled):
     """Archives seen as a plain zarr key space: each key is a byte range of some other file.
 
     Parameters
@@ -130,6 +132,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
     verify:
         Whether each chunk's checksum is verified, where the source (bloscpack) has them; a
         chunk is then read with the bytes of its checksum.
+    mode:
+        ``"r"`` refuses writes. ``"a"`` takes them into an overlay, which reads see at once and
+        `commit` (or the end of ``with fs.transaction:``) makes part of the source; a source
+        that does not exist begins as an empty one. ``"w"`` begins with an empty one in any case.
+    data_url, inline_threshold, content_addressed:
+        Values of more than ``inline_threshold`` bytes become objects in the directory
+        ``data_url``, as they are written; by default ``<fo>.data``. ``content_addressed``
+        names them by their SHA-256, so that equal ones are stored once.
 
     Raises
     ------
@@ -182,6 +192,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         concurrency: int = 64,
         block_cache: int = 0,
         index_cache: bool | str | os.PathLike[str] | None = None,
+        mode: str = "r",
+        data_url: str | None = None,
+        inline_threshold: int = INLINE,
+        content_addressed: bool = False,
+        overlay: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -192,10 +207,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         if zarr_format not in (2, 3):
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
         self.fo = fo
+        self.mode = mode
+        writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format)
+        self._writes_with(overlay_for(mode, overlay, fo), writes)
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         source_options = ref_storage_args if ref_storage_args is not None else target_options
         source = fo if isinstance(fo, str) else None
-        routes = route(source, fs, remote_protocol, remote_options, source_options, options, allow)
+        data_at = None if self._overlay is None else writes.data_url
+        routes = route(source, fs, remote_protocol, remote_options, source_options, options, allow, data_at)
         self._session = Session(
             SessionOptions(
                 source=fo,
@@ -220,6 +239,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
                 readahead=readahead,
                 block_cache=block_cache,
                 token=routes.token,
+                overlay=self._overlay,
                 index_cache=os.fspath(index_cache) if isinstance(index_cache, os.PathLike) else index_cache,
             )
         )
@@ -329,49 +349,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         """Forget every cached index, and open the source anew at the next use."""
         self._session.invalidate()
         super().invalidate_cache(path)
-
-    def save(
-        self,
-        url: str,
-        format: SetFormat | None = None,
-        record_size: int = RECORD_SIZE,
-        overwrite: bool = False,
-        **storage_options: Any,
-    ) -> None:
-        """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
-
-        Without ``format``, a name that ends in ``.json`` makes it JSON. Of a parquet set,
-        ``record_size`` is the number of references per file. It goes to a new or empty
-        directory, or with ``overwrite`` in the place of another parquet set; JSON replaces
-        what was there. Each file appears whole or not at all. Chunk manifests make a zarr
-        version 3 hierarchy, and the metadata of version 2 become that of version 3. URLs keep
-        their meaning. Of sources other than reference sets, chunks that are ranges of objects
-        (of sharded arrays, the shards) become references.
-
-        Raises ManifestError, which names the key, where the format cannot hold a reference:
-        then nothing is written. fsspec's own reader takes parquet sets of zarr version 2
-        with ``.`` between coordinates.
-        """
-        from refshard_fs.save import respelling, save  # what writes: who reads need not wait for it
-
-        kind: SetFormat = format or ("json" if url.rstrip("/").endswith(".json") else "parquet")
-        options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        respell = respelling(options.open, source, None if kind == "chunk-manifest" else url)
-        save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options)
-
-    def collect(self) -> ReferenceSet:
-        """Return the references in columns, URLs absolute and shards whole; `refshard_fs.concat` and others use it."""
-        from refshard_fs.collecting import collect  # as in `save`
-        from refshard_fs.save import respelling
-
-        options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        return collect(self._opened(), self._look, respelling(options.open, source, None))
-
-    def save_json(self, url: str, **storage_options: Any) -> None:
-        """Write the references as a JSON set to ``url``."""
-        self.save(url, "json", **storage_options)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return a JSON form of the arguments, as fsspec's; a source held in memory is named, and spelled if small."""
@@ -509,9 +486,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=_Settled):
         autocommit: bool = True,
         cache_options: dict[str, Any] | None = None,
         **kwargs: Any,
-    ) -> RefShardFile:
+    ) -> RefShardFile | WrittenFile:
         if mode != "rb":
-            raise NotImplementedError(f"{path!r} was opened with mode {mode!r}: this filesystem only reads")
+            return self._open_to_write(path, mode)
         return RefShardFile(self, path, mode, block_size or "default", cache_options=cache_options, **kwargs)
 
     # ------------------------------------------------------------------ listing

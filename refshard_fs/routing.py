@@ -9,9 +9,12 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.admission import Admission
-from refshard_fs.policy import longest_prefix
+from refshard_fs.policy import LOCAL, longest_prefix, protocol_of
 
 __all__ = ["Routes", "route"]
+
+
+_OF_THE_SOURCE = ("compression", "protocol")  # options that its filesystem does not take
 
 
 class Routes(NamedTuple):
@@ -38,13 +41,27 @@ def route(
     source_options: Mapping[str, Any] | None,
     options: Mapping[str, Mapping[str, Any]] | None,
     allow: Iterable[str] | str | None,
+    data_url: str | None = None,
 ) -> Routes:
-    """Return the routes of a source at URL ``source``; None: it is held in memory."""
+    """Return the routes of a source at URL ``source`` (None: it is held in memory), whose new objects are at another.
+
+    What the user writes may be read again, with the options that it was written with.
+    """
     by_protocol = _by_protocol(fs, remote_protocol, remote_options)
     by_prefix = dict(options or {})
+    if data_url is not None:
+        protocol = protocol_of(data_url)
+        known = protocol in by_protocol or longest_prefix(by_prefix, data_url) is not None
+        if not known and protocol not in ("memory", *LOCAL):
+            near = source is not None and (protocol_of(source) or "file") == protocol
+            given = (source_options if near else None) or remote_options or {}
+            by_prefix[data_url] = {name: value for name, value in given.items() if name not in _OF_THE_SOURCE}
+        options = {**(options or {}), data_url: {}}
+        if allow is not None and not isinstance(allow, str):
+            allow = [*allow, data_url + "/"]
     if source is not None:
         if source_options is not None:
-            by_prefix[source] = {k: v for k, v in source_options.items() if k not in ("compression", "protocol")}
+            by_prefix[source] = {k: v for k, v in source_options.items() if k not in _OF_THE_SOURCE}
         elif fs is not None and longest_prefix(by_prefix, source) is None:
             by_prefix[source] = {}  # fs= serves the references, not the manifest
     bare = by_protocol.get(None)

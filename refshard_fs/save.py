@@ -6,12 +6,15 @@ Memory does not grow with the number of references of a reference set; those of 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, Protocol
 
 from refshard_fs import policy, zarrmeta
 from refshard_fs.catalog import beneath
+from refshard_fs.collecting import Run, collect
+from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats import OpenOptions, SetFormat
 from refshard_fs.keys import join
@@ -26,18 +29,16 @@ from refshard_fs.manifests.recognised import PARQUET
 from refshard_fs.manifests.reference_set import FlatKeySpace
 from refshard_fs.manifests.reference_stream import FlatStream, ParquetStream, ReferenceStream, Respell
 from refshard_fs.manifests.resolving import resolver
-from refshard_fs.model import Steps
 from refshard_fs.shards.view import ShardView
 from refshard_fs.targets.sink import Sink
 
-__all__ = ["respelling", "save"]
+__all__ = ["respelling", "save", "save_json"]
 
 _ROOT: Final = "zarr.json"
 JSON_ROWS: Final = 10_000  # references that become JSON at a time
 TOGETHER: Final = 16  # partitions that are written at a time
 FEW: Final = 100  # partitions of an array, of which those without references are written too
 
-Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 
 def save(
@@ -57,7 +58,14 @@ def save(
     """
     sink = Sink(url, options)
     stream: ReferenceStream
+    if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits):
+        keyspace = keyspace.base
     match _to_save(keyspace):
+        case EditedKeySpace(base=base):
+            match beneath(base):
+                case ParquetKeySpace(root=root) | Hierarchy(url=root) if sink.is_at(root):
+                    raise FileExistsError(f"{url} is where these references are read from: commit() writes to it")
+            stream = FlatStream(collect(keyspace, run, respell), lambda written: written)
         case FlatKeySpace(refs=refs):
             stream = FlatStream(refs, respell)
         case ParquetKeySpace(root=root) as lazy:
@@ -74,7 +82,7 @@ def save(
         case "parquet":
             _save_parquet(stream, run, sink, record_size, overwrite)
         case "json":
-            _save_json(stream, run, sink)
+            save_json(stream, run, sink)
         case "chunk-manifest":
             _save_manifests(stream, run, sink, overwrite)
         case _:
@@ -175,7 +183,14 @@ def _make_room(sink: Sink, overwrite: bool) -> None:
     sink.remove()
 
 
-def _save_json(stream: ReferenceStream, run: Run, sink: Sink) -> None:
+class Streamed(Protocol):
+    """Where a document goes: it appears whole, or not at all."""
+
+    def stream(self) -> AbstractContextManager[BinaryIO]:
+        """Give a file to write it to; it takes its place when the block ends without an error."""
+
+
+def save_json(stream: ReferenceStream, run: Run, sink: Streamed) -> None:
     """Write version 1, the only one that every reader takes; version 0 where a URL would be taken for a template."""
     try:
         _write_json(stream, run, sink, 1)
@@ -183,7 +198,7 @@ def _save_json(stream: ReferenceStream, run: Run, sink: Sink) -> None:
         _write_json(stream, run, sink, 0)
 
 
-def _write_json(stream: ReferenceStream, run: Run, sink: Sink, version: int) -> None:
+def _write_json(stream: ReferenceStream, run: Run, sink: Streamed, version: int) -> None:
     start, end = writing.FRAMES[version]
     with sink.stream() as file:
         file.write(start)

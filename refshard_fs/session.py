@@ -15,12 +15,15 @@ import msgspec
 
 from refshard_fs import catalog
 from refshard_fs.arrays import Arrays
-from refshard_fs.errors import RefShardError, SourceNotReachable, redacted
+from refshard_fs.edited import edited
+from refshard_fs.edits import Edits
+from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, redacted
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.model import Entry, Inline, Packed, Span, Stat, Steps
+from refshard_fs.model import Entry, Facts, Inline, Packed, Span, Stat, Steps
+from refshard_fs.overlay import Base, Overlay
 from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import Engine, Request
@@ -32,7 +35,8 @@ from refshard_fs.reading.loading import Keep
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.selection import Mode
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Pool, PoolOptions, Versions
+from refshard_fs.targets import Given, Pool, PoolOptions, Versions
+from refshard_fs.zarrmeta import is_metadata
 
 __all__ = ["Session", "SessionOptions"]
 
@@ -57,6 +61,7 @@ class SessionOptions(msgspec.Struct, frozen=True, eq=False):
     block_cache: int
     token: str
     index_cache: bool | str | None = None
+    overlay: Overlay | None = None  # of what is written; without one, nothing is
 
 
 class Session:
@@ -78,6 +83,8 @@ class Session:
         self._arrays = Arrays(self.read, self.read_now)
         self._blocks = Cache(options.block_cache) if options.block_cache else None
         self._keep = _keep(options.index_cache)
+        if options.overlay is not None:
+            options.overlay.join(self)
         _sessions.add(self)
 
     async def keyspace(self) -> KeySpace:
@@ -92,12 +99,19 @@ class Session:
 
     def opened(self) -> KeySpace | None:
         """Return the key space if it has been opened, or can be without I/O."""
-        if self._keyspace is None and isinstance(self.options.source, Held):
+        if self._keyspace is not None:
+            return self._keyspace
+        overlay = self.options.overlay
+        opening = 0 if overlay is None else overlay.openings
+        base = None if overlay is None else overlay.base
+        if base is not None:
+            self._adopt(base, opening)
+        elif isinstance(self.options.source, Held):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
                 found = self.look_now("", catalog.open_references(content, self.options.open))
                 if found is not None:
-                    self._adopt(found.value, getattr(found.value, "urls", ()))
+                    self._adopt(Base(found.value, getattr(found.value, "urls", ()), None), opening)
         return self._keyspace
 
     def engine(self) -> Engine:
@@ -296,30 +310,47 @@ class Session:
         return immediate
 
     async def _open(self) -> KeySpace:
-        keyspace = self.opened()
-        if keyspace is None:
-            options = self.options
-            match options.source:
-                case str(url):
-                    if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
-                        INDEXES.discard((options.token, Stat(url)))
-                    steps = catalog.open_source(url, options.open, options.format, self._recognised)
-                case Held(bytes(data)):
-                    steps = catalog.open_bytes(data, options.open, options.format, self._recognised)
-                case Held(ReferenceSet() as refs):
-                    steps = catalog.open_references(refs, self.options.open)
-                case held:
-                    raise TypeError(f"{held!r} is no source")
-            try:
-                keyspace = await self.engine().run(steps)
-                urls = await self._some_urls(keyspace)
-            except RefShardError:
+        overlay = self.options.overlay
+        while True:
+            opening = 0 if overlay is None else overlay.openings
+            keyspace = self.opened()
+            if keyspace is not None:
+                return keyspace
+            self._adopt(await self._open_source(), opening)
+
+    async def _open_source(self) -> Base:
+        options = self.options
+        match options.source:
+            case str(url):
+                if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
+                    INDEXES.discard((options.token, Stat(url)))
+                steps = catalog.open_source(url, options.open, options.format, self._recognised)
+            case Held(bytes(data)):
+                steps = catalog.open_bytes(data, options.open, options.format, self._recognised)
+            case Held(ReferenceSet() as refs):
+                steps = catalog.open_references(refs, self.options.open)
+            case held:
+                raise TypeError(f"{held!r} is no source")
+        try:
+            keyspace = await self.engine().run(steps)
+            return Base(keyspace, await self._some_urls(keyspace), *self._document(keyspace))
+        except NoSuchSource:
+            if options.overlay is None or not isinstance(options.source, str):
                 raise
-            except Exception as e:  # raised again: a FileNotFoundError would make every key look missing
-                reason = f"{type(e).__name__}: {e}"
-                raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
-            self._adopt(keyspace, urls)
-        return keyspace
+            return Base(catalog.empty(options.source, options.open), (), None, options.source)
+        except RefShardError:
+            raise
+        except Exception as e:  # raised again: a FileNotFoundError would make every key look missing
+            reason = f"{type(e).__name__}: {e}"
+            raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
+
+    def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
+        """Return what was seen of the document that a commit replaces, and its URL."""
+        url = catalog.document_of(keyspace) if isinstance(self.options.source, str) else None
+        if url is None or self.options.overlay is None:
+            return None, ""
+        seen = self._versions.of(url).seen
+        return (None if seen is None else Facts(seen.size, seen.etag, seen.modified)), url
 
     def _recognised(self, format: str) -> None:
         self.format = format
@@ -330,20 +361,44 @@ class Session:
             return ()
         return await self.engine().run(catalog.some_urls(keyspace))
 
-    def _adopt(self, keyspace: KeySpace, urls: Iterable[str | None]) -> None:
-        """Take ``keyspace`` as opened. Options without a protocol go to the first that its references name."""
+    def _adopt(self, base: Base, opening: int) -> None:
+        """Take the source as opened, unless there is another one by now; who shares an overlay shares the source."""
+        overlay = self.options.overlay
+        if overlay is None:
+            self._take(base, None)
+        else:
+            overlay.share(base, opening, self._take)
+
+    def _take(self, base: Base, edits: Edits | None) -> None:
+        """Read ``base``, edited. Options without a protocol go to the first that its references name."""
         if self.options.fallback:
-            protocol = next(filter(None, map(protocol_of, filter(None, urls))), None)
+            protocol = next(filter(None, map(protocol_of, filter(None, base.urls))), None)
             if protocol is not None and protocol not in self._pool_options.by_protocol:
                 known = {**self._pool_options.by_protocol, protocol: self.options.fallback}
                 admission = self._pool_options.admission.naming(protocol)
                 self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known, admission=admission)
                 for engine in self._engines.values():
                     engine.pool = self._pool(engine.pool.loop)
-        self._keyspace = keyspace
+        self._keyspace = base.keyspace if edits is None else edited(base.keyspace, edits)
 
     def invalidate(self) -> None:
         """Forget every index, the opened source, and which versions were read; the next read opens it again."""
+        if self.options.overlay is not None:
+            self.options.overlay.reopen()
+        self.forget()
+        INDEXES.clear()
+
+    def given(self, url: str) -> Given:
+        """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
+        return self._pool_options.given(url)
+
+    def wrote(self, key: str) -> None:
+        """Take note that ``key`` holds something else now."""
+        if is_metadata(key):
+            self._arrays.clear()
+
+    def forget(self) -> None:
+        """Forget the opened source, and which versions were read; indexes are used if they are of the same version."""
         with self._lock:
             self._keyspace = None
             self._arrays.clear()
@@ -353,7 +408,6 @@ class Session:
             self._engines.clear()
             self._immediate = None
             self._versions.clear()
-        INDEXES.clear()
 
     def _pool(self, loop: asyncio.AbstractEventLoop | None) -> Pool:
         return Pool(self._pool_options, loop, self._versions, self.stats)

@@ -14,15 +14,16 @@ ROOT = Path(refshard_fs.__path__[0])
 
 # Each line is a layer; a module imports from its own layer and those above it in this table. Packages count as one.
 LAYERS = """
-errors model amounts keys texts crc32c stats policy selection tuning
-zarrmeta keyspace columns names rounds formats admission documents
+errors model amounts keys texts edits crc32c stats policy selection tuning
+zarrmeta keyspace edited overlay columns names rounds formats admission documents
 manifests shards
 targets
 reading
 arrays catalog held
 routing session save collecting
 checking survey summary nodes
-listing mapper fs
+writes
+listing mapper writable fs
 sets
 xarray_arrays xarray_backend cli
 """

@@ -49,6 +49,11 @@ class ShardView:
         """Whether any array that is known so far is shown as inner chunks, or should have been."""
         return bool(self.reports) or any(seen.layout is not None for seen in self._documents.arrays.values())
 
+    @property
+    def unsharded(self) -> list[str]:
+        """The paths of the arrays, of those known so far, that are shown as inner chunks."""
+        return [path for path, seen in list(self._documents.arrays.items()) if seen.layout is not None]
+
     def learn(self) -> Steps[None]:
         """Take in the arrays that the base knows without further reads."""
         marks = tuple(mark for known in shard_formats() for mark in known.marks)

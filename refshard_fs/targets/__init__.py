@@ -2,8 +2,8 @@
 
 from refshard_fs.targets.answer import Answer, Target, check
 from refshard_fs.targets.failures import Unfit
-from refshard_fs.targets.pool import Pool, PoolOptions
+from refshard_fs.targets.pool import Given, Pool, PoolOptions
 from refshard_fs.targets.retry import Retry
 from refshard_fs.targets.versions import Seen, Versions
 
-__all__ = ["Answer", "Pool", "PoolOptions", "Retry", "Seen", "Target", "Unfit", "Versions", "check"]
+__all__ = ["Answer", "Given", "Pool", "PoolOptions", "Retry", "Seen", "Target", "Unfit", "Versions", "check"]

@@ -16,7 +16,7 @@ from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import OWN, Answer
 from refshard_fs.targets.failures import Unreadable
 
-__all__ = ["LocalTarget"]
+__all__ = ["LocalTarget", "facts_of"]
 
 OPEN_FILES = 64
 
@@ -30,6 +30,11 @@ def _identity(of: os.stat_result) -> Identity:
 def _facts(identity: Identity) -> Facts:
     inode, changed, size = identity
     return Facts(size, f"{OWN}{inode:x}-{changed:x}-{size:x}", str(changed / 1e9))
+
+
+def facts_of(found: os.stat_result) -> Facts:
+    """Return what tells a version of a file from others."""
+    return _facts(_identity(found))
 
 
 class _File:

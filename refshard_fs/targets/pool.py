@@ -35,7 +35,7 @@ from refshard_fs.targets.retry import Retry
 from refshard_fs.targets.s3 import S3Target, is_s3fs
 from refshard_fs.targets.versions import Versions
 
-__all__ = ["Pool", "PoolOptions"]
+__all__ = ["Given", "Pool", "PoolOptions"]
 
 # These belong to no event loop: the process shares them.
 LOCAL = LocalTarget()
@@ -67,6 +67,19 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     admission: Admission = Admission()
     retry: Retry = Retry()
     fast_s3: bool = True
+
+    def given(self, url: str) -> Given:
+        """Return the instance or the options for ``url``."""
+        return self.named(url)[1]
+
+    def named(self, url: str) -> tuple[tuple[str, ...], Given]:
+        """Return the instance or options for ``url``, and what tells them from others: it ends in the protocol."""
+        named = policy.protocol_of(url)
+        protocol = named or "file"
+        prefix = policy.longest_prefix(self.by_prefix, url)
+        if prefix is not None:
+            return ("prefix", prefix[0], protocol), prefix[1]
+        return (protocol,), self.by_protocol.get(named, self.by_protocol.get(protocol, {}))
 
 
 class Pool:
@@ -129,7 +142,7 @@ class Pool:
         return admitted, access
 
     def _find(self, url: str, access: Access) -> tuple[Target, str] | None:
-        token, given = self._given(url)
+        token, given = self._options.named(url)
         protocol = token[-1]
         if access is Access.NONE:
             return self._own(("nobody", protocol), protocol, dict(ANONYMOUS.get(protocol, {})), url)
@@ -137,7 +150,7 @@ class Pool:
             return self._instance(token, given, url)
         options = _portable(given)
         if "::" in url:
-            links = {policy.protocol_of(link) or "file": self._given(link)[1] for link in url.split("::")[1:]}
+            links = {policy.protocol_of(link) or "file": self._options.given(link) for link in url.split("::")[1:]}
             options |= {name: _portable(of) for name, of in links.items() if of and name not in options}
             return self._kept((*token, "::", repr(links)), lambda _: ChainTarget(options), url)
         if protocol in _NEED_NO_LOOP and not options:
@@ -146,16 +159,6 @@ class Pool:
             if at_hand is not None:
                 return at_hand, cls._strip_protocol(url)
         return self._own(token, protocol, options, url)
-
-    def _given(self, url: str) -> tuple[tuple[str, ...], Given]:
-        """Return the instance or options for ``url``, and what tells them from others: it ends in the protocol."""
-        named = policy.protocol_of(url)
-        protocol = named or "file"
-        prefix = policy.longest_prefix(self._options.by_prefix, url)
-        if prefix is not None:
-            return ("prefix", prefix[0], protocol), prefix[1]
-        by_protocol = self._options.by_protocol
-        return (protocol,), by_protocol.get(named, by_protocol.get(protocol, {}))
 
     def _instance(self, token: tuple[str, ...], fs: AbstractFileSystem, url: str) -> tuple[Target, str] | None:
         while type(fs) is AsyncFileSystemWrapper:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
-import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -14,6 +12,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from refshard_fs.policy import protocol_of
+from refshard_fs.targets.draft import replacing
 
 __all__ = ["Sink"]
 
@@ -59,7 +58,7 @@ class Sink:
         for name, data in files.items():
             path = f"{self.path}/{name}"
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with _replacing(path) as file:
+            with replacing(path) as file:
                 file.write(data)
 
     def remove(self) -> None:
@@ -72,7 +71,7 @@ class Sink:
         """Give a file to write the object to; it takes its place when the block ends without an error."""
         if self.is_local:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-            with _replacing(self.path) as file:
+            with replacing(self.path) as file:
                 yield file
             return
         with tempfile.TemporaryDirectory() as folder:
@@ -80,19 +79,3 @@ class Sink:
             with open(path, "wb") as file:
                 yield file
             self._fs.put_file(path, self.path)
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[BinaryIO]:
-    """Give a file that becomes ``path`` when the block ends without an error, and else disappears."""
-    draft = f"{path}.{uuid.uuid4().hex}.tmp"
-    try:
-        with open(draft, "xb") as file:
-            yield file
-        if os.path.exists(path):
-            shutil.copymode(path, draft)
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
-        raise

@@ -1,0 +1,216 @@
+"""What is written to one source and not yet committed, shared by all filesystems of this process that have its id.
+
+zarr makes a filesystem anew, from its arguments, for another event loop: the twin finds the overlay of the one it came
+from by the id among them. Whoever commits or discards does so for all.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+from refshard_fs.edits import REMOVED, Edit, Edits
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.model import Facts
+
+__all__ = ["Base", "Overlay", "Reader", "overlay_of"]
+
+
+class Base(NamedTuple):
+    """The source as it was opened, below the edits: what all who share the overlay read."""
+
+    keyspace: KeySpace
+    urls: Iterable[str | None]
+    facts: Facts | None  # of the document that a commit replaces; None if there is none yet
+    url: str = ""  # of that document
+
+
+class Reader(Protocol):
+    """Somebody who has opened the source, and is told when it is another one."""
+
+    def forget(self) -> None:
+        """Open the source anew at the next use."""
+
+
+class _Pending:
+    """What is told of when an overlay goes: it must not hold the overlay itself."""
+
+    __slots__ = ("count", "pid", "source")
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.count = 0
+        self.pid = os.getpid()
+
+    def warn(self) -> None:
+        if self.count and self.pid == os.getpid():
+            warnings.warn(
+                f"{self.count} writes to {self.source} were never committed, and are lost: "
+                "call commit(), or discard(), or write within `with fs.transaction:`",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+
+class Overlay:
+    """The edits of one source. Any thread may use it; ``lock`` is held by who commits."""
+
+    def __init__(self, identity: str, source: str) -> None:
+        self.id = identity
+        self.edits = Edits()
+        self.lock = threading.RLock()
+        self.base: Base | None = None
+        self.begun = False  # whether mode "w" has removed what the source held
+        self.openings = 0  # how often the source was to be opened anew
+        self._expected: tuple[Facts | None] | None = None
+        self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._guard = threading.Lock()
+        self._pending = _Pending(source)
+        self._finalizer = weakref.finalize(self, self._pending.warn)
+
+    # ------------------------------------------------------------------ edits
+
+    def put(self, key: str, edit: Edit) -> None:
+        """Let ``key`` hold ``edit``, or be removed."""
+        with self._guard:
+            self.edits.put(key, edit)
+            self._pending.count += 1
+
+    def remove(self, key: str) -> None:
+        """Let there be no ``key``."""
+        self.put(key, REMOVED)
+
+    def remove_below(self, prefix: str) -> None:
+        """Let there be nothing at ``prefix``, nor below it."""
+        with self._guard:
+            self.edits.remove_below(prefix)
+            self._pending.count += 1
+
+    def made(self, url: str) -> None:
+        """Take note of an object that was put for an edit."""
+        with self._guard:
+            self._objects[url] = None
+
+    def has_made(self, url: str) -> bool:
+        """Whether the object at ``url`` was put for an edit."""
+        return url in self._objects
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        return not len(self.edits)
+
+    # ------------------------------------------------------------------ the source below
+
+    def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> bool:
+        """Have all read ``base``, unless somebody opened it before; ``adopt`` takes what they read, and the edits.
+
+        Returns False, and does nothing, if the source became another one since ``opening`` was the count.
+        """
+        with self._guard:
+            if opening != self.openings:
+                return False
+            if self.base is None:
+                self.base = base if self._expected is None else base._replace(facts=self._expected[0])
+            adopt(self.base, self.edits)
+            return True
+
+    def join(self, reader: Reader) -> None:
+        """Have ``reader`` told when the source is another one."""
+        self._readers.add(reader)
+
+    def reopen(self) -> None:
+        """Let everybody open the source anew, with the edits that there are."""
+        with self._guard:
+            if self.base is not None and self._expected is None and len(self.edits):
+                self._expected = (self.base.facts,)  # what the edits were made on
+            self._begin_anew()
+        self._tell()
+
+    def _begin_anew(self) -> None:
+        self.base = None
+        self.openings += 1
+
+    def _tell(self) -> None:
+        for reader in list(self._readers):
+            reader.forget()
+
+    # ------------------------------------------------------------------ states
+
+    def savepoint(self) -> Edits:
+        """Return the edits of now, to go back to."""
+        return self.edits.copy()
+
+    def go_back(self, edits: Edits) -> list[str]:
+        """Let ``edits``, a savepoint, be all there are; return the URLs of objects that nobody needs any more."""
+        with self._guard:
+            self.edits = edits.copy()
+            self._pending.count = len(edits)
+            left = self._forget()
+            self.openings += 1
+        self._tell()
+        return left
+
+    def drop(self) -> list[str]:
+        """Let there be no edits, and the source be opened anew; return the URLs of objects that nobody needs."""
+        with self._guard:
+            self.edits = Edits()
+            self._pending.count = 0
+            left = self._forget()
+            self._expected = None
+            self._begin_anew()
+        self._tell()
+        return left
+
+    def settle(self, committed: Edits) -> list[str]:
+        """Take note that ``committed``, a savepoint, is in the source; return the URLs that nobody needs any more."""
+        with self._guard:
+            needed = {span.url for span in committed.spans()}
+            self._objects = {url: None for url in self._objects if url not in needed}
+            self.edits = self.edits.since(committed)
+            self._pending.count = len(self.edits)
+            left = self._forget()
+            self._expected = None
+            self._begin_anew()
+        self._tell()
+        return left
+
+    def _forget(self) -> list[str]:
+        """Return, and no longer know, the objects that no edit names."""
+        needed = {span.url for span in self.edits.spans()}
+        left = [url for url in self._objects if url not in needed]
+        for url in left:
+            del self._objects[url]
+        return left
+
+
+_known: weakref.WeakValueDictionary[str, Overlay] = weakref.WeakValueDictionary()
+_registry = threading.Lock()
+
+
+def overlay_of(identity: str | None, source: str) -> Overlay:
+    """Return the overlay called ``identity``, a new one if there is none here or it has no name yet."""
+    with _registry:
+        known = None if identity is None else _known.get(identity)
+        if known is None:
+            known = Overlay(identity or uuid.uuid4().hex, source)
+            _known[known.id] = known
+        return known
+
+
+def _after_fork() -> None:
+    global _registry
+    _registry = threading.Lock()
+    for overlay in list(_known.values()):
+        overlay.lock = threading.RLock()
+        overlay._guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,52 @@
+"""A local file that takes its place when it is whole: written aside, made durable, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+__all__ = ["DRAFT", "replacing"]
+
+DRAFT = re.compile(r"\.[0-9a-f]{32}\.tmp$")
+
+
+@contextlib.contextmanager
+def replacing(path: str, *, check: Callable[[], object] | None = None, durable: bool = False) -> Iterator[BinaryIO]:
+    """Give a file that becomes ``path`` when the block ends without an error, and else disappears.
+
+    ``check()`` is called just before; what it raises leaves ``path`` as it was. ``durable``: the file, and its name,
+    are on the disk before and after that.
+    """
+    draft = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(draft, "xb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        if os.path.exists(path):
+            shutil.copymode(path, draft)
+        if check is not None:
+            check()
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise
+    if durable:
+        sync_directory(os.path.dirname(path) or ".")
+
+
+def sync_directory(path: str) -> None:
+    """See that the names in a directory are on the disk, where the platform lets one."""
+    with contextlib.suppress(OSError):  # Windows opens no directories
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

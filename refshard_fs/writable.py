@@ -1,0 +1,336 @@
+"""The half of the fsspec interface that changes something: writes, removals, commits; and sets written elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fsspec.asyn import AsyncFileSystem, get_loop, sync
+from fsspec.callbacks import DEFAULT_CALLBACK
+
+from refshard_fs.edits import Edits
+from refshard_fs.errors import ReadOnlyError
+from refshard_fs.formats import RECORD_SIZE, SetFormat
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.model import Inline, Span, Steps
+from refshard_fs.overlay import Overlay
+from refshard_fs.session import Session
+from refshard_fs.targets.store import Store
+from refshard_fs.writes.options import WriteOptions
+from refshard_fs.writes.transaction import OverlayTransaction
+from refshard_fs.writes.values import Values
+
+__all__ = ["Writable", "WrittenFile"]
+
+_GLOB = frozenset("*?[")
+
+
+class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
+    """What writes go to is an overlay: reads see it at once, and the source is not touched before a commit."""
+
+    transaction_type = OverlayTransaction
+
+    _session: Session
+    _opened: Callable[[], KeySpace]
+    _look: Callable[[str, Callable[[], Steps[Any]]], Any]
+
+    def _writes_with(self, overlay: Overlay | None, options: WriteOptions) -> None:
+        """Take what is written to; None refuses all writes."""
+        self._overlay = overlay
+        self._write_options = options
+        self._values: Values | None = None
+
+    @property
+    def overlay(self) -> str | None:
+        """The name of what is written and not committed: ``overlay=`` of another instance in this process shares it."""
+        return None if self._overlay is None else self._overlay.id
+
+    # ------------------------------------------------------------------ commits
+
+    def commit(self) -> None:
+        """Make all that was written durable in the source, whole or not at all; nothing happens if there is nothing.
+
+        Raises ConflictError if somebody else wrote the source since it was opened, and ReadOnlyError if it cannot be
+        written: then it is as it was, and what was written is kept for `save` or another try.
+        """
+        from refshard_fs.writes.commit import Committing, commit  # what writes: who reads need not wait for it
+
+        overlay = self._writing("commit")
+        with overlay.lock:
+            if overlay.is_empty:
+                return
+            self._opened()
+            base = overlay.base
+            assert base is not None, "whoever opens the source shares it"
+            edits = overlay.savepoint()
+            source = self._session.options.source
+            commit(Committing(source, base, edits, self._look, self._session.given, self._write_options))
+            left = overlay.settle(edits)
+        self._remove_objects(left)
+
+    async def _commit(self) -> None:
+        await asyncio.to_thread(self.commit)
+
+    def flush(self) -> None:
+        """Commit: what fsspec's ``LazyReferenceMapper`` calls it."""
+        self.commit()
+
+    def discard(self) -> None:
+        """Forget all that was written and not committed, and remove its objects; reads see the source as it is now."""
+        overlay = self._writing("discard")
+        with overlay.lock:
+            left = overlay.drop()
+        self._remove_objects(left)
+
+    def savepoint(self) -> Edits:
+        """Return what was written and not committed so far, for `go_back`."""
+        return self._writing("begin a transaction").savepoint()
+
+    def go_back(self, savepoint: Edits) -> None:
+        """Forget what was written since `savepoint`."""
+        overlay = self._writing("go back")
+        with overlay.lock:
+            left = overlay.go_back(savepoint)
+        self._remove_objects(left)
+
+    def _remove_objects(self, urls: list[str]) -> None:
+        if urls and self._write_options.data_url is not None:
+            store = self._store()
+            store.remove(urls)
+            store.tidy()
+
+    # ------------------------------------------------------------------ sets written elsewhere
+
+    def save(
+        self,
+        url: str,
+        format: SetFormat | None = None,
+        record_size: int = RECORD_SIZE,
+        overwrite: bool = False,
+        **storage_options: Any,
+    ) -> None:
+        """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
+
+        Without ``format``, a name that ends in ``.json`` makes it JSON. Of a parquet set,
+        ``record_size`` is the number of references per file. It goes to a new or empty
+        directory, or with ``overwrite`` in the place of another parquet set; JSON replaces
+        what was there. Each file appears whole or not at all. Chunk manifests make a zarr
+        version 3 hierarchy, and the metadata of version 2 become that of version 3. URLs keep
+        their meaning. Of sources other than reference sets, chunks that are ranges of objects
+        (of sharded arrays, the shards) become references. What was written and not committed
+        is part of it.
+
+        Raises ManifestError, which names the key, where the format cannot hold a reference:
+        then nothing is written. fsspec's own reader takes parquet sets of zarr version 2
+        with ``.`` between coordinates.
+        """
+        from refshard_fs.save import respelling, save  # as in `commit`
+
+        kind: SetFormat = format or ("json" if url.rstrip("/").endswith(".json") else "parquet")
+        options = self._session.options
+        source = options.source if isinstance(options.source, str) else None
+        respell = respelling(options.open, source, None if kind == "chunk-manifest" else url)
+        save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options)
+
+    def collect(self) -> ReferenceSet:
+        """Return the references in columns, URLs absolute and shards whole; `refshard_fs.concat` and others use it."""
+        from refshard_fs.collecting import collect  # as in `commit`
+        from refshard_fs.save import respelling
+
+        options = self._session.options
+        source = options.source if isinstance(options.source, str) else None
+        return collect(self._opened(), self._look, respelling(options.open, source, None))
+
+    def save_json(self, url: str, **storage_options: Any) -> None:
+        """Write the references as a JSON set to ``url``."""
+        self.save(url, "json", **storage_options)
+
+    # ------------------------------------------------------------------ writing
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        """Let ``path`` hold ``value``."""
+        key = self._key(path)
+        overlay = self._writing(f"write {key!r}")
+        data = bytes(value)
+        if mode == "overwrite" and self._writer(overlay).write_now(key, data):
+            self._session.wrote(key)
+            return
+        sync(self.loop or get_loop(), self._pipe_file, path, data, mode=mode)
+
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        key = self._key(path)
+        overlay = self._writing(f"write {key!r}")
+        if not key:
+            raise IsADirectoryError("the root is a directory")
+        if mode == "create" and await self._exists(key):
+            raise FileExistsError(key)
+        await self._writer(overlay).write(key, bytes(value))
+        self._session.wrote(key)
+
+    async def _put_file(
+        self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
+    ) -> None:
+        self._writing(f"write {rpath!r}")
+        data = await asyncio.to_thread(_read, lpath)
+        if data is None:
+            return
+        callback.set_size(len(data))
+        await self._pipe_file(rpath, data, mode=mode)
+        callback.relative_update(len(data))
+
+    async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """Let ``path2`` refer to the bytes of ``path1``: those of objects are not copied."""
+        source, key = self._key(path1), self._key(path2)
+        overlay = self._writing(f"write {key!r}")
+        if await self._isdir(source):
+            return
+        match await self._session.find(source):
+            case Span(optional=False, pin=None) as span if span.start >= 0 and (span.exact or span.stop is None):
+                overlay.put(key, span)
+                self._session.wrote(key)
+            case Inline(data):
+                await self._pipe_file(key, data)
+            case _:
+                await self._pipe_file(key, await self._cat_file(source))
+
+    async def _rm(
+        self,
+        path: str | Iterable[str],
+        recursive: bool = False,
+        batch_size: int | None = None,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        overlay = self._writing(f"remove {path!r}")
+        for name in [path] if isinstance(path, str) else list(path):
+            if maxdepth is not None or _GLOB.intersection(name):
+                keys = await self._expand_path(name, recursive=recursive, maxdepth=maxdepth)
+                for key in [key for key in keys if await self._isfile(key)]:
+                    self._remove(overlay, key)
+                continue
+            key = self._key(name)
+            kind = (await self._info(key))["type"]
+            if kind != "directory":
+                self._remove(overlay, key)
+            elif recursive:
+                overlay.remove_below(key)
+                self._session.wrote("zarr.json")
+            else:
+                raise IsADirectoryError(f"{key!r} is a directory: recursive=True removes it")
+
+    async def _rm_file(self, path: str, **kwargs: Any) -> None:
+        await self._rm(path)
+
+    def _remove(self, overlay: Overlay, key: str) -> None:
+        overlay.remove(key)
+        self._session.wrote(key)
+
+    async def _touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        if truncate or not await self._exists(path):
+            await self._pipe_file(path, b"")
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        """Let ``path`` be empty; without ``truncate``, only if there is none."""
+        sync(self.loop or get_loop(), self._touch, path, truncate=truncate)
+
+    async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        """Do nothing: a directory is there when there is something in it."""
+        self._writing(f"make {path!r}")
+
+    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self._writing(f"make {path!r}")
+
+    async def _rmdir(self, path: str) -> None:
+        """Do nothing but check: a directory with nothing in it is none."""
+        self._writing(f"remove {path!r}")
+        if await self._ls(path, detail=False):
+            raise OSError(f"{path!r} is not empty")
+
+    def _open_to_write(self, path: str, mode: str) -> WrittenFile:
+        key = self._key(path)
+        self._writing(f"write {key!r}")
+        before = b""
+        match mode.replace("b", "").replace("+", ""):
+            case "w":
+                pass
+            case "x":
+                if self.exists(key):
+                    raise FileExistsError(key)
+            case "a" | "r":
+                with contextlib.suppress(FileNotFoundError):
+                    before = self.cat_file(key)
+            case other:
+                raise ValueError(f"mode {other!r} is none that a file can be opened with")
+        return WrittenFile(self, key, before, at_end="a" in mode)
+
+    # ------------------------------------------------------------------ what all of it needs
+
+    @classmethod
+    def _key(cls, path: Any) -> str:
+        key: str = cls._strip_protocol(path)
+        return key
+
+    def _writing(self, what: str) -> Overlay:
+        """Return what is written to; ReadOnlyError, which names ``what`` was to be done, if that is nothing."""
+        if self._overlay is None:
+            raise ReadOnlyError(
+                f"cannot {what}: {self._session.options.source} was opened for reading; mode='a' lets one write"
+            )
+        return self._overlay
+
+    def _writer(self, overlay: Overlay) -> Values:
+        if self._values is None:
+            options = self._write_options
+            store = None if options.data_url is None else self._store()
+            self._values = Values(overlay, options, store)
+        return self._values
+
+    def _store(self) -> Store:
+        url = self._write_options.data_url
+        assert url is not None
+        return Store(url, self._session.given(url))
+
+
+class WrittenFile(io.BytesIO):
+    """A file that becomes a key when it is closed, and not if its ``with`` block ends in an exception."""
+
+    def __init__(self, fs: Writable, key: str, before: bytes, *, at_end: bool) -> None:
+        super().__init__(before)
+        self._fs: Writable | None = fs
+        self.path = key
+        if at_end:
+            self.seek(0, io.SEEK_END)
+
+    def close(self) -> None:
+        fs, self._fs = self._fs, None
+        if fs is not None:
+            fs.pipe_file(self.path, self.getvalue())
+        super().close()
+
+    def commit(self) -> None:
+        """Be written by the transaction, which does that for all at once."""
+
+    def discard(self) -> None:
+        """Leave the key as it was."""
+        self._fs = None
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is not None:
+            self._fs = None
+        super().__exit__(kind, *rest)
+
+    def __del__(self) -> None:
+        self._fs = None  # never closed: not known to be whole
+
+
+def _read(path: str) -> bytes | None:
+    """Return what a local file holds; None of a directory."""
+    if os.path.isdir(path):
+        return None
+    with open(path, "rb") as file:
+        return file.read()

@@ -1,0 +1,57 @@
+"""Where a written value goes: small ones and metadata into the overlay, others into objects, at once."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+
+from refshard_fs.model import Inline, Span
+from refshard_fs.overlay import Overlay
+from refshard_fs.targets.store import Store
+from refshard_fs.writes.options import WriteOptions
+from refshard_fs.zarrmeta import is_metadata
+
+__all__ = ["Values"]
+
+
+class Values:
+    """Writes the values of one overlay; any thread and event loop may call it."""
+
+    def __init__(self, overlay: Overlay, options: WriteOptions, store: Store | None) -> None:
+        self._overlay = overlay
+        self._options = options
+        self._store = store
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Let ``key`` hold ``data``: once this returns, readers see it, and its object, if it has one, is whole."""
+        if self.write_now(key, data):
+            return
+        assert self._store is not None
+        name = self._name(data)
+        url = self._store.url_of(name)
+        if not (self._options.content_addressed and self._overlay.has_made(url)):
+            await self._store.put(name, data)
+        self._put(key, url, data)
+
+    def write_now(self, key: str, data: bytes) -> bool:
+        """Do the same at once, and return True, where that takes no event loop."""
+        if self._store is None or is_metadata(key) or len(data) <= self._options.inline_threshold:
+            self._overlay.put(key, Inline(data))
+            return True
+        if not self._store.is_at_hand:
+            return False
+        name = self._name(data)
+        url = self._store.url_of(name)
+        if not (self._options.content_addressed and self._overlay.has_made(url)):
+            self._store.put_now(name, data)
+        self._put(key, url, data)
+        return True
+
+    def _put(self, key: str, url: str, data: bytes) -> None:
+        self._overlay.made(url)
+        self._overlay.put(key, Span(url, 0, len(data)))
+
+    def _name(self, data: bytes) -> str:
+        """Return the name of an object for ``data``: two letters are a directory, for no directory to be too large."""
+        name = hashlib.sha256(data).hexdigest() if self._options.content_addressed else uuid.uuid4().hex
+        return f"{name[:2]}/{name[2:]}"

@@ -1,0 +1,68 @@
+"""Writing through the filesystem, as users do it: xarray and zarr above, a JSON set below."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardFileSystem
+
+xr = pytest.importorskip("xarray")
+zarr = pytest.importorskip("zarr")
+IS_2 = zarr.__version__.startswith("2.")
+
+
+def dataset(start: int, steps: int) -> Any:
+    time = np.arange(start, start + steps, dtype="int64")
+    data = np.random.default_rng(7).random((50, 20, 10))[start : start + steps]
+    return xr.Dataset(
+        {"air": (("time", "y", "x"), data)},
+        coords={"time": time, "y": np.arange(20), "x": np.arange(10)},
+        attrs={"title": "made"},
+    ).chunk({"time": 2})
+
+
+def opened(path: Path) -> Any:
+    fs = RefShardFileSystem(str(path))
+    return xr.open_zarr(fs.get_mapper(), consolidated=False).load()
+
+
+def test_append_within_a_transaction_is_committed_at_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "refs.json"
+    fs = RefShardFileSystem(str(path), mode="a")
+    with fs.transaction:
+        dataset(0, 4).to_zarr(fs.get_mapper(), consolidated=False)
+        assert not path.exists()
+    assert opened(path).identical(dataset(0, 4).load())
+    before = path.read_bytes()
+    with fs.transaction:
+        dataset(4, 4).to_zarr(fs.get_mapper(), append_dim="time", consolidated=False)
+        assert path.read_bytes() == before
+    assert opened(path).identical(dataset(0, 8).load())
+    assert xr.open_zarr(fs.get_mapper(), consolidated=False).load().identical(dataset(0, 8).load())
+    refs = json.loads(path.read_bytes())
+    assert refs["version"] == 1
+
+
+def test_an_exception_in_a_transaction_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "refs.json"
+    fs = RefShardFileSystem(str(path), mode="a")
+    with fs.transaction:
+        dataset(0, 4).to_zarr(fs.get_mapper(), consolidated=False)
+    objects = sorted((tmp_path / "refs.json.data").rglob("*"))
+
+    def fail() -> None:
+        with fs.transaction:
+            dataset(4, 4).to_zarr(fs.get_mapper(), append_dim="time", consolidated=False)
+            assert len(sorted((tmp_path / "refs.json.data").rglob("*"))) > len(objects)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert opened(path).identical(dataset(0, 4).load())
+    assert sorted((tmp_path / "refs.json.data").rglob("*")) == objects
+    assert xr.open_zarr(fs.get_mapper(), consolidated=False).load().identical(dataset(0, 4).load())
