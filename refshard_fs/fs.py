@@ -28,6 +28,7 @@ from refshard_fs.reading.engine import Request
 from refshard_fs.reading.fetch import Budget
 from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
 from refshard_fs.routing import route
+from refshard_fs.save import RECORD_SIZE
 from refshard_fs.selection import Mode
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
@@ -140,6 +141,8 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         Values of more than ``inline_threshold`` bytes become objects in the directory
         ``data_url``, as they are written; by default ``<fo>.data``. ``content_addressed``
         names them by their SHA-256, so that equal ones are stored once.
+    record_size:
+        References per file of a parquet set that a commit makes.
 
     Raises
     ------
@@ -196,6 +199,7 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         data_url: str | None = None,
         inline_threshold: int = INLINE,
         content_addressed: bool = False,
+        record_size: int = RECORD_SIZE,
         overlay: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -208,7 +212,7 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
         self.fo = fo
         self.mode = mode
-        writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format)
+        writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format, record_size)
         self._writes_with(overlay_for(mode, overlay, fo), writes)
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         source_options = ref_storage_args if ref_storage_args is not None else target_options

@@ -69,6 +69,8 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             assert base is not None, "whoever opens the source shares it"
             edits = overlay.savepoint()
             source = self._session.options.source
+            if self._write_options.data_url is not None:
+                self._store().settle(overlay.objects())
             commit(Committing(source, base, edits, self._look, self._session.given, self._write_options))
             left = overlay.settle(edits)
         self._remove_objects(left)
@@ -190,7 +192,9 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         if await self._isdir(source):
             return
         match await self._session.find(source):
-            case Span(optional=False, pin=None) as span if span.start >= 0 and (span.exact or span.stop is None):
+            case Span(optional=False, pin=None) as span if (
+                span.stop is None and not span.start
+            ) or span.size is not None:
                 overlay.put(key, span)
                 self._session.wrote(key)
             case Inline(data):
