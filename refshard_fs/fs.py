@@ -18,7 +18,7 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
-from refshard_fs.formats import OpenOptions
+from refshard_fs.formats import RECORD_SIZE, OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
@@ -28,7 +28,6 @@ from refshard_fs.reading.engine import Request
 from refshard_fs.reading.fetch import Budget
 from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
 from refshard_fs.routing import route
-from refshard_fs.save import RECORD_SIZE
 from refshard_fs.selection import Mode
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options

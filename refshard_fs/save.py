@@ -40,7 +40,6 @@ TOGETHER: Final = 16  # partitions that are written at a time
 FEW: Final = 100  # partitions of an array, of which those without references are written too
 
 
-
 def save(
     keyspace: KeySpace,
     run: Run,
