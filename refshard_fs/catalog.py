@@ -11,7 +11,6 @@ from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
 from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, registered
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import recognised as reference_sets
-from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.lazy_references import LazyReferences, Look
 from refshard_fs.manifests.manifest_view import ManifestView
@@ -184,15 +183,8 @@ def beneath(keyspace: KeySpace) -> KeySpace:
 
 def document_of(keyspace: KeySpace) -> str | None:
     """Return the URL of the one document that a commit to an opened source replaces last; None if there is none."""
-    match beneath(keyspace):
-        case FlatKeySpace(where=where):
-            return where
-        case ParquetKeySpace(root=root):
-            return locator(root)(reference_sets.PARQUET)
-        case Hierarchy(url=url):
-            return locator(url)("zarr.json")
-        case _:
-            return None
+    found: str | None = getattr(beneath(keyspace), "document_url", None)
+    return found
 
 
 def some_urls(keyspace: KeySpace) -> Steps[Sequence[str | None]]:

@@ -55,7 +55,7 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
                     refs: ReferenceSet = run("", partial(_with_metadata, flat))
                     return respelled(refs, respell)
                 case ParquetKeySpace() as lazy:
-                    return _columns(lazy, run, respell)
+                    return columns_of(lazy, run, respell)
     refs, extras = run("", partial(gather, keyspace))
     if extras:
         raise ManifestError(
@@ -106,12 +106,15 @@ def _with_metadata(keyspace: FlatKeySpace) -> Steps[ReferenceSet]:
     return parse_document(dict(References(refs)) | found, keyspace.where, {})
 
 
-def _columns(keyspace: ParquetKeySpace, run: Run, respell: Respell) -> ReferenceSet:
+def columns_of(keyspace: ParquetKeySpace, run: Run, respell: Respell, array: str | None = None) -> ReferenceSet:
+    """Return the references of a parquet set in columns; or those of one array."""
     stream = ParquetStream(keyspace, respell)
     side: dict[str, Any] = dict(stream.documents())
     urls: dict[str | None, int] = {}
     tables = {}
     for path, grid in stream.grids.items():
+        if array is not None and path != array:
+            continue
         parts = []
         for numbers in run(path, partial(stream.ranges, path, ROWS)):
             partition = run(path, partial(stream.partition, path, numbers))

@@ -9,7 +9,7 @@ import os
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
@@ -18,7 +18,7 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
-from refshard_fs.formats import OpenOptions
+from refshard_fs.formats import RECORD_SIZE, OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
@@ -34,9 +34,6 @@ from refshard_fs.shards.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
 from refshard_fs.writable import Writable, WrittenFile
 from refshard_fs.writes.options import INLINE, WriteOptions, data_url_of, overlay_for
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
@@ -143,6 +140,8 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         Values of more than ``inline_threshold`` bytes become objects in the directory
         ``data_url``, as they are written; by default ``<fo>.data``. ``content_addressed``
         names them by their SHA-256, so that equal ones are stored once.
+    record_size:
+        References per file of a parquet set that a commit makes.
 
     Raises
     ------
@@ -199,6 +198,7 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         data_url: str | None = None,
         inline_threshold: int = INLINE,
         content_addressed: bool = False,
+        record_size: int = RECORD_SIZE,
         overlay: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -211,7 +211,7 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
         self.fo = fo
         self.mode = mode
-        writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format)
+        writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format, record_size)
         self._writes_with(overlay_for(mode, overlay, fo), writes)
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         source_options = ref_storage_args if ref_storage_args is not None else target_options

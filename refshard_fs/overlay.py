@@ -101,6 +101,11 @@ class Overlay:
         """Whether the object at ``url`` was put for an edit."""
         return url in self._objects
 
+    def objects(self) -> list[str]:
+        """Return the URLs of the objects that were put for edits."""
+        with self._guard:
+            return list(self._objects)
+
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to commit."""

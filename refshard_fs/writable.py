@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -16,6 +16,7 @@ from refshard_fs.edits import Edits
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.formats import RECORD_SIZE, SetFormat
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.model import Inline, Span, Steps
 from refshard_fs.overlay import Overlay
 from refshard_fs.session import Session
@@ -23,9 +24,6 @@ from refshard_fs.targets.store import Store
 from refshard_fs.writes.options import WriteOptions
 from refshard_fs.writes.transaction import OverlayTransaction
 from refshard_fs.writes.values import Values
-
-if TYPE_CHECKING:
-    from refshard_fs.manifests.reference_set import ReferenceSet
 
 __all__ = ["Writable", "WrittenFile"]
 
@@ -71,6 +69,8 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             assert base is not None, "whoever opens the source shares it"
             edits = overlay.savepoint()
             source = self._session.options.source
+            if self._write_options.data_url is not None:
+                self._store().settle(overlay.objects())
             commit(Committing(source, base, edits, self._look, self._session.given, self._write_options))
             left = overlay.settle(edits)
         self._remove_objects(left)
@@ -192,7 +192,9 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         if await self._isdir(source):
             return
         match await self._session.find(source):
-            case Span(optional=False, pin=None) as span if span.start >= 0 and (span.exact or span.stop is None):
+            case Span(optional=False, pin=None) as span if (
+                span.stop is None and not span.start
+            ) or span.size is not None:
                 overlay.put(key, span)
                 self._session.wrote(key)
             case Inline(data):

@@ -32,6 +32,7 @@ class Hierarchy:
         self.listable = listable
         self.grids: Mapping[str, ChunkGrid] = {}
         self._url_of = locator(url)
+        self.document_url = self._url_of("zarr.json")
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()

@@ -5,16 +5,20 @@ A directory: ``.zmetadata`` is ``{"metadata": {key: object}, "record_size": N}``
 ``i * N + r``; where there is no such file, none of its chunks exist. Today's writers know
 zarr v2 with ``.`` between coordinates. Here the same layout holds ``zarr.json`` and every
 other spelling of chunk keys too: keys follow the array's own metadata.
+
+While a commit is under way ``.zmetadata`` has a further member, ``refshard``: it names the
+files of partitions that have not got their own names yet, or that are no more (FORMATS.md).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from refshard_fs import zarrmeta
 from refshard_fs.columns import Row
-from refshard_fs.errors import ManifestError, NotListable
+from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.keyspace import KeySpace, place
@@ -22,12 +26,14 @@ from refshard_fs.manifests.partition import Partition, PartitionIndex, require_p
 from refshard_fs.manifests.recognised import PARQUET
 from refshard_fs.manifests.resolving import resolver
 from refshard_fs.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
-from refshard_fs.policy import directory_of, relative_to
+from refshard_fs.policy import directory_of, locator, relative_to
 
 __all__ = ["Layout", "ParquetKeySpace", "open_", "partition_name"]
 
 BATCH = 8  # partitions that a listing asks for at a time
 ASKED = 1 << 16  # partitions that are asked for one by one, where nothing lists them
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+_NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)
 MEMO = 4096  # loads, absent partitions and resolved URLs that are remembered
 
 Value = dict[str, Any] | bytes | tuple[str | None, Row]
@@ -52,6 +58,7 @@ class Layout:
                 self.record_size = size
             case _:
                 raise ManifestError(f"{where} is no reference set: it needs an object 'metadata' and a 'record_size'")
+        self.renamed = _renamed(spelled, where)
         if self.record_size < 1:
             raise ManifestError(f"{where}: its record_size is {self.record_size}; a partition has at least one row")
         self.grids: dict[str, ChunkGrid] = {}
@@ -73,6 +80,25 @@ class Layout:
     def chunks(self, array: str, partition: int) -> int:
         """Return how many chunks of the grid lie in a partition."""
         return min(self.record_size, self.grids[array].size - partition * self.record_size)
+
+
+def _renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str | None]]:
+    """Return array → partition → the name of its file in the array's directory; None where there is no partition."""
+    match spelled.get("refshard"):
+        case None:
+            return {}
+        case {"partitions": dict(arrays)}:
+            pass
+        case _:
+            raise ManifestError(f"{where}: its member 'refshard' is no object with 'partitions'")
+    found: dict[str, dict[int, str | None]] = {}
+    for array, names in arrays.items():
+        known = found[array] = {}
+        for number, name in (names if isinstance(names, dict) else {"": ""}).items():
+            if not _NUMBER.fullmatch(number) or not (name is None or _NAME.fullmatch(name)):
+                raise ManifestError(f"{where}: {number!r}: {name!r} is no partition of {array!r} and its file")
+            known[int(number)] = name
+    return found
 
 
 class _Level(NamedTuple):
@@ -123,13 +149,14 @@ class ParquetKeySpace:
         cache_size: int = 128,
     ) -> None:
         self.root = root
+        self.document_url = locator(root)(PARQUET)
         self.layout = Layout(document, relative_to(root, PARQUET))
         self.document = document
         self.grids: Mapping[str, ChunkGrid] = self.layout.grids
         self.resolve = resolve
         self._version = version
         self._quota = Quota(root, cache_size)
-        self._loads: dict[tuple[str, int], Load] = {}
+        self._loads: dict[tuple[str, int, str], Load] = {}
         self._absent: set[tuple[str, int]] = set()  # partitions that were looked for in vain
         self._resolved: dict[str | None, str] = {}
         self._tree: dict[str, dict[str, bool]] | None = None
@@ -157,7 +184,7 @@ class ParquetKeySpace:
         number, row = divmod(at.number, self.layout.record_size)
         if (at.array, number) in self._absent:
             return None
-        partition: Partition | None = yield self.load(at.array, number)
+        partition = yield from self.partition(at.array, number)
         if partition is None:
             if len(self._absent) > MEMO:
                 self._absent.clear()
@@ -169,16 +196,41 @@ class ParquetKeySpace:
             case data:
                 return data
 
-    def load(self, array: str, number: int) -> Load:
-        """Return what it takes to have a partition; the answer is None where there is none."""
-        load = self._loads.get((array, number))
+    def partition(self, array: str, number: int) -> Steps[Partition | None]:
+        """Return a partition, or None if there is none."""
+        found: Partition | None
+        name = self.layout.renamed.get(array, {}).get(number, "")
+        if name is None:
+            return None
+        found = yield self.load(array, number, name)
+        if found is None and name:  # it has got its own name since this set was opened
+            found = yield self.load(array, number)
+            if found is None:
+                where = relative_to(self.root, join(array, name))
+                raise DamagedIndex("", where, f"{PARQUET} names it, and it is not there: open the set anew")
+        return found
+
+    def partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Partition | None]]:
+        """Return several partitions, read together."""
+        renamed = self.layout.renamed.get(array, {})
+        found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
+        out = []
+        for number, part in zip(numbers, found, strict=True):
+            again = part is None and number in renamed
+            out.append((yield from self.partition(array, number)) if again else part)
+        return out
+
+    def load(self, array: str, number: int, name: str = "") -> Load:
+        """Return what it takes to have a partition, in the file ``name``; the answer is None where there is none."""
+        load = self._loads.get((array, number, name))
         if load is None:
-            span = Span(relative_to(self.root, partition_name(array, number)), optional=True)
+            file = join(array, name) if name else partition_name(array, number)
+            span = Span(relative_to(self.root, file), optional=True)
             layout = self.layout
             index = PartitionIndex(layout.chunks(array, number), layout.record_size, self._version, self._quota)
             if len(self._loads) > MEMO:
                 self._loads.clear()
-            load = self._loads[array, number] = Load(span, index)
+            load = self._loads[array, number, name] = Load(span, index)
         return load
 
     def stored(self, array: str, start: int, stop: int) -> Steps[list[int]]:
@@ -190,20 +242,23 @@ class ParquetKeySpace:
             return []
         size = self.layout.record_size
         wanted = range(start // size, -(-stop // size))
+        renamed = self.layout.renamed.get(array, {})
         if len(wanted) > 1:
             names = yield Names(relative_to(self.root, array) if array else self.root)
             if names is not None:
-                found = (_partition_number(listed.name) for listed in names)
-                return sorted(n for n in found if n is not None and n in wanted)
+                found = {_partition_number(listed.name) for listed in names}
+                there = {n for n in found if n is not None and n not in renamed}
+                there |= {n for n, name in renamed.items() if name is not None}
+                return sorted(n for n in there if n in wanted)
             if len(wanted) > ASKED:
                 raise NotListable(f"{self.root} cannot be listed, and {len(wanted)} partitions are too many to ask for")
-        return list(wanted)
+        return [n for n in wanted if renamed.get(n, "") is not None]
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
         """Return the URLs, as written, of the first partition that has any."""
         for array, grid in self.grids.items():
             for number in (yield from self.stored(array, 0, grid.size)):
-                partition: Partition | None = yield self.load(array, number)
+                partition = yield from self.partition(array, number)
                 if partition is not None and partition.urls:
                     return partition.urls
         return ()
@@ -243,7 +298,7 @@ class ParquetKeySpace:
         numbers = yield from self.stored(array, start, stop)
         for i in range(0, len(numbers), BATCH):
             batch = numbers[i : i + BATCH]
-            partitions = yield tuple(self.load(array, number) for number in batch)
+            partitions = yield from self.partitions(array, batch)
             for number, partition in zip(batch, partitions, strict=True):
                 if partition is None:
                     continue
@@ -262,7 +317,7 @@ class ParquetKeySpace:
     def _any(self, array: str, start: int, stop: int) -> Steps[bool]:
         """Return whether any chunk numbered ``[start, stop)`` exists."""
         for number in (yield from self.stored(array, start, stop)):
-            partition: Partition | None = yield self.load(array, number)
+            partition = yield from self.partition(array, number)
             base = number * self.layout.record_size
             if partition is not None and partition.present(max(start - base, 0), min(stop - base, len(partition))):
                 return True
@@ -283,7 +338,9 @@ class ParquetKeySpace:
     def _directories(self) -> dict[str, dict[str, bool]]:
         """Directory → name → whether that is one, of all but chunks; built at the first listing."""
         if self._tree is None:
-            tree: dict[str, dict[str, bool]] = {"": {PARQUET: False}}
+            tree: dict[str, dict[str, bool]] = {"": {}}
+            if PARQUET in self.layout.metadata or not all(key.endswith("zarr.json") for key in self.layout.metadata):
+                tree[""][PARQUET] = False  # to zarr version 3 it is no part of a hierarchy
             for key in self.layout.metadata:
                 directory, name = parent(key)
                 tree.setdefault(directory, {})[name] = False

@@ -11,7 +11,7 @@ from refshard_fs.keys import join
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace, Value, partition_name
 from refshard_fs.manifests.partition import Partition
 from refshard_fs.manifests.recognised import PARQUET
-from refshard_fs.model import Load, Steps
+from refshard_fs.model import Steps
 
 __all__ = ["LazyReferences", "Look"]
 
@@ -71,14 +71,9 @@ class LazyReferences(Mapping[str, Any]):
         for array in keyspace.grids:
             size = keyspace.grids[array].size
             for number in self._run(array, partial(keyspace.stored, array, 0, size)):
-                load = keyspace.load(array, number)
-                partition = self._run(partition_name(array, number), partial(_loaded, load))
+                partition = self._run(partition_name(array, number), partial(keyspace.partition, array, number))
                 if partition is not None:
                     yield array, number * keyspace.layout.record_size, partition
-
-
-def _loaded(load: Load) -> Steps[Any]:
-    return (yield load)
 
 
 def _spelled(value: Value | None) -> Any:

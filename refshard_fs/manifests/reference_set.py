@@ -147,6 +147,11 @@ class FlatKeySpace:
         self._holds_all_metadata: bool | None = None
 
     @property
+    def document_url(self) -> str:
+        """The URL of the set, if it is one."""
+        return self.where
+
+    @property
     def urls(self) -> Texts:
         """The URLs of all targets, as written."""
         return self.refs.urls

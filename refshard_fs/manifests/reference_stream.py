@@ -152,7 +152,7 @@ class ParquetStream:
         offsets, lengths = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
         inline: dict[int, bytes] = {}
         for number in range(numbers.start // own, (numbers.stop - 1) // own + 1):
-            part: Partition | None = yield self._keyspace.load(array, number)
+            part = yield from self._keyspace.partition(array, number)
             if part is None:
                 continue
             base = number * own  # of the part's rows; then of ours

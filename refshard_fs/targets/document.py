@@ -39,6 +39,7 @@ class Document:
         self.fs, path = opened(url, given)
         self.path = path.rstrip("/")
         self.expected = expected
+        self.made: Facts | None = None  # what it is after it was replaced
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
@@ -48,8 +49,10 @@ class Document:
         """
         if type(self.fs) is LocalFileSystem:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with _lock(self.path), replacing(self.path, check=self._check_local, durable=True) as file:
-                yield file
+            with _lock(self.path):
+                with replacing(self.path, check=self._check_local, durable=True) as file:
+                    yield file
+                self.made = _local_facts(self.path)
             return
         with tempfile.TemporaryFile() as file:
             yield file
@@ -68,9 +71,11 @@ class Document:
                 self._check(_in_memory_facts(self.path))
                 self.fs.makedirs(self.path.rpartition("/")[0], exist_ok=True)
                 self.fs.pipe_file(self.path, data)
+                self.made = _in_memory_facts(self.path)
         else:
             self._check(_facts(self.fs, self.path))
             self.fs.pipe_file(self.path, data)
+            self.made = _facts(self.fs, self.path)
 
     def facts(self) -> Facts | None:
         """Return what the object is now; None if there is none."""
@@ -101,16 +106,18 @@ class Document:
         else:
             condition = {"IfMatch": self.expected.etag}
         try:
-            self.fs.call_s3("put_object", given, Bucket=bucket, Key=key, Body=data, **condition)
+            answer = self.fs.call_s3("put_object", given, Bucket=bucket, Key=key, Body=data, **condition)
         except OSError as e:
             if _status(e) not in (404, 409, 412):
                 raise
             self.fs.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):
-                if self.fs.cat_file(self.path) == data:
-                    return  # it was written, and the answer to that was lost
+                if self.fs.cat_file(self.path) == data:  # it was written, and the answer to that was lost
+                    self.made = _facts(self.fs, self.path)
+                    return
             raise self._conflict() from e
         self.fs.invalidate_cache(self.path)
+        self.made = Facts(len(data), answer.get("ETag"))
 
     def _conflict(self) -> ConflictError:
         what = (

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-__all__ = ["DRAFT", "replacing"]
+__all__ = ["DRAFT", "replacing", "sync_file"]
 
 DRAFT = re.compile(r"\.[0-9a-f]{32}\.tmp$")
 
@@ -39,11 +39,11 @@ def replacing(path: str, *, check: Callable[[], object] | None = None, durable: 
             os.unlink(draft)
         raise
     if durable:
-        sync_directory(os.path.dirname(path) or ".")
+        sync_file(os.path.dirname(path) or ".")
 
 
-def sync_directory(path: str) -> None:
-    """See that the names in a directory are on the disk, where the platform lets one."""
+def sync_file(path: str) -> None:
+    """See that a file, or the names in a directory, are on the disk, where the platform lets one."""
     with contextlib.suppress(OSError):  # Windows opens no directories
         descriptor = os.open(path, os.O_RDONLY)
         try:

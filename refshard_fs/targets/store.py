@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.policy import locator
-from refshard_fs.targets.draft import DRAFT, replacing
+from refshard_fs.targets.draft import DRAFT, replacing, sync_file
 from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.pool import Given
 
@@ -57,12 +57,12 @@ class Store:
         """Whether writing takes no event loop, and no other thread."""
         return type(self._fs()[0]) in (LocalFileSystem, MemoryFileSystem)
 
-    def put_now(self, name: str, data: bytes) -> None:
-        """Write the object ``name``; for callers that may block."""
+    def put_now(self, name: str, data: bytes, *, durable: bool = False) -> None:
+        """Write the object ``name``; for callers that may block. ``durable``: on the disk when this returns."""
         fs, path = self._at(name)
         if type(fs) is LocalFileSystem:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with replacing(path) as file:
+            with replacing(path, durable=durable) as file:
                 file.write(data)
             return
         if type(fs) is MemoryFileSystem:
@@ -83,6 +83,25 @@ class Store:
         else:
             writing = asyncio.run_coroutine_threadsafe(fs._pipe_file(path, data), fs.loop)
             await asyncio.wrap_future(writing)
+
+    def settle(self, urls: Iterable[str]) -> None:
+        """Return when the objects at ``urls``, which were put before, are on the disk, if they are local."""
+        fs, root = self._fs()
+        if type(fs) is LocalFileSystem:
+            paths = [f"{root}/{url[len(self.url) + 1 :]}" for url in urls]
+            for path in paths:
+                sync_file(path)
+            for folder in {os.path.dirname(path) for path in paths}:
+                sync_file(folder)
+
+    def copy(self, names: Mapping[str, str]) -> None:
+        """Copy objects, each whole or not at all: name → new name."""
+        fs, _ = self._fs()
+        for name, new in names.items():
+            if type(fs) is LocalFileSystem:
+                self.put_now(new, fs.cat_file(self._at(name)[1]), durable=True)
+            else:
+                fs.cp_file(self._at(name)[1], self._at(new)[1])
 
     def has(self, name: str) -> bool:
         """Whether there is an object ``name``."""

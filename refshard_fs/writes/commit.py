@@ -5,36 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from refshard_fs.catalog import beneath
-from refshard_fs.collecting import Run, collect
+from refshard_fs.collecting import collect
 from refshard_fs.edited import edited
-from refshard_fs.edits import Edits
 from refshard_fs.errors import ReadOnlyError
-from refshard_fs.held import Held
 from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.reference_set import FlatKeySpace
 from refshard_fs.manifests.reference_stream import FlatStream
-from refshard_fs.overlay import Base
 from refshard_fs.save import save_json
-from refshard_fs.targets import Given
 from refshard_fs.targets.document import Document
-from refshard_fs.writes.options import WriteOptions
+from refshard_fs.writes.committing import Committing
+from refshard_fs.writes.parquet import commit_parquet
 
 __all__ = ["COMMITTERS", "Committing", "commit"]
-
-
-class Committing(msgspec.Struct, frozen=True, eq=False):
-    """What a committer has at hand: the source as it was opened, the edits, and what opens its URLs."""
-
-    source: str | Held
-    base: Base
-    edits: Edits  # a savepoint: it does not change
-    run: Run
-    given: Callable[[str], Given]
-    options: WriteOptions
 
 
 def commit(committing: Committing) -> None:
@@ -107,6 +91,6 @@ def _refused(committing: Committing) -> None:
 # By the name of the source's format; others may add theirs.
 COMMITTERS: Final[dict[str, Callable[[Committing], None]]] = {
     "kerchunk-json": _commit_json,
-    "kerchunk-parquet": _refused,
+    "kerchunk-parquet": commit_parquet,
     "zarr-hierarchy": _refused,
 }

@@ -16,12 +16,16 @@ _TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
-    """Where values go: ``data_url`` None keeps them all in memory; ``format`` is that of a source to be made."""
+    """Where values go: ``data_url`` None keeps them all in memory.
+
+    ``format``, and the ``record_size`` of a parquet set, are those of a source that is to be made.
+    """
 
     data_url: str | None
     inline_threshold: int = INLINE
     content_addressed: bool = False
     format: str | None = None
+    record_size: int = 10_000
 
 
 def data_url_of(source: str | Held, given: str | None) -> str | None:
