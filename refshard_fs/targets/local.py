@@ -32,6 +32,11 @@ def _facts(identity: Identity) -> Facts:
     return Facts(size, f"{OWN}{inode:x}-{changed:x}-{size:x}", str(changed / 1e9))
 
 
+def _listed(entry: os.DirEntry[str]) -> Listed:
+    found = entry.stat()
+    return Listed(entry.name, found.st_size, last_modified=str(found.st_mtime_ns / 1e9))
+
+
 class _File:
     """An open descriptor; closed when the last reader lets go of it."""
 
@@ -97,7 +102,7 @@ class LocalTarget:
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         with os.scandir(path) as entries:
             return tuple(
-                Listed(e.name, None, True) if e.is_dir() else Listed(e.name, e.stat().st_size)
+                Listed(e.name, None, True) if e.is_dir() else _listed(e)
                 for e in sorted(entries, key=lambda e: e.name)
                 if e.is_dir() or e.is_file()
             )
