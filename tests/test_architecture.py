@@ -22,6 +22,7 @@ reading
 arrays catalog held
 routing session save collecting
 checking survey summary nodes
+picture
 listing mapper fs
 sets
 xarray_arrays xarray_backend cli
