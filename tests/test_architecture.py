@@ -14,7 +14,7 @@ ROOT = Path(refshard_fs.__path__[0])
 
 # Each line is a layer; a module imports from its own layer and those above it in this table. Packages count as one.
 LAYERS = """
-errors model amounts keys texts edits crc32c stats policy selection tuning
+errors model amounts keys texts edits crc32c stats counters policy selection tuning
 zarrmeta keyspace edited overlay columns pins names rounds formats admission documents
 manifests shards
 targets
@@ -22,8 +22,8 @@ reading
 arrays catalog held
 routing session save collecting
 checking survey summary nodes
-writes
-listing mapper writable fs
+writes picture
+listing mapper writable notebook fs
 sets
 xarray_arrays xarray_backend cli
 """
