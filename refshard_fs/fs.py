@@ -18,6 +18,7 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
+from refshard_fs.configured import configured
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
@@ -59,14 +60,22 @@ class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untype
     """Turns ``fo`` into what means the same everywhere, before fsspec stores and compares the arguments."""
 
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if fo is None:
-            fo = kwargs.pop("fo", None)
+        conf = fsspec.config.conf.get("refshard")
+        if conf:  # fsspec applies it, too, but as text, and not to what is given by position
+            names = [*inspect.signature(RefShardFileSystem.__init__).parameters][2:]  # after self and fo
+            given = dict(zip(names, args, strict=False)) | kwargs
+            args, kwargs = (), configured(conf, RefShardFileSystem.__init__) | given
+        named = kwargs.pop("fo", None)
+        fo = named if fo is None else fo
         if fo is None:
             raise TypeError("refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file")
         if kwargs.get("mode", "r") != "r" and kwargs.get("overlay") is None:
             kwargs["overlay"] = uuid.uuid4().hex  # among the arguments, so that whoever is made anew shares it
         overrides, simple = kwargs.get("template_overrides"), kwargs.get("simple_templates", True)
-        return super().__call__(settle(fo, kwargs.get("target_protocol"), overrides, simple), *args, **kwargs)
+        settled = settle(fo, kwargs.get("target_protocol"), overrides, simple)
+        if conf and "fo" in conf:
+            return super().__call__(fo=settled, **kwargs)
+        return super().__call__(settled, *args, **kwargs)
 
 
 class RefShardFileSystem(Writable, metaclass=_Settled):
@@ -356,8 +365,8 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return a JSON form of the arguments, as fsspec's; a source held in memory is named, and spelled if small."""
         stand_in = object.__new__(type(self))
-        stand_in.storage_args = tuple(a.spelled() if isinstance(a, Held) else a for a in self.storage_args)
-        stand_in.storage_options = self.storage_options
+        stand_in.storage_args = tuple(_spelled(value) for value in self.storage_args)
+        stand_in.storage_options = {name: _spelled(value) for name, value in self.storage_options.items()}
         out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
         return out
 
@@ -557,6 +566,10 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
     ) -> RefShardMap:
         """Return the keys below ``root`` as a mapping; only a missing key is a KeyError."""
         return RefShardMap(root, self, check=check, create=create, missing_exceptions=(FileNotFoundError,))
+
+
+def _spelled(argument: Any) -> Any:
+    return argument.spelled() if isinstance(argument, Held) else argument
 
 
 def _create(path: str) -> BinaryIO:
