@@ -88,20 +88,27 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         binary file. Recognised by its content; ``format=`` overrides.
     target:
         The URL that references without one (``[null, offset, length]``) stand for.
-    target_protocol, target_options (ref_storage_args):
-        Protocol and options for opening ``fo`` itself.
-    remote_protocol, remote_options:
-        Protocol of references that name none, and options for that protocol. Options
-        without a protocol go to the first protocol that the references name.
+    ref_storage_args:
+        As ``target_options``: the name that fsspec had for it.
+    target_protocol:
+        Protocol of ``fo``, where it names none.
+    target_options:
+        Options for opening ``fo`` itself.
+    remote_protocol:
+        Protocol of references that name none.
+    remote_options:
+        Options for ``remote_protocol``; without that, for the first protocol that the
+        references name.
     fs:
         A filesystem instance for the targets, or a mapping of protocol to instance or
         options. Synchronous or asynchronous, of any event loop.
     options:
         Options (and so credentials) per URL prefix: ``{"s3://bucket/a/": {...}}``. The
         longest prefix wins, and wins over ``remote_options``.
-    template_overrides, simple_templates:
-        Templates to use instead of the manifest's; ``simple_templates=False`` allows full
-        jinja2, in a sandbox.
+    template_overrides:
+        Templates to use instead of the manifest's.
+    simple_templates:
+        False allows full jinja2 in templates, in a sandbox.
     base_url:
         The directory that relative URLs in a manifest start from; default: where it lies.
     format:
@@ -110,12 +117,14 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         Where manifests are kept in decoded form, for other processes to open at once: a
         directory; True: this platform's for the user's caches; False: nowhere; by default, as
         True, but large ones only.
-    max_gap, max_block:
-        Ranges of one target are merged over gaps up to ``max_gap`` bytes (negative:
-        never) into requests of up to ``max_block`` bytes.
-    retries, timeout:
-        Further tries of a request that fails for a passing reason, and the seconds that a
-        request and its tries may take together.
+    max_gap:
+        Ranges of one target are merged over gaps up to that many bytes (negative: never).
+    max_block:
+        Bytes of a request up to which ranges are merged.
+    retries:
+        Further tries of a request that fails for a passing reason.
+    timeout:
+        Seconds that a request and its tries may take together.
     fast_s3:
         Whether S3 is read by requests of our own, where that can work, instead of s3fs's.
     readahead:
@@ -134,10 +143,12 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         where it came from, and without your credentials to other web servers and object
         stores: not to local files, chains or private networks. What you name in another
         option (a protocol, a URL prefix, an instance) is allowed.
-    shards, shard_options:
+    shards:
         ``"inner"`` shows sharded arrays as ordinary arrays of their inner chunks; ``"whole"``
-        leaves them as they are. The options say of zarr v2 prototype shards what no file
-        tells: ``{"endian": "big"}``, ``{"slots": "morton"}``.
+        leaves them as they are.
+    shard_options:
+        What no file tells of zarr v2 prototype shards: ``{"endian": "big"}``,
+        ``{"slots": "morton"}``.
     zarr_format:
         Version, 2 or 3, of the metadata that is shown for a source without zarr metadata of
         its own (bcolz, bloscpack).
