@@ -18,6 +18,7 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
+from refshard_fs.configured import configured
 from refshard_fs.formats import RECORD_SIZE, OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
@@ -57,14 +58,22 @@ class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untype
     """Turns ``fo`` into what means the same everywhere, before fsspec stores and compares the arguments."""
 
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if fo is None:
-            fo = kwargs.pop("fo", None)
+        conf = fsspec.config.conf.get("refshard")
+        if conf:  # fsspec applies it, too, but as text, and not to what is given by position
+            names = [*inspect.signature(RefShardFileSystem.__init__).parameters][2:]  # after self and fo
+            given = dict(zip(names, args, strict=False)) | kwargs
+            args, kwargs = (), configured(conf, RefShardFileSystem.__init__) | given
+        named = kwargs.pop("fo", None)
+        fo = named if fo is None else fo
         if fo is None:
             raise TypeError("refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file")
         if kwargs.get("mode", "r") != "r" and kwargs.get("overlay") is None:
             kwargs["overlay"] = uuid.uuid4().hex  # among the arguments, so that whoever is made anew shares it
         overrides, simple = kwargs.get("template_overrides"), kwargs.get("simple_templates", True)
-        return super().__call__(settle(fo, kwargs.get("target_protocol"), overrides, simple), *args, **kwargs)
+        settled = settle(fo, kwargs.get("target_protocol"), overrides, simple)
+        if conf and "fo" in conf:
+            return super().__call__(fo=settled, **kwargs)
+        return super().__call__(settled, *args, **kwargs)
 
 
 class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
@@ -77,20 +86,27 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
         binary file. Recognised by its content; ``format=`` overrides.
     target:
         The URL that references without one (``[null, offset, length]``) stand for.
-    target_protocol, target_options (ref_storage_args):
-        Protocol and options for opening ``fo`` itself.
-    remote_protocol, remote_options:
-        Protocol of references that name none, and options for that protocol. Options
-        without a protocol go to the first protocol that the references name.
+    ref_storage_args:
+        As ``target_options``: the name that fsspec had for it.
+    target_protocol:
+        Protocol of ``fo``, where it names none.
+    target_options:
+        Options for opening ``fo`` itself.
+    remote_protocol:
+        Protocol of references that name none.
+    remote_options:
+        Options for ``remote_protocol``; without that, for the first protocol that the
+        references name.
     fs:
         A filesystem instance for the targets, or a mapping of protocol to instance or
         options. Synchronous or asynchronous, of any event loop.
     options:
         Options (and so credentials) per URL prefix: ``{"s3://bucket/a/": {...}}``. The
         longest prefix wins, and wins over ``remote_options``.
-    template_overrides, simple_templates:
-        Templates to use instead of the manifest's; ``simple_templates=False`` allows full
-        jinja2, in a sandbox.
+    template_overrides:
+        Templates to use instead of the manifest's.
+    simple_templates:
+        False allows full jinja2 in templates, in a sandbox.
     base_url:
         The directory that relative URLs in a manifest start from; default: where it lies.
     format:
@@ -99,12 +115,14 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
         Where manifests are kept in decoded form, for other processes to open at once: a
         directory; True: this platform's for the user's caches; False: nowhere; by default, as
         True, but large ones only.
-    max_gap, max_block:
-        Ranges of one target are merged over gaps up to ``max_gap`` bytes (negative:
-        never) into requests of up to ``max_block`` bytes.
-    retries, timeout:
-        Further tries of a request that fails for a passing reason, and the seconds that a
-        request and its tries may take together.
+    max_gap:
+        Ranges of one target are merged over gaps up to that many bytes (negative: never).
+    max_block:
+        Bytes of a request up to which ranges are merged.
+    retries:
+        Further tries of a request that fails for a passing reason.
+    timeout:
+        Seconds that a request and its tries may take together.
     fast_s3:
         Whether S3 is read by requests of our own, where that can work, instead of s3fs's.
     readahead:
@@ -123,10 +141,12 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
         where it came from, and without your credentials to other web servers and object
         stores: not to local files, chains or private networks. What you name in another
         option (a protocol, a URL prefix, an instance) is allowed.
-    shards, shard_options:
+    shards:
         ``"inner"`` shows sharded arrays as ordinary arrays of their inner chunks; ``"whole"``
-        leaves them as they are. The options say of zarr v2 prototype shards what no file
-        tells: ``{"endian": "big"}``, ``{"slots": "morton"}``.
+        leaves them as they are.
+    shard_options:
+        What no file tells of zarr v2 prototype shards: ``{"endian": "big"}``,
+        ``{"slots": "morton"}``.
     zarr_format:
         Version, 2 or 3, of the metadata that is shown for a source without zarr metadata of
         its own (bcolz, bloscpack).
@@ -353,8 +373,8 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return a JSON form of the arguments, as fsspec's; a source held in memory is named, and spelled if small."""
         stand_in = object.__new__(type(self))
-        stand_in.storage_args = tuple(a.spelled() if isinstance(a, Held) else a for a in self.storage_args)
-        stand_in.storage_options = self.storage_options
+        stand_in.storage_args = tuple(_spelled(value) for value in self.storage_args)
+        stand_in.storage_options = {name: _spelled(value) for name, value in self.storage_options.items()}
         out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
         return out
 
@@ -554,6 +574,10 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
     ) -> RefShardMap:
         """Return the keys below ``root`` as a mapping; only a missing key is a KeyError."""
         return RefShardMap(root, self, check=check, create=create, missing_exceptions=(FileNotFoundError,))
+
+
+def _spelled(argument: Any) -> Any:
+    return argument.spelled() if isinstance(argument, Held) else argument
 
 
 def _create(path: str) -> BinaryIO:

@@ -3,8 +3,9 @@
     python tests/documents.py README.md '{"https://host/": "http://127.0.0.1:1234/"}'
 
 runs the Python blocks in one namespace (with ``await`` at the top level, as in a notebook) and the shell blocks in the
-working directory, and prints a line for each. The mapping says what stands behind the placeholders of the document.
-A block of a language that it does not know is an error: none is passed over in silence.
+working directory, writes those as files that a comment (``<!-- file: NAME -->``) names, and prints a line for each.
+The mapping says what stands behind the placeholders of the document. A block of a language that it does not know
+is an error: none is passed over in silence.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from typing import Any, NamedTuple
 
 __all__ = ["Block", "blocks", "made_by_ci"]
 
-_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text and the line of the document that its text begins at."""
+    """A fenced block: its language, its text, the line of the document that this begins at, and the file that it is."""
 
     language: str
     text: str
     line: int
+    file: str | None
 
 
 def blocks(markdown: str) -> list[Block]:
     """Return the fenced blocks of a document in their order."""
     return [
-        Block(found[1], found[2], markdown.count("\n", 0, found.start(2)) + 1) for found in _FENCED.finditer(markdown)
+        Block(found[2], found[3], markdown.count("\n", 0, found.start(3)) + 1, found[1])
+        for found in _FENCED.finditer(markdown)
     ]
 
 
@@ -52,6 +55,8 @@ def main(document: Path, places: dict[str, str]) -> None:
         for placeholder, place in places.items():
             text = text.replace(placeholder, place)
         where = f"{document.name}:{block.line}"
+        if block.file is not None:
+            Path(block.file).write_text(text)
         match block.language:
             case "sh" if made_by_ci(block):
                 print(f"{where}: left to .ci/run", flush=True)

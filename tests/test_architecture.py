@@ -23,9 +23,9 @@ arrays catalog held
 routing session save collecting
 checking survey summary nodes
 writes picture
-listing mapper writable notebook fs
+configured listing mapper writable notebook fs
 sets
-xarray_arrays xarray_backend cli
+universal_path xarray_arrays xarray_backend cli
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
 FORMATS = ("manifests", "shards")

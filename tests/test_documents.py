@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
 TOKEN = "not-a-secret"
 
-for needed in ("xarray", "zarr", "h5netcdf", "h5py", "matplotlib", "distributed"):
+for needed in ("xarray", "zarr", "h5netcdf", "h5py", "matplotlib", "distributed", "upath", "intake", "xpystac"):
     pytest.importorskip(needed)
 if not any(point.name == "refshard" for point in metadata.entry_points(group="fsspec.specs")):
     pytest.skip("documents use refshard:// by its entry point: install the package", allow_module_level=True)
@@ -96,8 +96,9 @@ def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path) -> None:
     commands = tmp_path / "bin"
     commands.mkdir()
     entry = "import sys; from refshard_fs.cli import main; sys.exit(main())"
-    (commands / "refshard").write_text(f"#!/bin/sh\nexec '{sys.executable}' -W error -c '{entry}' \"$@\"\n")
-    (commands / "refshard").chmod(0o755)
+    for name, call in {"refshard": f"-c '{entry}' ", "python": ""}.items():
+        (commands / name).write_text(f"#!/bin/sh\nexec '{sys.executable}' -W error {call}\"$@\"\n")
+        (commands / name).chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "FSSPEC_"))}
     environment |= scene.environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment["PATH"] = f"{commands}{os.pathsep}{environment['PATH']}"

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import refshard_fs
+from refshard_fs import errors
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
@@ -40,7 +43,16 @@ def test_the_commands_install_extras_that_exist() -> None:
         assert set(extras.split(",")) <= set(config["options.extras_require"])
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"])
-def test_links_to_files_lead_somewhere(name: str) -> None:
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)", (ROOT / name).read_text()):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize(
+    "document", [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")], ids=lambda path: path.name
+)
+def test_links_to_files_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "pages" / "api.md").read_text()
+    assert "::: refshard_fs.errors\n" in page
+    missing = [name for name in refshard_fs.__all__ if f"::: refshard_fs.{name}\n" not in page]
+    assert [name for name in missing if not hasattr(errors, name)] == []

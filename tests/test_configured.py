@@ -1,0 +1,128 @@
+"""fsspec's configuration sets arguments, as the types they are of; what is given in code wins."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.configured import configured
+
+CONSTRUCTOR = RefShardFileSystem.__init__
+
+
+@pytest.fixture
+def conf() -> Iterator[dict[str, Any]]:
+    """What fsspec is configured with for us: fill it."""
+    with pytest.MonkeyPatch.context() as patch:
+        ours: dict[str, Any] = {}
+        patch.setitem(fsspec.config.conf, "refshard", ours)
+        yield ours
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    path = tmp_path / "refs.json"
+    path.write_text('{"a/0": "hello"}')
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("max_gap", "7", 7),
+        ("timeout", "1.5", 1.5),
+        ("verify", "false", False),
+        ("fast_s3", "1", True),
+        ("shards", "whole", "whole"),
+        ("allow", '["s3://bucket/"]', ["s3://bucket/"]),
+        ("allow", "any", "any"),
+        ("remote_options", '{"anon": true}', {"anon": True}),
+        ("fo", "[not JSON].json", "[not JSON].json"),
+    ],
+)
+def test_text_becomes_what_the_argument_is(name: str, text: str, value: Any) -> None:
+    assert configured({name: text}, CONSTRUCTOR) == {name: value}
+
+
+def test_what_is_no_text_or_no_argument_stays() -> None:
+    conf = {"max_gap": 0, "asynchronous": True, "typo": "x"}
+    assert configured(conf, CONSTRUCTOR) == conf
+
+
+@pytest.mark.parametrize(("name", "text"), [("max_gap", "wide"), ("verify", "perhaps"), ("options", "{")])
+def test_what_cannot_be_said_names_the_argument(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=rf"fsspec's configuration says {name}='{text}' for refshard"):
+        configured({name: text}, CONSTRUCTOR)
+
+
+def test_a_configured_source_is_opened(conf: dict[str, Any], source: str) -> None:
+    conf |= {"fo": source, "max_gap": "7"}
+    assert fsspec.filesystem("refshard").cat_file("a/0") == b"hello"
+    assert fsspec.filesystem("refshard").storage_options["max_gap"] == 7
+    with fsspec.open("refshard://a/0") as file:
+        assert file.read() == b"hello"
+
+
+@pytest.mark.parametrize("positional", [False, True])
+def test_what_is_given_in_code_wins(positional: bool, conf: dict[str, Any], source: str) -> None:
+    conf |= {"fo": "nowhere.json", "max_gap": 7, "target_options": {"x": 1}}
+    if positional:
+        fs = RefShardFileSystem(source, None, None, None, {})
+    else:
+        fs = RefShardFileSystem(fo=source, target_options={}, max_gap=9)
+    assert fs.cat_file("a/0") == b"hello"
+    assert fs.storage_options["max_gap"] == (7 if positional else 9)
+
+
+def test_what_was_configured_survives_pickling_and_json(conf: dict[str, Any], source: str) -> None:
+    conf |= {"fo": "nowhere.json", "max_gap": 7}
+    fs = RefShardFileSystem({"b": "x"})
+    for again in (pickle.loads(pickle.dumps(fs)), fsspec.AbstractFileSystem.from_json(fs.to_json())):
+        assert again.cat_file("b") == b"x"
+    conf.clear()
+    again = pickle.loads(pickle.dumps(fs))
+    assert again.cat_file("b") == b"x"
+    assert again.storage_options["max_gap"] == 7
+
+
+_PROGRAM = """
+import fsspec
+fs = fsspec.filesystem("refshard")
+print(fs.cat_file("a/0").decode(), fs.storage_options["max_gap"], fs.storage_options["verify"])
+"""
+
+
+@pytest.mark.parametrize("how", ["variables", "one variable", "json", "ini"])
+def test_a_process_is_configured_by_its_environment_or_by_files(how: str, source: str, tmp_path: Path) -> None:
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FSSPEC")}
+    environment["FSSPEC_CONFIG_DIR"] = str(folder)
+    said = {"fo": source, "max_gap": 7, "verify": False}
+    match how:
+        case "variables":
+            environment |= {f"FSSPEC_REFSHARD_{name.upper()}": str(value).lower() for name, value in said.items()}
+            environment["FSSPEC_REFSHARD_FO"] = source
+        case "one variable":
+            environment["FSSPEC_REFSHARD"] = json.dumps(said)
+        case "json":
+            (folder / "x.json").write_text(json.dumps({"refshard": said}))
+        case "ini":
+            (folder / "x.ini").write_text(f"[refshard]\nfo = {source}\nmax_gap = 7\nverify = false\n")
+    # The protocol is made known by hand where the package is not installed.
+    known = 'import fsspec; fsspec.register_implementation("refshard", "refshard_fs.fs.RefShardFileSystem")\n'
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-W", "error", "-c", known + _PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert done.stdout == "hello 7 False\n"
