@@ -49,10 +49,13 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
     for path, doc in found.items():
         if doc.get("node_type") == "array" and path not in grids:
             raise ManifestError(f"{join(path, 'zarr.json')!r}: its chunk grid or chunk keys are not known")
-    for path in list(found):
+    for inner, doc in list(found.items()):
+        path = inner
         while path:
             path = parent(path)[0]
-            found.setdefault(path, group_3({}))
+            outer = found.setdefault(path, group_3({}))
+            if outer.get("node_type") == doc.get("node_type") == "array":
+                raise ManifestError(f"{join(inner, 'zarr.json')!r} is an array within the array {path!r}")
     return found or {"": group_3({})}
 
 

@@ -52,7 +52,7 @@ def seeds() -> list[bytes]:
         "0.0": ["v"],
     }
     short = {"u": "s3://b", "f": "{{u}}/{{c}}.nc"}
-    gen = {"key": "g/{{i}}.{{j}}", "url": "{{f(c='x')}}", "offset": "{{(i+1)*10}}", "length": "5"}
+    gen: dict[str, object] = {"key": "g/{{i}}.{{j}}", "url": "{{f(c='x')}}", "offset": "{{(i+1)*10}}", "length": "5"}
     gen |= {"dimensions": {"i": {"stop": 3}, "j": [0, 2]}}
     documents: list[dict[str, object]] = [refs, other, {**mixed, "a/.zarray": _ARRAY}, {"version": 1, "refs": refs}]
     documents += [{"version": 1, "templates": short, "gen": [gen], "refs": {"k": ["{{f(c='k')}}", 0, 1], **other}}]
