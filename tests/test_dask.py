@@ -34,7 +34,7 @@ def cluster() -> Iterator[Any]:
     with (
         dask.config.set({"distributed.worker.daemon": True, "distributed.comm.timeouts.connect": "60s"}),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address=None
+            n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
         ) as running,
         distributed.Client(running) as client,
     ):

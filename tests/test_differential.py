@@ -129,7 +129,9 @@ def sets(draw: st.DrawFn) -> Set:
         name, doc, tails = draw(arrays())
         found[stem + name] = _document(draw, doc)
         if name == ".zarray" and draw(st.booleans()):
-            found[stem + ".zattrs"] = _document(draw, {"x": [1, None, "é"], "y": draw(st.integers())})
+            found[stem + ".zattrs"] = _document(
+                draw, {"x": [1, None, "é"], "y": draw(st.integers(-(2**63), 2**64 - 1))}
+            )
         for tail in tails:
             if draw(st.integers(0, 3)):
                 found[stem + tail] = draw(values(templates))

@@ -8,7 +8,8 @@ In the test process::
 
 or in a process of its own (``RangeServerProcess``, or ``python -m tests.servers.http --port 0 --dir DIR``, which
 prints its port), steered over HTTP: ``PUT /path`` stores, ``GET /__log__`` gives the log as JSON,
-``GET /__clear__`` empties it, ``GET /__set__?latency=0.05&bandwidth=1e6&total_bandwidth=`` changes the pace.
+``GET /__clear__`` empties it, ``GET /__set__?latency=0.05&bandwidth=1e6&total_bandwidth=`` changes the pace,
+``GET /__fault__?kind=503&probability=0.01&seed=3`` harms requests from now on.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import parse_qsl, quote
 
 from tests.servers.engine import HttpServer
+from tests.servers.faults import Kind
 from tests.servers.log import Request
 from tests.servers.wire import Answer, Head, Resource, Unsatisfiable, answer_read, check_write, failure, resolve_range
 
@@ -115,6 +118,11 @@ class RangeServer(HttpServer):
                 return Answer(200, headers, memoryview(body))
             case "/__clear__":
                 self.clear()
+            case "/__fault__":
+                given = dict(parse_qsl(head.query))
+                kind = given.pop("kind")
+                numbers: dict[str, Any] = {name: json.loads(value) for name, value in given.items()}
+                self.fault(cast(Kind, kind) if not kind.isdigit() else int(kind), **numbers)
             case "/__set__":
                 for name, value in parse_qsl(head.query, keep_blank_values=True):
                     match name:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
+from tests.servers.faults import Kind
 from tests.servers.log import Request
 
 __all__ = ["RangeServerProcess"]
@@ -43,6 +44,11 @@ class RangeServerProcess:
         self._ask(
             "GET", "/__set__?" + "&".join(f"{name}={'' if rate is None else rate}" for name, rate in pace.items())
         )
+
+    def fault(self, kind: Kind | int, *, probability: float = 1.0, seed: int = 0) -> None:
+        """Let requests fail from now on; a number is an error status, and asks for another try at once."""
+        more = "&retry_after=0" if isinstance(kind, int) else ""
+        self._ask("GET", f"/__fault__?kind={kind}&probability={probability}&seed={seed}{more}")
 
     def requests(self) -> list[Request]:
         return [Request(**request) for request in json.loads(self._ask("GET", "/__log__"))]

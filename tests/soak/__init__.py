@@ -1,0 +1,1 @@
+"""Many random reads at once, for minutes, through a server that fails now and then; see CONTRIBUTING.md."""

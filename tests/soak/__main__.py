@@ -1,0 +1,25 @@
+"""``python -m tests.soak``: a million random keys, by eight threads and eight dask workers, under faults."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from tests.soak.soaking import soak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--reads", type=int, default=1_000_000)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--patience", type=float, default=3600, help="seconds after which it is a deadlock")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print(soak(Path(folder), given.keys, given.reads, given.threads, given.processes, given.patience, 2000))
+
+
+if __name__ == "__main__":
+    main()

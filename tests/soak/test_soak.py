@@ -1,0 +1,62 @@
+"""Reads from many threads and processes at once, under faults: no wrong byte, no leak, and an end."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.soak.reading import Sample
+from tests.soak.soaking import MIB, Outcome, _in_threads, _outcome, soak
+
+pytest.importorskip("distributed")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
+
+
+def check(outcome: Outcome, reads: int, files: int) -> None:
+    print(outcome)
+    assert outcome.right + outcome.errors >= reads * 0.9  # but for what does not fill a task
+    assert 0 < outcome.errors < reads * 0.1
+    assert outcome.memory < 32 * MIB
+    assert outcome.files <= files  # connections come and go
+
+
+def test_threads_and_processes_read_right_bytes_and_hold_no_more_in_the_end(tmp_path: Path) -> None:
+    check(soak(tmp_path, keys=20_000, reads=24_000, threads=4, processes=2, patience=120, each=250), 24_000, 40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_million_reads_by_eight_threads_and_eight_processes(tmp_path: Path) -> None:
+    check(
+        soak(tmp_path, keys=1_000_000, reads=1_000_000, threads=8, processes=8, patience=3000, each=2000), 1_000_000, 16
+    )
+
+
+def test_growth_after_warm_up_is_seen() -> None:
+    flat = [Sample(1, 10, 1, 100 * MIB, 20)] * 40
+    assert _outcome(1.0, flat)[1:] == (400, 40, 1, 0, 100 * MIB, 0)
+    leaking = [Sample(2, 10, 0, (100 + i) * MIB, 20 + i // 10) for i in range(40)]
+    found = _outcome(1.0, [*flat, *leaking])
+    assert (found.processes, found.memory, found.files) == (2, 20 * MIB, 2)
+
+
+def test_a_read_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback", shown.append)
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match="still read"):
+        _in_threads(never.wait, 2, 2, 0.2)  # type: ignore[arg-type]  # returns nothing in time
+    assert shown
+    never.set()
+
+
+def test_a_wrong_byte_is_not_lost_in_its_thread() -> None:
+    def wrong() -> Sample:
+        raise AssertionError("a wrong byte")
+
+    with pytest.raises(AssertionError, match="wrong"):
+        _in_threads(wrong, 2, 4, 5)
