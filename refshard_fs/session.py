@@ -17,7 +17,7 @@ from refshard_fs import catalog
 from refshard_fs.arrays import Arrays
 from refshard_fs.edited import edited
 from refshard_fs.edits import Edits
-from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, redacted
+from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, redacted
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.keyspace import KeySpace
@@ -333,7 +333,13 @@ class Session:
                 raise TypeError(f"{held!r} is no source")
         try:
             keyspace = await self.engine().run(steps)
-            return Base(keyspace, await self._some_urls(keyspace), *self._document(keyspace))
+            return Base(keyspace, await self._some_urls(keyspace), *await self._document(keyspace))
+        except TargetChanged:
+            if options.overlay is None:
+                raise
+            INDEXES.clear()  # what the process remembered of it is of another time
+            self.forget()
+            return await self._open_source()
         except NoSuchSource:
             if options.overlay is None or not isinstance(options.source, str):
                 raise
@@ -344,13 +350,13 @@ class Session:
             reason = f"{type(e).__name__}: {e}"
             raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
 
-    def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
-        """Return what was seen of the document that a commit replaces, and its URL."""
+    async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
+        """Return what a target says of the document that a commit replaces (it is as it was opened), and its URL."""
         url = catalog.document_of(keyspace) if isinstance(self.options.source, str) else None
         if url is None or self.options.overlay is None:
             return None, ""
-        seen = self._versions.of(url).seen
-        return (None if seen is None else Facts(seen.size, seen.etag, seen.modified)), url
+        facts: Facts | None = await self.engine().need(Stat(url, fresh=True))
+        return facts, url
 
     def _recognised(self, format: str) -> None:
         self.format = format

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from refshard_fs.catalog import beneath
 from refshard_fs.collecting import collect
 from refshard_fs.edited import edited
 from refshard_fs.errors import ReadOnlyError
+from refshard_fs.keys import parent
 from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
+from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.reference_set import FlatKeySpace
 from refshard_fs.manifests.reference_stream import FlatStream
 from refshard_fs.save import save_json
+from refshard_fs.shards.view import ShardView
 from refshard_fs.targets.document import Document
+from refshard_fs.writes.chunk_manifests import commit_manifests
 from refshard_fs.writes.committing import Committing
 from refshard_fs.writes.parquet import commit_parquet
 
@@ -36,20 +41,32 @@ def commit(committing: Committing) -> None:
 
 def format_of(committing: Committing) -> str:
     """Return the name of the source's format, or of that in which it is to be made."""
-    if committing.base.facts is None:
-        return _new_format(str(committing.source), committing.options.format)
     found = beneath(committing.base.keyspace)
+    if committing.base.facts is None and not isinstance(found, Hierarchy):
+        return _new_format(str(committing.source), committing.options.format)
     match found:
         case FlatKeySpace():
             return "kerchunk-json"
         case ParquetKeySpace():
             return "kerchunk-parquet"
         case Hierarchy():
-            return "zarr-hierarchy"
+            return "chunk-manifest" if _has_manifests(committing) else "zarr-hierarchy"
     raise ReadOnlyError(
         f"{committing.source} is read as {type(found).__name__}, which takes no writes: fs.save(url) writes it, "
         "and what you have written, as a set of references"
     )
+
+
+def _has_manifests(committing: Committing) -> bool:
+    """Whether any array that was edited has a chunk manifest, or any other that is known so far."""
+    keyspace = committing.base.keyspace
+    while isinstance(keyspace, ShardView):
+        keyspace = keyspace.base
+    if not isinstance(keyspace, ManifestView):
+        return False
+    for key in {parent(key)[0]: key for key in committing.edits.changes()}.values():
+        committing.run(key, partial(keyspace.array_of, key))
+    return keyspace.maps_anything
 
 
 _NAMES: Final = {
@@ -57,7 +74,7 @@ _NAMES: Final = {
     "kerchunk-json": "kerchunk-json",
     "parquet": "kerchunk-parquet",
     "kerchunk-parquet": "kerchunk-parquet",
-    "chunk-manifest": "zarr-hierarchy",
+    "chunk-manifest": "chunk-manifest",
     "zarr-hierarchy": "zarr-hierarchy",
 }
 
@@ -92,5 +109,6 @@ def _refused(committing: Committing) -> None:
 COMMITTERS: Final[dict[str, Callable[[Committing], None]]] = {
     "kerchunk-json": _commit_json,
     "kerchunk-parquet": commit_parquet,
+    "chunk-manifest": commit_manifests,
     "zarr-hierarchy": _refused,
 }
