@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +22,7 @@ from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.model import Entry, Facts, Inline, Packed, Span, Stat, Steps
+from refshard_fs.model import Entry, Facts, Inline, Load, Packed, Span, Stat, Steps
 from refshard_fs.overlay import Base, Overlay
 from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.reading.cache import Cache
@@ -398,6 +398,15 @@ class Session:
         """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
         return self._pool_options.given(url)
 
+    def seen(self, url: str) -> Facts | None:
+        """Return which version of an object was read; None if none was."""
+        seen = self._versions.of(url).seen
+        return None if seen is None else Facts(seen.size, seen.etag, seen.modified)
+
+    def replaced(self, urls: Collection[str]) -> None:
+        """Take note that these objects are others now: what is remembered of their content is of no use."""
+        INDEXES.discard_where(lambda key: _url_of(key) in urls)
+
     def wrote(self, key: str) -> None:
         """Take note that ``key`` holds something else now."""
         if is_metadata(key):
@@ -425,6 +434,14 @@ class Session:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._opening = weakref.WeakKeyDictionary()
+
+
+def _url_of(key: object) -> str | None:
+    """Return the URL of the object that what is remembered under ``key`` was made from."""
+    match key:
+        case (_, Load(Span(url) | Packed(Span(url))) | Stat(url)):
+            return url
+    return None
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
