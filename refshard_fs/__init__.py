@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from refshard_fs.errors import (
     ConflictError,
+    CostlyPattern,
     DamagedIndex,
     ManifestError,
     NotListable,
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConflictError",
+    "CostlyPattern",
     "DamagedIndex",
     "ManifestError",
     "NotListable",

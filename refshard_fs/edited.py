@@ -11,6 +11,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, parent
 from refshard_fs.keyspace import KeySpace, is_empty
 from refshard_fs.model import Entry, Inline, Listed, Span, Steps
+from refshard_fs.spool import Spooled
 
 __all__ = ["EditedKeySpace", "edited"]
 
@@ -40,6 +41,8 @@ class EditedKeySpace:
                 return (yield from self.base.lookup(key))
             case Inline() | Span() as entry:
                 return entry
+            case Spooled() as aside:
+                return Inline(aside.read())
         return None
 
     def is_empty(self, key: str) -> Steps[bool]:
@@ -62,7 +65,7 @@ class EditedKeySpace:
                 found[listed.name] = listed
         for name, is_directory in written.items():
             match edits.get(join(prefix, name)):
-                case Inline() | Span() as entry if not is_directory:
+                case Inline() | Spooled() | Span() as entry if not is_directory:
                     found[name] = Listed(name, entry.size)
                 case _ if is_directory:
                     found[name] = Listed(name, None, True)
@@ -105,6 +108,8 @@ class _EditedAtHand(EditedKeySpace):
                 return found
             case Inline() | Span() as entry:
                 return entry
+            case Spooled() as aside:
+                return Inline(aside.read())
         return None
 
 

@@ -1,7 +1,7 @@
 """What was written and removed since a source was opened, by key: an overlay that knows no I/O. Any thread may use it.
 
-An edit is what a key holds now (`Inline` bytes at hand, or a `Span` of an object that has them) or `REMOVED`. Removing
-a whole prefix hides what the source has below it, at the cost of one entry.
+An edit is what a key holds now (bytes at hand, `Inline` or `Spooled`, or a `Span` of an object that has them) or
+`REMOVED`. Removing a whole prefix hides what the source has below it, at the cost of one entry.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from refshard_fs.keys import is_within, parent
 from refshard_fs.model import Inline, Span
+from refshard_fs.spool import Spooled
 
 __all__ = ["REMOVED", "Change", "Edit", "Edits", "Removed"]
 
@@ -25,7 +26,7 @@ class Removed(Enum):
 
 REMOVED: Final = Removed.REMOVED
 
-Edit: TypeAlias = Inline | Span | Removed
+Edit: TypeAlias = Inline | Spooled | Span | Removed
 
 
 class Change(NamedTuple):
@@ -123,6 +124,15 @@ class Edits:
             new._below = {directory: dict(names) for directory, names in self._below.items()}
             new._removed = dict(self._removed)
             new.number = self.number
+        return new
+
+    def at_hand(self) -> Edits:
+        """Return a savepoint in which no bytes are kept aside."""
+        new = self.copy()
+        for key, change in new._changes.items():
+            match change.edit:
+                case Spooled() as aside:
+                    new._changes[key] = Change(Inline(aside.read()), change.number)
         return new
 
     def since(self, earlier: Edits) -> Edits:

@@ -12,6 +12,7 @@ from fsspec.implementations.reference import ReferenceNotReachable as _FsspecNot
 
 __all__ = [
     "ConflictError",
+    "CostlyPattern",
     "DamagedIndex",
     "ManifestError",
     "NoSuchSource",
@@ -121,3 +122,10 @@ class ReadOnlyError(RefShardError, PermissionError):
 
 class ConflictError(RefShardError):
     """Somebody else committed to the same source since it was opened; nothing was written."""
+
+
+class CostlyPattern(UserWarning):
+    """What is done works, and costs requests or bytes that another way, which the text names, would not cost.
+
+    Told once for each array and kind; `warnings.filterwarnings` with this category silences it, or makes it an error.
+    """

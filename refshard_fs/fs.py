@@ -35,7 +35,7 @@ from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
 from refshard_fs.writable import Writable, WrittenFile
-from refshard_fs.writes.options import INLINE, WriteOptions, data_url_of, overlay_for
+from refshard_fs.writes.options import INLINE, READ_AS, WriteOptions, data_url_of, overlay_for
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
@@ -255,7 +255,7 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
                     zarr_format=zarr_format,
                     verify=verify,
                 ),
-                format=format,
+                format=None if format is None else READ_AS.get(format, format),
                 pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3),
                 fallback=routes.fallback,
                 limits=Limits(max_gap, max_block),

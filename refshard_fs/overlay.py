@@ -11,12 +11,13 @@ import threading
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
 from refshard_fs.edits import REMOVED, Edit, Edits
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts
+from refshard_fs.spool import Spool
 
 __all__ = ["Base", "Overlay", "Reader", "overlay_of"]
 
@@ -35,6 +36,12 @@ class Reader(Protocol):
 
     def forget(self) -> None:
         """Open the source anew at the next use."""
+
+    def seen(self, url: str) -> Facts | None:
+        """Return which version of an object was read; None if none was."""
+
+    def replaced(self, urls: Collection[str]) -> None:
+        """Take note that these objects are others now."""
 
 
 class _Pending:
@@ -65,6 +72,7 @@ class Overlay:
         self.edits = Edits()
         self.lock = threading.RLock()
         self.base: Base | None = None
+        self.spool = Spool()  # of values that have no object of their own before the commit
         self.begun = False  # whether mode "w" has removed what the source held
         self.openings = 0  # how often the source was to be opened anew
         self._expected: tuple[Facts | None] | None = None
@@ -138,6 +146,15 @@ class Overlay:
             self._begin_anew()
         self._tell()
 
+    def seen(self, url: str) -> Facts | None:
+        """Return which version of the object at ``url`` was read by somebody; None if none was."""
+        return next((facts for reader in list(self._readers) if (facts := reader.seen(url)) is not None), None)
+
+    def replaced(self, urls: Collection[str]) -> None:
+        """Take note that a commit put or removed these objects."""
+        for reader in list(self._readers):
+            reader.replaced(urls)
+
     def _begin_anew(self) -> None:
         self.base = None
         self.openings += 1
@@ -166,6 +183,7 @@ class Overlay:
         """Let there be no edits, and the source be opened anew; return the URLs of objects that nobody needs."""
         with self._guard:
             self.edits = Edits()
+            self.spool.clear()
             self._pending.count = 0
             left = self._forget()
             self._expected = None
@@ -179,6 +197,8 @@ class Overlay:
             needed = {span.url for span in committed.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
             self.edits = self.edits.since(committed)
+            if not len(self.edits):
+                self.spool.clear()
             self._pending.count = len(self.edits)
             left = self._forget()
             self._expected = None

@@ -76,7 +76,7 @@ def save(
                 case Hierarchy(url=root) if sink.is_at(root):
                     raise FileExistsError(f"{url} is where these references are read from")
             refs, extras = run("", partial(gather, other))
-            stream = FlatStream(refs, lambda found: None if found is None else _absolute(found), extras)
+            stream = FlatStream(refs, lambda found: None if found is None else absolute(found), extras)
     match format:
         case "parquet":
             _save_parquet(stream, run, sink, record_size, overwrite)
@@ -105,7 +105,7 @@ def respelling(options: OpenOptions, source: str | None, url: str | None) -> Res
     As written, where that means the same there; else, or without ``url``, absolute.
     """
     resolve = resolver(options, None if source is None else policy.directory_of(source.rstrip("/")))
-    directory = None if url is None else policy.directory_of(_absolute(url).rstrip("/"))
+    directory = None if url is None else policy.directory_of(absolute(url).rstrip("/"))
 
     def respell(written: str | None) -> str | None:
         if written is None:
@@ -114,13 +114,13 @@ def respelling(options: OpenOptions, source: str | None, url: str | None) -> Res
             return written
         if options.bare_as_is and options.base_url is None:
             return written
-        absolute = _absolute(resolve(written))
-        return written if directory and policy.resolve(written, directory, None) == absolute else absolute
+        whole = absolute(resolve(written))
+        return written if directory and policy.resolve(written, directory, None) == whole else whole
 
     return respell
 
 
-def _absolute(url: str) -> str:
+def absolute(url: str) -> str:
     return url if policy.protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
 
 

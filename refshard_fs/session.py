@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,12 +17,12 @@ from refshard_fs import catalog
 from refshard_fs.arrays import Arrays
 from refshard_fs.edited import edited
 from refshard_fs.edits import Edits
-from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, redacted
+from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, redacted
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.model import Entry, Facts, Inline, Packed, Span, Stat, Steps
+from refshard_fs.model import Entry, Facts, Inline, Load, Packed, Span, Stat, Steps
 from refshard_fs.overlay import Base, Overlay
 from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.reading.cache import Cache
@@ -323,7 +323,13 @@ class Session:
                 raise TypeError(f"{held!r} is no source")
         try:
             keyspace = await self.engine().run(steps)
-            return Base(keyspace, await self._some_urls(keyspace), *self._document(keyspace))
+            return Base(keyspace, await self._some_urls(keyspace), *await self._document(keyspace))
+        except TargetChanged:
+            if options.overlay is None:
+                raise
+            INDEXES.clear()  # what the process remembered of it is of another time
+            self.forget()
+            return await self._open_source()
         except NoSuchSource:
             if options.overlay is None or not isinstance(options.source, str):
                 raise
@@ -334,13 +340,13 @@ class Session:
             reason = f"{type(e).__name__}: {e}"
             raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
 
-    def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
-        """Return what was seen of the document that a commit replaces, and its URL."""
+    async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
+        """Return what a target says of the document that a commit replaces (it is as it was opened), and its URL."""
         url = catalog.document_of(keyspace) if isinstance(self.options.source, str) else None
         if url is None or self.options.overlay is None:
             return None, ""
-        seen = self._versions.of(url).seen
-        return (None if seen is None else Facts(seen.size, seen.etag, seen.modified)), url
+        facts: Facts | None = await self.engine().need(Stat(url, fresh=True))
+        return facts, url
 
     def _recognised(self, format: str) -> None:
         self.format = format
@@ -382,6 +388,15 @@ class Session:
         """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
         return self._pool_options.given(url)
 
+    def seen(self, url: str) -> Facts | None:
+        """Return which version of an object was read; None if none was."""
+        seen = self._versions.of(url).seen
+        return None if seen is None else Facts(seen.size, seen.etag, seen.modified)
+
+    def replaced(self, urls: Collection[str]) -> None:
+        """Take note that these objects are others now: what is remembered of their content is of no use."""
+        INDEXES.discard_where(lambda key: _url_of(key) in urls)
+
     def wrote(self, key: str) -> None:
         """Take note that ``key`` holds something else now."""
         if is_metadata(key):
@@ -409,6 +424,14 @@ class Session:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._opening = weakref.WeakKeyDictionary()
+
+
+def _url_of(key: object) -> str | None:
+    """Return the URL of the object that what is remembered under ``key`` was made from."""
+    match key:
+        case (_, Load(Span(url) | Packed(Span(url))) | Stat(url)):
+            return url
+    return None
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -21,6 +21,7 @@ from refshard_fs.model import Inline, Span, Steps
 from refshard_fs.overlay import Overlay
 from refshard_fs.session import Session
 from refshard_fs.targets.store import Store
+from refshard_fs.writes.destination import waits
 from refshard_fs.writes.options import WriteOptions
 from refshard_fs.writes.transaction import OverlayTransaction
 from refshard_fs.writes.values import Values
@@ -71,7 +72,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             source = self._session.options.source
             if self._write_options.data_url is not None:
                 self._store().settle(overlay.objects())
-            commit(Committing(source, base, edits, self._look, self._session.given, self._write_options))
+            commit(Committing(source, base, edits, overlay, self._look, self._session.given, self._write_options))
             left = overlay.settle(edits)
         self._remove_objects(left)
 
@@ -170,7 +171,8 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         key = self._key(path)
         overlay = self._writing(f"write {key!r}")
         data = bytes(value)
-        if mode == "overwrite" and self._writer(overlay).write_now(key, data):
+        writer = self._writer(overlay)
+        if mode == "overwrite" and key and writer is not None and writer.write_now(key, data):
             self._session.wrote(key)
             return
         sync(self.loop or get_loop(), self._pipe_file, path, data, mode=mode)
@@ -182,7 +184,10 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             raise IsADirectoryError("the root is a directory")
         if mode == "create" and await self._exists(key):
             raise FileExistsError(key)
-        await self._writer(overlay).write(key, bytes(value))
+        await self._session.keyspace()
+        writer = self._writer(overlay)
+        assert writer is not None, "the source is open"
+        await writer.write(key, bytes(value))
         self._session.wrote(key)
 
     async def _put_file(
@@ -202,7 +207,12 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         overlay = self._writing(f"write {key!r}")
         if await self._isdir(source):
             return
-        match await self._session.find(source):
+        found = await self._session.find(source)
+        writer = self._writer(overlay)
+        if writer is not None and writer.waits:
+            await self._pipe_file(key, await self._cat_file(source))
+            return
+        match found:
             case Span(optional=False, pin=None) as span if (
                 span.stop is None and not span.start
             ) or span.size is not None:
@@ -298,11 +308,15 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             )
         return self._overlay
 
-    def _writer(self, overlay: Overlay) -> Values:
+    def _writer(self, overlay: Overlay) -> Values | None:
+        """Return what writes values; None before the source has been opened, for its format decides where they go."""
+        base = overlay.base
+        if base is None:
+            return None
+        options = self._write_options
         if self._values is None:
-            options = self._write_options
-            store = None if options.data_url is None else self._store()
-            self._values = Values(overlay, options, store)
+            self._values = Values(overlay, options, None if options.data_url is None else self._store())
+        self._values.waits = waits(self._session.options.source, base, options)
         return self._values
 
     def _store(self) -> Store:

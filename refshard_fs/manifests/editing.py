@@ -15,7 +15,7 @@ from refshard_fs.model import Inline, Span
 from refshard_fs.names import directory_of_chunks
 from refshard_fs.texts import Texts
 
-__all__ = ["with_edits"]
+__all__ = ["with_edits", "within"]
 
 
 def with_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
@@ -32,6 +32,18 @@ def with_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
         if not (key.endswith(METADATA) and parent(key)[1] in METADATA):
             editing.put(key, edit)
     return editing.finish()
+
+
+def within(edits: Edits, array: str) -> Edits:
+    """Return the edits that concern an array."""
+    found = Edits()
+    for prefix in edits.prefixes():
+        if is_within(prefix, array) or is_within(array, prefix):
+            found.remove_below(prefix)
+    for key, (edit, _) in edits.changes().items():
+        if is_within(key, array):
+            found.put(key, edit)
+    return found
 
 
 class _Editing:

@@ -44,10 +44,13 @@ class _Array(NamedTuple):
         return ChunkTable.from_parts(self.grid, [*self.parts, Part.from_rows(self.rows)])
 
 
-def gather(keyspace: KeySpace) -> Steps[tuple[ReferenceSet, Extras]]:
-    """Return all that ``keyspace`` holds, and what only a chunk manifest can say of chunks, by array and number."""
+def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Extras]]:
+    """Return all that ``keyspace`` holds below ``prefix``, and what only a chunk manifest can say of chunks.
+
+    The latter by array and number.
+    """
     gathering = _Gathering(keyspace)
-    yield from gathering.directory("", None)
+    yield from gathering.directory(prefix, None)
     arrays = gathering.arrays
     urls = Texts.of(url.encode("utf-8", "surrogatepass") for url in gathering.urls)
     refs = ReferenceSet(

@@ -15,6 +15,7 @@ import numpy as np
 from refshard_fs import policy
 from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
 from refshard_fs.documents import Documents
+from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import ManifestError, NotListable, ReferenceNotReachable, SourceNotReachable
 from refshard_fs.formats import OpenOptions
 from refshard_fs.keys import ChunkGrid, join
@@ -23,6 +24,8 @@ from refshard_fs.manifests.checked import checked
 from refshard_fs.manifests.chunk_manifest import ChunkManifest, ManifestIndex, Prefix, Source
 from refshard_fs.manifests.declared import MARK, Declared, Unmapped
 from refshard_fs.manifests.origin import Key, Origin, Url, key_beside
+from refshard_fs.manifests.pending import MARK as PENDING
+from refshard_fs.manifests.pending import PendingIndex
 from refshard_fs.manifests.prefix_map import Composite, KeyMapIndex
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
 from refshard_fs.names import Listing, by_name, chunks_below, directory_of_chunks, has_chunks_below
@@ -74,6 +77,12 @@ class ManifestView:
         if not has_root:
             return
         document = yield from self._documents.read("zarr.json")
+        if document is not None and PENDING in document.data:
+            entry = yield from self.base.lookup("zarr.json")
+            pending = None if entry is None else (yield Load(entry, PendingIndex("zarr.json")))
+            if pending is not None:
+                self._compose(EditedKeySpace(self.base, pending))
+                document = yield from self._documents.read("zarr.json")
         root = None if document is None else document.groups.get("")
         if root is None:
             return
@@ -123,6 +132,10 @@ class ManifestView:
         number = declared.number_of(coords)
         manifest, _, _ = yield from self._manifest(path)
         return number is not None and manifest.is_empty(number)
+
+    def array_of(self, key: str) -> Steps[str | None]:
+        """Return the path of the array that ``key`` lies below, if in one."""
+        return (yield from self._documents.array_of(key))
 
     def _array_of(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
         """Return the array that ``key`` lies below, and its grid if it has a manifest."""

@@ -74,9 +74,9 @@ def _object(key: str, value: Any) -> dict[str, Any]:
     return doc
 
 
-def with_manifest(doc: Mapping[str, Any]) -> dict[str, Any]:
+def with_manifest(doc: Mapping[str, Any], name: str = MANIFEST) -> dict[str, Any]:
     """Return an array's metadata that declares the manifest beside it."""
-    transformer = {"name": NAME, "configuration": {"manifest": f"./{MANIFEST}"}}
+    transformer = {"name": NAME, "configuration": {"manifest": f"./{name}"}}
     return {**doc, "storage_transformers": [transformer]}
 
 

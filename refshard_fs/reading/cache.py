@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from refshard_fs.model import Quota
@@ -68,6 +68,12 @@ class Cache:
         """Forget ``key``."""
         with self._lock:
             self._drop(key)
+
+    def discard_where(self, is_stale: Callable[[Hashable], bool]) -> None:
+        """Forget every key of which ``is_stale`` says so."""
+        with self._lock:
+            for key in [key for key in self._items if is_stale(key)]:
+                self._drop(key)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -15,11 +15,15 @@ __all__ = ["Seen", "Unshard"]
 
 
 class Seen(NamedTuple):
-    """What is known of one array: its grid as shown, its shards if inner chunks are, and what is in the way."""
+    """What is known of one array: its grid as shown, its shards if inner chunks are, and what is in the way.
+
+    ``stored`` is the metadata of an array whose inner chunks are shown, as the source has it.
+    """
 
     grid: ChunkGrid | None
     layout: ShardLayout | None = None
     reason: str | None = None
+    stored: Mapping[str, Any] | None = None
 
 
 class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
@@ -41,7 +45,7 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
                     return doc, Seen(grid_of(doc), None, str(e))
                 if found is not None:
                     grid = grid_of(doc) if found.layout is None else found.layout.grid
-                    return found.document, Seen(grid, found.layout, found.reason)
+                    return found.document, Seen(grid, found.layout, found.reason, doc if found.layout else None)
             return doc, Seen(grid_of(doc))
 
         return rewrite

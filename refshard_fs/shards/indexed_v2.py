@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from refshard_fs import zarrmeta
 from refshard_fs.shards import morton
-from refshard_fs.shards.layout import Buffer, Equal, Level, ShardFormat, Unsharded
+from refshard_fs.shards.layout import Buffer, Equal, Level, Misfit, ShardFormat, Unsharded
 from refshard_fs.shards.nested import Nest, NestedLayout
 from refshard_fs.shards.offsets import OffsetsLevel, slots_of
 
@@ -81,7 +81,7 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
         for slot, parts in chunks:
             length = sum(map(len, parts))
             if length != self.slot:
-                raise ValueError(f"a chunk of {length} bytes does not fill its slot of {self.slot}")
+                raise Misfit(f"a chunk of {length} bytes does not fill its slot of {self.slot}")
             mask |= 1 << int(ranks[slot])
             lying[int(ranks[slot])] = parts
         return [*chain.from_iterable(lying), mask.to_bytes(self.length, "big")]

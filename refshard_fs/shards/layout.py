@@ -25,6 +25,7 @@ __all__ = [
     "Cut",
     "Equal",
     "Level",
+    "Misfit",
     "Ragged",
     "ShardFormat",
     "ShardLayout",
@@ -39,6 +40,10 @@ __all__ = [
 Buffer: TypeAlias = bytes | memoryview
 
 MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never asked for
+
+
+class Misfit(ValueError):
+    """A payload that cannot lie in a shard of its kind."""
 
 
 class Table(Protocol):
@@ -75,7 +80,7 @@ class Level(Protocol, Hashable):
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
         """Return the bytes of a shard of ``chunks`` (slot and payload, in the order to lie in), but for its trailer.
 
-        Raises ValueError where a payload cannot lie in such a shard.
+        Raises Misfit where a payload cannot lie in such a shard.
         """
 
 
@@ -170,7 +175,7 @@ class ShardLayout(Protocol):
         """Return the parts of the shard ``old`` (None: there is none) of ``lengths`` chunks after ``changes``.
 
         Those are payloads by place; None leaves a chunk out. A shard without chunks is None. Raises
-        ValueError where the old shard is damaged, or a payload cannot lie in such a shard.
+        ValueError where the old shard is damaged, and the subclass Misfit where a payload cannot lie in such a shard.
         """
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs import crc32c
-from refshard_fs.shards.layout import MAX_INDEX, Buffer
+from refshard_fs.shards.layout import MAX_INDEX, Buffer, Misfit
 
 __all__ = ["PAIR", "Offsets", "OffsetsLevel"]
 
@@ -77,7 +77,7 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
         for slot, parts in chunks:
             length = sum(map(len, parts))
             if length == none:
-                raise ValueError("a chunk of no bytes cannot be told from a missing one in an index of this kind")
+                raise Misfit("a chunk of no bytes cannot be told from a missing one in an index of this kind")
             pairs[slot] = offset, length
             offset += length
             body += parts

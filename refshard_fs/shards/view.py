@@ -35,6 +35,7 @@ class ShardView:
     def __init__(self, base: KeySpace, options: tuple[tuple[str, Any], ...] = ()) -> None:
         self.base = base
         self.reports: dict[str, str] = dict(getattr(base, "reports", {}))
+        self.options = options
         self._documents = Documents(base, Unshard(options), self._report)
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
 
@@ -58,6 +59,16 @@ class ShardView:
         """Take in the arrays that the base knows without further reads."""
         marks = tuple(mark for known in shard_formats() for mark in known.marks)
         yield from self._documents.learn(marks, Seen)
+
+    def seen(self, path: str) -> Steps[Seen | None]:
+        """Return what is known of the array at ``path``, reading its metadata if need be; None if there is none."""
+        if path not in self._documents.arrays:
+            yield from together([self._documents.lookup(join(path, name)) for name in ("zarr.json", ".zarray")])
+        return self._documents.arrays.get(path)
+
+    def array_of(self, key: str) -> Steps[str | None]:
+        """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
+        return (yield from self._documents.array_of(key))
 
     def _report(self, path: str, seen: Seen) -> None:
         if seen.reason is not None:

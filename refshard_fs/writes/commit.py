@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from refshard_fs.catalog import beneath
+import msgspec
+
 from refshard_fs.collecting import collect
 from refshard_fs.edited import edited
 from refshard_fs.errors import ReadOnlyError
-from refshard_fs.manifests.hierarchy import Hierarchy
-from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
-from refshard_fs.manifests.reference_set import FlatKeySpace
+from refshard_fs.keys import parent
 from refshard_fs.manifests.reference_stream import FlatStream
 from refshard_fs.save import save_json
 from refshard_fs.targets.document import Document
+from refshard_fs.writes.chunk_manifests import commit_manifests
 from refshard_fs.writes.committing import Committing
+from refshard_fs.writes.destination import HIERARCHY, format_of, manifests_of
+from refshard_fs.writes.hierarchy import commit_hierarchy
 from refshard_fs.writes.parquet import commit_parquet
 
 __all__ = ["COMMITTERS", "Committing", "commit"]
@@ -31,46 +34,22 @@ def commit(committing: Committing) -> None:
         raise ReadOnlyError(
             "these references are held in memory, where nothing can be committed to: fs.save(url) writes them"
         )
-    COMMITTERS[format_of(committing)](committing)
+    format = format_of(committing.source, committing.base, committing.options)
+    if format == HIERARCHY and _has_manifests(committing):
+        format = "chunk-manifest"
+    if format != HIERARCHY:
+        committing = msgspec.structs.replace(committing, edits=committing.edits.at_hand())
+    COMMITTERS[format](committing)
 
 
-def format_of(committing: Committing) -> str:
-    """Return the name of the source's format, or of that in which it is to be made."""
-    if committing.base.facts is None:
-        return _new_format(str(committing.source), committing.options.format)
-    found = beneath(committing.base.keyspace)
-    match found:
-        case FlatKeySpace():
-            return "kerchunk-json"
-        case ParquetKeySpace():
-            return "kerchunk-parquet"
-        case Hierarchy():
-            return "zarr-hierarchy"
-    raise ReadOnlyError(
-        f"{committing.source} is read as {type(found).__name__}, which takes no writes: fs.save(url) writes it, "
-        "and what you have written, as a set of references"
-    )
-
-
-_NAMES: Final = {
-    "json": "kerchunk-json",
-    "kerchunk-json": "kerchunk-json",
-    "parquet": "kerchunk-parquet",
-    "kerchunk-parquet": "kerchunk-parquet",
-    "chunk-manifest": "zarr-hierarchy",
-    "zarr-hierarchy": "zarr-hierarchy",
-}
-
-
-def _new_format(url: str, given: str | None) -> str:
-    if given is not None:
-        if given not in _NAMES:
-            raise ReadOnlyError(f"format={given!r} cannot be made: there are {', '.join(_NAMES)}")
-        return _NAMES[given]
-    name = url.rstrip("/").rpartition("/")[2]
-    if ".json" in name:
-        return "kerchunk-json"
-    return "zarr-hierarchy" if name.endswith(".zarr") else "kerchunk-parquet"
+def _has_manifests(committing: Committing) -> bool:
+    """Whether any array that was edited has a chunk manifest, or any other that is known so far."""
+    view = manifests_of(committing.base.keyspace)
+    if view is None:
+        return False
+    for key in {parent(key)[0]: key for key in committing.edits.changes()}.values():
+        committing.run(key, partial(view.array_of, key))
+    return view.maps_anything
 
 
 def _commit_json(committing: Committing) -> None:
@@ -84,13 +63,10 @@ def _as_written(url: str | None) -> str | None:
     return url
 
 
-def _refused(committing: Committing) -> None:
-    raise ReadOnlyError(f"{committing.source} takes no writes: fs.save(url) writes it, and what you have written")
-
-
 # By the name of the source's format; others may add theirs.
 COMMITTERS: Final[dict[str, Callable[[Committing], None]]] = {
     "kerchunk-json": _commit_json,
     "kerchunk-parquet": commit_parquet,
-    "zarr-hierarchy": _refused,
+    "chunk-manifest": commit_manifests,
+    HIERARCHY: commit_hierarchy,
 }

@@ -9,7 +9,7 @@ import msgspec
 from refshard_fs.collecting import Run
 from refshard_fs.edits import Edits
 from refshard_fs.held import Held
-from refshard_fs.overlay import Base
+from refshard_fs.overlay import Base, Overlay
 from refshard_fs.targets import Given
 from refshard_fs.writes.options import WriteOptions
 
@@ -22,6 +22,7 @@ class Committing(msgspec.Struct, frozen=True, eq=False):
     source: str | Held
     base: Base
     edits: Edits  # a savepoint: it does not change
+    overlay: Overlay
     run: Run
     given: Callable[[str], Given]
     options: WriteOptions

@@ -8,11 +8,15 @@ from refshard_fs.held import Held
 from refshard_fs.overlay import Overlay, overlay_of
 from refshard_fs.policy import LOCAL, protocol_of
 
-__all__ = ["INLINE", "WriteOptions", "data_url_of", "overlay_for"]
+__all__ = ["INLINE", "READ_AS", "WriteOptions", "data_url_of", "overlay_for"]
 
 INLINE = 512  # bytes; larger values become objects
 MODES = ("r", "a", "w")
 _TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that nothing is written to
+
+
+# How the formats that a commit can make are called, and as what each is read.
+READ_AS = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
 
 
 class WriteOptions(msgspec.Struct, frozen=True):

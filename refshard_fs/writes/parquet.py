@@ -15,10 +15,9 @@ from typing import Final
 from refshard_fs import zarrmeta
 from refshard_fs.catalog import beneath
 from refshard_fs.collecting import columns_of, refuse_inner_chunks
-from refshard_fs.edits import Edit, Edits
 from refshard_fs.errors import ConflictError
 from refshard_fs.keys import is_within, join
-from refshard_fs.manifests.editing import with_edits
+from refshard_fs.manifests.editing import with_edits, within
 from refshard_fs.manifests.kerchunk_parquet import Layout, ParquetKeySpace, partition_name
 from refshard_fs.manifests.partition import Partition, require_pyarrow
 from refshard_fs.manifests.partition_edits import Change, document_with, edited_partition, new_layout, plan
@@ -113,7 +112,7 @@ class _Commit:
             refs = columns_of(self._old, self._run, _as_written, array)
         side = {key: value for key, value in refs.side.items() if is_within(key, array)}
         metadata = {key: value for key, value in layout.metadata.items() if is_within(key, array)}
-        refs = with_edits(ReferenceSet(refs.urls, refs.tables, side | metadata), _within(self._edits, array), self._url)
+        refs = with_edits(ReferenceSet(refs.urls, refs.tables, side | metadata), within(self._edits, array), self._url)
         stream = FlatStream(refs, _as_written)
         self._drop(array, 0)
         for numbers in self._run(array, partial(stream.ranges, array, layout.record_size)):
@@ -167,19 +166,6 @@ class _Commit:
             unique += [join(array, name) for n, name in before.items() if name is not None and now.get(n) != name]
         last.put(document)
         self._store.remove(map(self._store.url_of, unique))
-
-
-def _within(edits: Edits, array: str) -> Edits:
-    """Return the edits that concern an array."""
-    found = Edits()
-    for prefix in edits.prefixes():
-        if is_within(prefix, array) or is_within(array, prefix):
-            found.remove_below(prefix)
-    for key, (edit, _) in edits.changes().items():
-        if is_within(key, array):
-            one: Edit = edit
-            found.put(key, one)
-    return found
 
 
 def _as_written(url: str | None) -> str | None:

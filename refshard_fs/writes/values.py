@@ -1,4 +1,7 @@
-"""Where a written value goes: small ones and metadata into the overlay, others into objects, at once."""
+"""Where a written value goes: small ones and metadata into the overlay, others into objects, at once.
+
+Of a zarr hierarchy, all wait in the overlay: they have a place in the source itself, and the commit puts them there.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ class Values:
         self._overlay = overlay
         self._options = options
         self._store = store
+        self.waits = False  # for a commit that has a place for them
 
     async def write(self, key: str, data: bytes) -> None:
         """Let ``key`` hold ``data``: once this returns, readers see it, and its object, if it has one, is whole."""
@@ -35,6 +39,10 @@ class Values:
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Do the same at once, and return True, where that takes no event loop."""
+        if self.waits:
+            overlay = self._overlay
+            overlay.put(key, overlay.spool.keep(data, overlay.edits.get(key)))
+            return True
         if self._store is None or is_metadata(key) or len(data) <= self._options.inline_threshold:
             self._overlay.put(key, Inline(data))
             return True

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 
@@ -58,7 +59,7 @@ class CountingProxy(HttpServer):
         url = URL(self.origin + head.target, encoded=True)
         try:
             async with self._session.request(
-                head.method, url, headers=headers, data=body or None, allow_redirects=False
+                head.method, url, headers=headers, data=io.BytesIO(body) if body else None, allow_redirects=False
             ) as response:
                 found = await response.read()
         except aiohttp.ClientError:

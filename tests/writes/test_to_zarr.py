@@ -13,6 +13,13 @@ from refshard_fs import RefShardFileSystem
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr")
 IS_2 = zarr.__version__.startswith("2.")
+NAMES = ["refs.json", "refs.parq", *([] if IS_2 else ["hierarchy.manifests"])]
+
+
+def writable(path: Path) -> RefShardFileSystem:
+    """The source at ``path``, of the format that its name says."""
+    format = {".manifests": "chunk-manifest"}.get(path.suffix)
+    return RefShardFileSystem(str(path), mode="a", **({} if format is None else {"format": format}))
 
 
 def dataset(start: int, steps: int) -> Any:
@@ -36,10 +43,10 @@ def opened(path: Path) -> Any:
     return xr.open_zarr(fs.get_mapper(), consolidated=False).load()
 
 
-@pytest.mark.parametrize("name", ["refs.json", "refs.parq"])
+@pytest.mark.parametrize("name", NAMES)
 def test_append_within_a_transaction_is_committed_at_its_end(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    fs = RefShardFileSystem(str(path), mode="a")
+    fs = writable(path)
     with fs.transaction:
         dataset(0, 4).to_zarr(fs.get_mapper(), consolidated=False)
         assert not path.exists()
@@ -52,10 +59,10 @@ def test_append_within_a_transaction_is_committed_at_its_end(tmp_path: Path, nam
     assert xr.open_zarr(fs.get_mapper(), consolidated=False).load().identical(dataset(0, 8).load())
 
 
-@pytest.mark.parametrize("name", ["refs.json", "refs.parq"])
+@pytest.mark.parametrize("name", NAMES)
 def test_an_exception_in_a_transaction_leaves_nothing(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    fs = RefShardFileSystem(str(path), mode="a")
+    fs = writable(path)
     with fs.transaction:
         dataset(0, 4).to_zarr(fs.get_mapper(), consolidated=False)
     objects = sorted((tmp_path / f"{name}.data").rglob("*"))

@@ -1,0 +1,73 @@
+"""Which format a commit writes: that of the source, or the one in which a source is to be made."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from refshard_fs.catalog import beneath
+from refshard_fs.errors import ReadOnlyError
+from refshard_fs.held import Held
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.hierarchy import Hierarchy
+from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
+from refshard_fs.manifests.manifest_view import ManifestView
+from refshard_fs.manifests.reference_set import FlatKeySpace
+from refshard_fs.overlay import Base
+from refshard_fs.shards.view import ShardView
+from refshard_fs.writes.options import WriteOptions
+
+__all__ = ["HIERARCHY", "format_of", "manifests_of", "waits"]
+
+HIERARCHY: Final = "zarr-hierarchy"
+
+
+def format_of(source: str | Held, base: Base, options: WriteOptions) -> str:
+    """Return the name of the source's format, or of that in which it is to be made."""
+    found = beneath(base.keyspace)
+    if base.facts is None and not isinstance(found, Hierarchy):
+        return _new_format(str(source), options.format)
+    match found:
+        case FlatKeySpace():
+            return "kerchunk-json"
+        case ParquetKeySpace():
+            return "kerchunk-parquet"
+        case Hierarchy():
+            return HIERARCHY
+    raise ReadOnlyError(
+        f"{source} is read as {type(found).__name__}, which takes no writes: fs.save(url) writes it, "
+        "and what you have written, as a set of references"
+    )
+
+
+def waits(source: str | Held, base: Base, options: WriteOptions) -> bool:
+    """Whether values are kept until the commit, which has a place for them: that of a hierarchy without manifests."""
+    view = manifests_of(base.keyspace)
+    return format_of(source, base, options) == HIERARCHY and not (view is not None and view.maps_anything)
+
+
+def manifests_of(keyspace: KeySpace) -> ManifestView | None:
+    """Return what heeds the chunk manifests of an opened source; None if nothing does."""
+    while isinstance(keyspace, ShardView):
+        keyspace = keyspace.base
+    return keyspace if isinstance(keyspace, ManifestView) else None
+
+
+_NAMES: Final = {
+    "json": "kerchunk-json",
+    "kerchunk-json": "kerchunk-json",
+    "parquet": "kerchunk-parquet",
+    "kerchunk-parquet": "kerchunk-parquet",
+    "chunk-manifest": "chunk-manifest",
+    "zarr-hierarchy": "zarr-hierarchy",
+}
+
+
+def _new_format(url: str, given: str | None) -> str:
+    if given is not None:
+        if given not in _NAMES:
+            raise ReadOnlyError(f"format={given!r} cannot be made: there are {', '.join(_NAMES)}")
+        return _NAMES[given]
+    name = url.rstrip("/").rpartition("/")[2]
+    if ".json" in name:
+        return "kerchunk-json"
+    return "zarr-hierarchy" if name.endswith(".zarr") else "kerchunk-parquet"

@@ -1,0 +1,220 @@
+"""What edits of a hierarchy's keys mean for its objects: which are put, which are put together, which go. No I/O here.
+
+Keys are those that the view shows. Inner chunks are gathered by shard, documents turned back into those of the sharded
+arrays, and prefixes that were removed into the objects below them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from refshard_fs import zarrmeta
+from refshard_fs.edits import REMOVED, Edit, Edits
+from refshard_fs.errors import ReadOnlyError
+from refshard_fs.keys import is_within, join, parent
+from refshard_fs.keyspace import KeySpace
+from refshard_fs.model import Inline, Steps
+from refshard_fs.shards.layout import ShardLayout
+from refshard_fs.shards.view import ShardView
+from refshard_fs.shards.writing import InShard, in_shard, inside, restored
+from refshard_fs.spool import Spooled
+
+__all__ = ["Plan", "ShardPlan", "bytes_of", "planned"]
+
+_NODES: Final = ("zarr.json", ".zarray", ".zmetadata")  # documents in which arrays are described
+_LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # of the root, in this order
+
+
+class ShardPlan(NamedTuple):
+    """A shard that changes: payloads by place (None: left out). ``old`` is whether chunks of the old one may be kept.
+
+    Of its places, those before ``inside`` are of the array.
+    """
+
+    key: str
+    array: str
+    layout: ShardLayout
+    lengths: tuple[int, ...]
+    changes: dict[tuple[int, ...], Inline | Spooled | None]
+    old: bool
+    inside: tuple[int, ...]
+
+    @property
+    def goes(self) -> bool:
+        """Whether nothing is left of it, whatever there was."""
+        return not self.old and all(edit is None for edit in self.changes.values())
+
+
+class Plan(NamedTuple):
+    """What a commit does, in this order: shards and other chunks, then documents, then removals."""
+
+    shards: list[ShardPlan]
+    data: dict[str, Inline | Spooled]
+    documents: list[tuple[str, bytes]]
+    removed: list[str]
+    prefixes: list[str]  # below which all objects go that are not put
+    replaced: list[str]  # arrays whose shards go that are not put
+
+
+def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
+    """Return what ``edits`` of the keys of ``keyspace`` mean for the objects of the hierarchy beneath it.
+
+    Raises ManifestError where the shards of an array cannot hold it as its metadata was written, ReadOnlyError for a
+    key that lies elsewhere than in the hierarchy.
+    """
+    changes = {key: change.edit for key, change in edits.changes().items()}
+    view = keyspace if isinstance(keyspace, ShardView) else None
+    documents: dict[str, bytes] = {}
+    layouts: dict[str, ShardLayout | None] = {}
+    for key, edit in changes.items():
+        if zarrmeta.is_metadata(key) and edit is not REMOVED:
+            documents[key] = bytes_of(edit, key)
+            if view is not None and parent(key)[1] in _NODES:
+                found = yield from restored(view, key, documents[key])
+                documents[key] = found.data
+                if parent(key)[1] != ".zmetadata":
+                    layouts |= {path: layout for path, layout in found.layouts.items() if path == parent(key)[0]}
+    arrays = _Arrays(view, edits, layouts)
+    whole, within = yield from _prefixes(view, arrays, edits)
+    shards: dict[str, ShardPlan] = {}
+    data: dict[str, Inline | Spooled] = {}
+    removed: list[str] = []
+    for key, edit in [*((key, REMOVED) for key in within if key not in changes), *changes.items()]:
+        if key in documents:
+            continue
+        path, layout = yield from arrays.of(key)
+        at = None if layout is None else in_shard(layout, path, key)
+        if layout is not None and at is not None:
+            _gather(shards, at, path, layout, _payload(edit, key), hidden=edits.hides(path))
+        elif edit is REMOVED:
+            removed.append(key)
+        else:
+            data[key] = _held(edit, key)
+    return Plan(
+        [_without_old_where_full(shard) for shard in shards.values()],
+        data,
+        sorted(documents.items(), key=lambda item: _order(item[0])),
+        sorted(removed, key=lambda key: (not zarrmeta.is_metadata(key), key)),
+        whole,
+        list(arrays.replaced),
+    )
+
+
+class _Arrays:
+    """Which array a key lies below once the edits are made, and how that is sharded; ``replaced`` were, and are not."""
+
+    def __init__(self, view: ShardView | None, edits: Edits, written: Mapping[str, ShardLayout | None]) -> None:
+        self._view = view
+        self._edits = edits
+        self._written = written
+        self._known: dict[str, tuple[str, ShardLayout | None]] = {}  # by directory
+        self.replaced: dict[str, None] = {}
+
+    def of(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+        directory = parent(key)[0]
+        known = self._known.get(directory)
+        if known is None:
+            known = yield from self._find(key)
+            if directory:  # in the root, keys tell
+                self._known[directory] = known
+        return known
+
+    def _find(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+        for path in _above(key):
+            if path in self._written:
+                layout = self._written[path]
+                if layout is None and self._view is not None and not self._edits.hides(path):
+                    seen = yield from self._view.seen(path)
+                    if seen is not None and seen.layout is not None:
+                        self.replaced[path] = None
+                return path, layout
+        if self._view is None:
+            return "", None
+        found = yield from self._view.array_of(key)
+        if found is None:
+            return "", None
+        seen = yield from self._view.seen(found)
+        gone = all(self._edits.get(join(found, name)) is REMOVED for name in ("zarr.json", ".zarray"))
+        return (found, None) if seen is None or gone else (found, seen.layout)
+
+
+def _above(key: str) -> Iterator[str]:
+    """Yield the directories that ``key`` lies in, the nearest first."""
+    path = key
+    while path:
+        path = parent(path)[0]
+        yield path
+
+
+def _prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tuple[list[str], list[str]]]:
+    """Return the removed prefixes that are such of objects, and the keys in those that lie within sharded arrays."""
+    whole: list[str] = []
+    within: list[str] = []
+    for prefix in edits.prefixes():
+        path, layout = yield from arrays.of(join(prefix, "0"))
+        if view is None or layout is None or is_within(path, prefix):
+            whole.append(prefix)
+        else:
+            within += yield from _keys(view, prefix)
+    return whole, within
+
+
+def _keys(view: ShardView, prefix: str) -> Steps[list[str]]:
+    found: list[str] = []
+    pending = [prefix]
+    while pending:
+        directory = pending.pop()
+        for listed in (yield from view.children(directory)) or ():
+            (pending if listed.is_directory else found).append(join(directory, listed.name))
+    return found
+
+
+def _gather(
+    shards: dict[str, ShardPlan],
+    at: InShard,
+    array: str,
+    layout: ShardLayout,
+    payload: Inline | Spooled | None,
+    *,
+    hidden: bool,
+) -> None:
+    shard = shards.get(at.shard)
+    if shard is None:
+        limits = inside(layout, at.coords)
+        shard = shards[at.shard] = ShardPlan(at.shard, array, layout, at.lengths, {}, not hidden, limits)
+    shard.changes[at.place] = payload
+
+
+def _without_old_where_full(shard: ShardPlan) -> ShardPlan:
+    """Return ``shard`` as one that need not be read, if every chunk of the array that lies in it has been written."""
+    written = sum(all(map(int.__lt__, place, shard.inside)) for place in shard.changes)
+    return shard._replace(old=False) if written == math.prod(shard.inside) else shard
+
+
+def _payload(edit: Edit, key: str) -> Inline | Spooled | None:
+    return None if edit is REMOVED else _held(edit, key)
+
+
+def _held(edit: Edit, key: str) -> Inline | Spooled:
+    match edit:
+        case Inline() | Spooled():
+            return edit
+    raise ReadOnlyError(f"{key!r} was written as a reference, which a zarr hierarchy cannot hold: {edit}")
+
+
+def bytes_of(edit: Edit, key: str) -> bytes:
+    """Return the bytes that ``edit`` says ``key`` has; ReadOnlyError for those that lie elsewhere."""
+    match _held(edit, key):
+        case Inline(data):
+            return data
+        case aside:
+            return aside.read()
+
+
+def _order(key: str) -> tuple[bool, int, int, str]:
+    """Documents of inner nodes come before those of outer ones, the root's consolidated metadata last of all."""
+    path, name = parent(key)
+    depth = path.count("/") + 1 if path else 0
+    return not path, -depth, _LAST.index(name) if name in _LAST else -1, key

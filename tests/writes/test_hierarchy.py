@@ -1,0 +1,379 @@
+"""Sharded arrays written through the view, by zarr of either version: what other readers find in the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from refshard_fs import CostlyPattern, DamagedIndex, ManifestError, RefShardFileSystem
+from tests.shards.writers import IS_ZARR_2, prototype_shards
+from tests.writes.arrays import FILL, array, make_group, make_sharded, objects, opened, stored
+
+KINDS = ["prototype"] if IS_ZARR_2 else ["end", "start", "nested", "checked", "prototype"]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
+    pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part"),
+    pytest.mark.filterwarnings("ignore:Combining a .sharding_indexed. codec"),
+]
+SHARDS, CHUNKS = (8, 12), (2, 3)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def data() -> np.ndarray[Any, Any]:
+    """Values with a shard in which chunks are missing, and one that is missing itself."""
+    data = np.random.default_rng(7).integers(1, 1000, (21, 26)).astype("<i4")
+    data[0:6, 0:9] = FILL
+    data[8:16, 0:12] = FILL
+    return data
+
+
+def test_values_written_are_those_that_others_read(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    seen = array(fs)
+    with fs.transaction:
+        for part in (np.s_[0:8, 0:12], np.s_[3:5, 4:20], np.s_[20, 25], np.s_[16:, :]):
+            data[part] = np.arange(data[part].size).reshape(data[part].shape)
+            seen[part] = data[part]
+            assert np.array_equal(seen[...], data), "reads see what was written at once"
+        data[0:8, 12:24] = FILL
+        seen[0:8, 12:24] = FILL
+    assert np.array_equal(stored(tmp_path)[...], data)
+    assert np.array_equal(seen[...], data)
+    if IS_ZARR_2:
+        return  # which writes chunks of nothing but the fill value too
+    assert not (tmp_path / "a" / ("0.1" if kind == "prototype" else "c/0/1")).exists(), "no chunk is left in it"
+
+
+def test_nothing_is_written_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    before = objects(tmp_path)
+    fs = opened(tmp_path)
+    array(fs)[...] = 5
+    assert objects(tmp_path) == before
+    fs.discard()
+    assert np.array_equal(array(fs)[...], data)
+    assert objects(tmp_path) == before
+
+
+def test_a_resized_array_stays_sharded(tmp_path: Path, kind: str, data: Any) -> None:
+    data = np.abs(data) + 1
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    document = tmp_path / "a" / (".zarray" if kind == "prototype" else "zarr.json")
+    before = json.loads(document.read_text())
+    fs = opened(tmp_path)
+    seen = array(fs)
+    with fs.transaction:
+        seen.resize((40, 26))
+        seen[21:] = 3
+        seen.attrs["made"] = "longer"
+    after = json.loads(document.read_text())
+    assert after["shape"] == [40, 26]
+    for member in ("codecs", "chunk_grid") if kind != "prototype" else ("shards", "shard_format", "chunks"):
+        assert after[member] == before[member]
+    assert np.array_equal(stored(tmp_path)[...], np.concatenate([data, np.full((19, 26), 3)]))
+    with fs.transaction:
+        seen.resize((10, 5))
+    assert np.array_equal(stored(tmp_path)[...], data[:10, :5])
+    assert len(objects(tmp_path)) == 2
+    with fs.transaction:
+        seen.resize((12, 8))
+    assert (stored(tmp_path)[10:] == FILL).all()
+    assert (stored(tmp_path)[:, 6:] == FILL).all(), "what was cut off does not come back"
+
+
+def test_a_commit_is_seen_by_the_same_array_and_by_a_new_one(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    seen = array(fs)
+    for value in range(4):
+        seen[value, :] = value
+        fs.commit()
+        data[value, :] = value
+        assert np.array_equal(seen[...], data)
+        assert np.array_equal(array(opened(tmp_path))[...], data)
+
+
+def test_one_chunk_changes_and_the_payloads_of_the_others_do_not(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    keys = [key for key in opened(tmp_path).find("a") if not key.endswith(("zarr.json", ".zarray"))]
+    before = opened(tmp_path).cat(keys)
+    fs = opened(tmp_path)
+    changed = "a/2.3" if kind == "prototype" else "a/c/2/3"
+    fs.pipe_file(changed, b"x" * 24)
+    fs.commit()
+    after = opened(tmp_path).cat(keys)
+    assert after.pop(changed) == b"x" * 24
+    before.pop(changed)
+    assert after == before
+
+
+def test_removed_directories_of_chunks_are_left_out_of_their_shards(tmp_path: Path, data: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
+    fs = opened(tmp_path)
+    fs.rm("a/c/0", recursive=True)
+    fs.commit()
+    data[0:2] = FILL
+    assert np.array_equal(stored(tmp_path)[...], data)
+    fs.rm("a/c", recursive=True)
+    fs.commit()
+    assert objects(tmp_path) == {}
+    fs.rm("a", recursive=True)
+    fs.commit()
+    assert not (tmp_path / "a").exists()
+    assert opened(tmp_path).ls("", detail=False) == ["zarr.json"]
+
+
+def test_an_array_written_anew_with_other_chunks_is_an_ordinary_one(tmp_path: Path, data: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
+    fs = opened(tmp_path)
+    store = zarr.storage.FsspecStore.from_mapper(fs.get_mapper())
+    with fs.transaction:
+        new = zarr.create_array(store, name="a", shape=(9, 9), chunks=(4, 4), dtype="i2", overwrite=True)
+        new[...] = 4
+    found = stored(tmp_path)
+    assert found.shards is None
+    assert found.chunks == (4, 4)
+    assert (found[...] == 4).all()
+    assert sorted(objects(tmp_path)) == [f"c/{i}/{j}" for i in range(3) for j in range(3)]
+
+
+def test_metadata_of_another_array_over_the_old_one_takes_its_shards_away(tmp_path: Path, data: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
+    (tmp_path / "a" / "notes.txt").write_text("stays")
+    fs = opened(tmp_path)
+    doc = json.loads(fs.cat_file("a/zarr.json"))
+    doc["chunk_grid"]["configuration"]["chunk_shape"] = [21, 26]
+    with fs.transaction:
+        fs.pipe_file("a/zarr.json", json.dumps(doc).encode())
+        array(fs)[...] = data
+    assert np.array_equal(stored(tmp_path)[...], data)
+    assert sorted(objects(tmp_path)) == ["c/0/0", "notes.txt"] or sorted(objects(tmp_path)) == ["c/0/0"]
+
+
+def test_an_array_written_anew_as_the_view_shows_it_keeps_its_shards(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    document = "a/.zarray" if kind == "prototype" else "a/zarr.json"
+    shown = fs.cat_file(document)
+    with fs.transaction:
+        fs.rm("a", recursive=True)
+        fs.pipe_file(document, shown)
+        array(fs)[0:8, 0:12] = 9
+    expected = np.full_like(data, FILL)
+    expected[0:8, 0:12] = 9
+    assert np.array_equal(stored(tmp_path)[...], expected)
+    assert len(objects(tmp_path)) == 1
+
+
+def test_a_new_array_through_the_view_is_an_ordinary_one_unless_it_is_sharded_itself(tmp_path: Path) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_group(tmp_path, 3)
+    fs = opened(tmp_path)
+    store = zarr.storage.FsspecStore.from_mapper(fs.get_mapper())
+    with fs.transaction:
+        zarr.create_array(store, name="plain", shape=(8,), chunks=(2,), dtype="i4")[...] = 1
+        zarr.create_array(store, name="sharded", shape=(8,), chunks=(2,), shards=(4,), dtype="i4")[...] = 2
+    assert stored(tmp_path, "plain").shards is None
+    assert stored(tmp_path, "sharded").shards == (4,)
+    assert (stored(tmp_path, "plain")[...] == 1).all()
+    assert (stored(tmp_path, "sharded")[...] == 2).all()
+    assert array(fs, "sharded").chunks == (2,), "from now on it is shown by its inner chunks"
+
+
+def test_consolidated_metadata_say_how_arrays_are_stored(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    with fs.transaction:
+        array(fs).resize((30, 26))
+        if IS_ZARR_2:
+            zarr.consolidate_metadata(fs.get_mapper())
+        else:
+            zarr.consolidate_metadata(zarr.storage.FsspecStore.from_mapper(fs.get_mapper()))
+    if kind == "prototype":
+        found = json.loads((tmp_path / ".zmetadata").read_text())["metadata"]["a/.zarray"]
+        own = json.loads((tmp_path / "a" / ".zarray").read_text())
+        assert found["shards"] == own["shards"] == [4, 4]
+    else:
+        found = json.loads((tmp_path / "zarr.json").read_text())["consolidated_metadata"]["metadata"]["a"]
+        own = json.loads((tmp_path / "a" / "zarr.json").read_text())
+        assert found["codecs"] == own["codecs"]
+        assert found["chunk_grid"] == own["chunk_grid"]
+    assert found["shape"] == own["shape"] == [30, 26]
+    assert array(opened(tmp_path)).chunks == CHUNKS
+
+
+def test_scalars(tmp_path: Path) -> None:
+    make_group(tmp_path, 2)
+    doc = {"zarr_format": 2, "shape": [], "chunks": [], "dtype": "<i4", "compressor": None, "filters": None}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".zarray").write_text(json.dumps({**doc, "order": "C", "fill_value": 0, "shards": []}))
+    fs = opened(tmp_path)
+    fs.pipe_file("a/0", b"\5\0\0\0")
+    fs.commit()
+    (held,) = prototype_shards({(): b"\5\0\0\0"}, ()).values()
+    assert objects(tmp_path) == {"0": held}
+
+
+def test_a_damaged_shard_is_refused_and_left_as_it_is(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    shard = tmp_path / "a" / ("0.0" if kind == "prototype" else "c/0/0")
+    damaged = shard.read_bytes()[:-9]
+    shard.write_bytes(damaged)
+    fs = opened(tmp_path)
+    fs.pipe_file("a/0.0" if kind == "prototype" else "a/c/0/0", b"x" * 24)
+    with pytest.raises(DamagedIndex):
+        fs.commit()
+    assert shard.read_bytes() == damaged
+    fs.discard()
+
+
+def test_an_index_that_two_writers_left_torn_names_the_shard(tmp_path: Path, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "prototype")
+    with (tmp_path / "a" / "0.0").open("r+b") as file:
+        file.seek(-8, 2)
+        file.write(b"\xff\xff\xff\xff\xff\xff\xff\x00")
+    fs = opened(tmp_path)
+    fs.pipe_file("a/0.0", b"x" * 24)
+    with pytest.raises(DamagedIndex, match=r"a/0\.0"):
+        fs.commit()
+    fs.discard()
+
+
+def test_shards_left_whole_are_written_whole(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path, shards="whole")
+    key = "a/0.0" if kind == "prototype" else "a/c/0/0"
+    fs.pipe_file(key, b"whatever it is")
+    fs.commit()
+    assert (tmp_path / key).read_bytes() == b"whatever it is"
+
+
+def test_an_empty_place_becomes_a_hierarchy(tmp_path: Path) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    root = tmp_path / "new.zarr"
+    fs = opened(root)
+    store = zarr.storage.FsspecStore.from_mapper(fs.get_mapper())
+    group = zarr.open_group(store, mode="a")
+    group.create_array("x", shape=(4,), chunks=(2,), dtype="i4")[...] = 8
+    assert not root.exists()
+    fs.commit()
+    assert (zarr.open_group(str(root), mode="r")["x"][...] == 8).all()
+    assert sorted(p.name for p in root.rglob("*")) == ["0", "1", "c", "x", "zarr.json", "zarr.json"]
+
+
+def test_what_was_spooled_is_read_back_and_committed(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    assert fs._overlay is not None
+    fs._overlay.spool.memory = 100
+    data[...] = np.arange(data.size).reshape(data.shape)
+    seen = array(fs)
+    seen[...] = data
+    assert np.array_equal(seen[...], data)
+    assert fs._overlay.spool.held <= 100
+    seen[5] = data[5] = 77
+    fs.commit()
+    assert np.array_equal(stored(tmp_path)[...], data)
+    assert fs._overlay.spool.held == 0
+
+
+def test_slots_of_one_size_take_no_other_chunks(tmp_path: Path, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "prototype")
+    doc = json.loads((tmp_path / "a" / ".zarray").read_text())
+    (tmp_path / "a" / ".zarray").write_text(json.dumps({**doc, "shard_format": "morton_order"}))
+    for path in (tmp_path / "a").glob("[0-9]*"):
+        path.unlink()
+    fs = opened(tmp_path)
+    array(fs)[...] = data
+    fs.commit()
+    assert np.array_equal(stored(tmp_path)[...], data)
+    fs.pipe_file("a/0.0", b"x")
+    with pytest.raises(ManifestError, match="does not fill its slot"):
+        fs.commit()
+    fs.discard()
+
+
+def test_a_grid_of_shards_of_their_own_sizes_does_not_grow(tmp_path: Path, data: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
+    document = tmp_path / "a" / "zarr.json"
+    doc = json.loads(document.read_text())
+    shapes = {"kind": "inline", "chunk_shapes": [[8, 8, 8], [12, 15]]}
+    doc["chunk_grid"] = {"name": "rectilinear", "configuration": shapes}
+    document.write_text(json.dumps(doc))
+    for path in (tmp_path / "a" / "c").rglob("*/*"):
+        path.unlink()
+    fs = opened(tmp_path)
+    seen = array(fs)
+    seen[...] = data
+    fs.commit()
+    assert np.array_equal(array(opened(tmp_path))[...], data)
+    seen.resize((30, 26))
+    with pytest.raises(ManifestError):
+        fs.commit()
+    fs.discard()
+
+
+# ------------------------------------------------------------------ what is told of costs
+
+
+@pytest.mark.filterwarnings("default::refshard_fs.CostlyPattern")
+def test_a_chunk_that_forces_a_read_of_its_shard_is_told_of_once(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    seen = array(fs)
+    seen[0, 0] = 1
+    with pytest.warns(CostlyPattern, match="the rest had to be read") as told:
+        fs.commit()
+    seen[20, 20] = 1
+    fs.commit()
+    assert len(told) == 1
+
+
+@pytest.mark.filterwarnings("error::refshard_fs.CostlyPattern")
+def test_whole_shards_in_a_transaction_are_told_nothing_of(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    with fs.transaction:
+        array(fs)[...] = 4
+
+
+@pytest.mark.filterwarnings("default::refshard_fs.CostlyPattern")
+def test_a_shard_that_every_commit_writes_again_is_told_of(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    seen = array(fs)
+    for value in (1, 2):
+        seen[0:8, 0:12] = value
+        fs.commit()
+    seen[0:8, 0:12] = 3
+    with pytest.warns(CostlyPattern, match="written 3 times"):
+        fs.commit()
+
+
+def test_reading_stays_what_it_was_for_those_who_only_read(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    reader = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
+    assert np.array_equal(array(reader, mode="r")[...], data)
+    with pytest.raises(PermissionError, match="mode='a'"):
+        reader.pipe_file("a/x", b"")

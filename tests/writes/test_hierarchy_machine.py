@@ -1,0 +1,169 @@
+"""Random writes, removals, commits, crashes and reopenings of a sharded hierarchy, against dicts."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from refshard_fs import CostlyPattern, RefShardFileSystem
+from refshard_fs.targets.objects import Buffer, Condition, Objects
+from tests.shards.packing import layout_of
+from tests.shards.test_packing import CRC, LITTLE, sharding, version_2, version_3
+
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    "sharded": version_3((9, 5), (4, 4), [sharding([2, 2])]),
+    "nested": version_3((9, 5), (8, 8), [sharding([4, 4], [sharding([2, 2], at="start")]), CRC], separator="."),
+    "prototype": version_2((9, 5), (2, 2), (2, 2), dimension_separator="/"),
+    "plain": version_3((9, 5), (2, 2), [LITTLE]),
+}
+GRIDS = {name: layout_of(doc).grid for name, doc in DOCUMENTS.items() if name != "plain"}
+GRIDS["plain"] = GRIDS["sharded"]
+KEYS = [
+    f"{name}/{grid.encoding.encode(at)}"
+    for name, grid in GRIDS.items()
+    for at in itertools.product(*map(range, grid.counts))
+]
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class Machine(RuleBasedStateMachine):
+    """``committed`` is what is in the source, ``now`` what this filesystem shows; None: no such chunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp())
+        (self.root / ".zgroup").write_text('{"zarr_format": 2}')
+        for name, doc in DOCUMENTS.items():
+            (self.root / name).mkdir()
+            (self.root / name / ("zarr.json" if doc["zarr_format"] == 3 else ".zarray")).write_text(json.dumps(doc))
+        self.committed: dict[str, bytes] = {}
+        self.now: dict[str, bytes] = {}
+        self.fs = self.opened()
+
+    def opened(self) -> RefShardFileSystem:
+        fs = RefShardFileSystem(str(self.root), mode="a", skip_instance_cache=True)
+        assert fs._overlay is not None
+        fs._overlay.spool.memory = 200
+        return fs
+
+    @initialize(payload=st.binary(min_size=1, max_size=40))
+    def begin(self, payload: bytes) -> None:
+        self.write(dict.fromkeys(KEYS[::3], payload))
+        self.commit()
+
+    @rule(changes=st.dictionaries(st.sampled_from(KEYS), st.binary(min_size=1, max_size=60), max_size=6))
+    def write(self, changes: dict[str, bytes]) -> None:
+        for key, data in changes.items():
+            self.fs.pipe_file(key, data)
+        self.now |= changes
+
+    @rule(name=st.sampled_from(list(DOCUMENTS)), payload=st.binary(min_size=1, max_size=20))
+    def write_all(self, name: str, payload: bytes) -> None:
+        self.write({key: payload for key in KEYS if key.startswith(name + "/")})
+
+    @rule(keys=st.sets(st.sampled_from(KEYS), max_size=8))
+    def remove(self, keys: set[str]) -> None:
+        for key in sorted(keys & self.now.keys()):
+            self.fs.rm_file(key)
+            del self.now[key]
+
+    @rule(directory=st.sampled_from(["sharded/c", "sharded/c/1", "plain/c/0", "prototype/2"]))
+    def remove_directory(self, directory: str) -> None:
+        below = [key for key in self.now if key.startswith(directory + "/")]
+        if below:
+            self.fs.rm(directory, recursive=True)
+        for key in below:
+            del self.now[key]
+
+    @rule()
+    def commit(self) -> None:
+        self.fs.commit()
+        self.committed = dict(self.now)
+
+    @rule()
+    def discard(self) -> None:
+        self.fs.discard()
+        self.now = dict(self.committed)
+
+    @rule()
+    def reopen(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # it tells what is lost
+            self.fs = self.opened()
+            gc.collect()
+        self.now = dict(self.committed)
+
+    @precondition(lambda self: self.now != self.committed)
+    @rule(after=st.integers(0, 4))
+    def crash_in_a_commit(self, after: int) -> None:
+        """Whatever was put is whole; whatever was not is as it was."""
+        put, left = Objects.put, [after]
+
+        def crashing(objects: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Crash
+            return put(objects, name, parts, condition)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Objects, "put", crashing)
+            try:
+                self.fs.commit()
+            except Crash:
+                pass
+        before, after_it = self.committed, self.now
+        self.reopen()
+        found = {key: self.fs.cat_file(key) for key in KEYS if self.fs.exists(key)}
+        for shard in map(set, self._together()):
+            states = [{k: v for k, v in one.items() if k in shard} for one in (found, before, after_it)]
+            assert states[0] in states[1:], f"{sorted(shard)} is torn"
+        self.committed, self.now = found, dict(found)
+
+    def _together(self) -> list[list[str]]:
+        """The keys of each object."""
+        objects: dict[tuple[str, Any], list[str]] = {}
+        for key in KEYS:
+            name, _, tail = key.partition("/")
+            at = GRIDS[name].encoding.decode(tail, 2)
+            assert at is not None
+            cuts = [] if name == "plain" else layout_of(DOCUMENTS[name]).cuts
+            shard = tuple(cut.shard(i)[0] for cut, i in zip(cuts, at, strict=True)) if cuts else at
+            objects.setdefault((name, shard), []).append(key)
+        return list(objects.values())
+
+    @invariant()
+    def reads_see_what_was_written(self) -> None:
+        for key in KEYS[::5]:
+            if key in self.now:
+                assert self.fs.cat_file(key) == self.now[key]
+            else:
+                assert not self.fs.exists(key)
+
+    @invariant()
+    def others_see_what_was_committed(self) -> None:
+        fresh = RefShardFileSystem(str(self.root), skip_instance_cache=True)
+        listed = [key for key in fresh.find("") if not key.endswith((".zarray", ".zgroup", "zarr.json"))]
+        assert fresh.cat(listed) == self.committed if listed else not self.committed
+
+    def teardown(self) -> None:
+        self.fs.discard()
+        shutil.rmtree(self.root)
+
+
+Machine.TestCase.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+TestMachine = pytest.mark.filterwarnings(f"ignore::{CostlyPattern.__module__}.CostlyPattern")(Machine.TestCase)

@@ -1,0 +1,102 @@
+"""A process that is killed in mid-commit: every shard is the old one or the new one, and the next commit goes well."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from tests.shards.test_packing import sharding, version_3
+from tests.writes.arrays import opened
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does"),
+    pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
+]
+ROWS = 12  # shards of four chunks of one row each, but for the last of them, which are written in part
+
+# Writes generation after generation, each chunk of it filled with its number, and says when one is committed.
+_WRITER = textwrap.dedent(
+    """
+    import sys, warnings
+    import numpy as np
+    from refshard_fs import RefShardFileSystem
+
+    warnings.simplefilter("ignore")
+    root, generation, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    fs = RefShardFileSystem(root, mode="a")
+    print("ready", flush=True)
+    while True:
+        generation += 1
+        with fs.transaction:
+            for row in range(rows):
+                for column in range(3 if row % 3 else 4):
+                    fs.pipe_file(f"a/c/{row}/{column}", np.full(2048, generation, "<i4").tobytes())
+        print(generation, flush=True)
+    """
+)
+
+
+def rounds(tmp_path: Path, count: int) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}))
+    doc = version_3((ROWS, 4 * 2048), (1, 4 * 2048), [sharding([1, 2048])])
+    (tmp_path / "a" / "zarr.json").write_text(json.dumps(doc))
+    chance = random.Random(1)
+    generation, held, complete = 0, set[int](), False
+    for _ in range(count):
+        said = _killed(tmp_path, generation, chance)
+        allowed = {said, said + 1} if said is not None else {*held, generation + 1}
+        fs = opened(tmp_path)
+        found = [_values(fs, row) for row in range(ROWS) if fs.exists(f"a/c/{row}/0")]
+        assert all(len(values) == 1 for values in found), "no shard is torn"
+        held = {value for values in found for value in values}
+        assert held <= allowed, "what was committed is there, and nothing older"
+        complete = complete or said is not None
+        assert len(found) == ROWS or not complete
+        generation = max(generation + 1, *held, 0)
+    fs = opened(tmp_path)
+    for row in range(ROWS):
+        fs.pipe_file(f"a/c/{row}/3", bytes(8192))
+    fs.commit()
+    assert list((tmp_path / "a").rglob("*.tmp")) == [], "what the killed left is gone"
+    fs = opened(tmp_path)
+    assert all(_values(fs, row) <= held for row in range(ROWS))
+    assert all(fs.cat_file(f"a/c/{row}/3") == bytes(8192) for row in range(ROWS))
+
+
+def _values(fs: RefShardFileSystem, row: int) -> set[int]:
+    """The values of the chunks of a shard that every generation writes."""
+    return {int(value) for column in range(3) for value in np.frombuffer(fs.cat_file(f"a/c/{row}/{column}"), "<i4")}
+
+
+def _killed(root: Path, generation: int, chance: random.Random) -> int | None:
+    """Return the last generation that the writer said was committed, when it was killed at some moment."""
+    command = [sys.executable, "-c", _WRITER, str(root), str(generation), str(ROWS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        said = [writer.stdout.readline() for _ in range(chance.randrange(3))]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            writer.wait(chance.random() * 0.03)
+        writer.kill()
+        said += writer.stdout.read().splitlines()
+    return int(said[-1]) if said else None
+
+
+def test_twenty_killed_processes_tear_nothing(tmp_path: Path) -> None:
+    rounds(tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_two_hundred_killed_processes_tear_nothing(tmp_path: Path) -> None:
+    rounds(tmp_path, 200)
