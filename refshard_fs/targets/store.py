@@ -148,11 +148,11 @@ class Store:
         with contextlib.suppress(OSError):
             fs.rm(path, recursive=True)
 
-    def tidy(self) -> None:
-        """Remove what directories are left empty, where there are directories."""
+    def tidy(self, below: str = "") -> None:
+        """Remove what directories are left empty, in ``below`` and itself, where there are directories."""
         fs, root = self._fs()
         if type(fs) is LocalFileSystem:
-            for folder, _, _ in sorted(os.walk(root), reverse=True):
+            for folder, _, _ in sorted(os.walk(f"{root}/{below}".rstrip("/")), reverse=True):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
 

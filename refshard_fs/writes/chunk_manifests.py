@@ -76,7 +76,8 @@ class _Commit:
         old: Nodes = before
         touched = [path for path, doc in nodes.items() if _is_array(doc) and self._touches(path, doc, old.get(path))]
         replaced = _replaced(old.get("", {}))
-        done = [join(path, name) for path in (*touched, *(set(old) - set(nodes))) if (name := _manifest(old.get(path)))]
+        done = [join(path, name) for path in touched if (name := _manifest(old.get(path)))]
+        useless = [join(path, name) for path in set(old) - set(nodes) if (name := _manifest(old.get(path)))]
         try:
             for path in touched:
                 nodes[path] = self._write(path, nodes[path], old.get(path))
@@ -98,6 +99,9 @@ class _Commit:
             self._store.remove(self._store.url_of(join(path, _ROOT)) for path in gone)
             last = Document(self._url, self._given, commit.made)
             last.put(zarrmeta.dumps(root_with(nodes, [], [], done)))
+            self._store.remove(map(self._store.url_of, useless))
+            for path in gone:
+                self._store.tidy(path)
             self._store.remove(map(self._store.url_of, replaced))  # of the last commit: who had it open has had time
 
     # ------------------------------------------------------------------ metadata

@@ -1,0 +1,62 @@
+"""A source as a dictionary: what a filesystem that is written to must look like, whatever was done to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from refshard_fs import RefShardFileSystem
+
+__all__ = ["FORMATS", "Grid", "array_document", "expected", "group_document", "path_of", "shown", "writable"]
+
+FORMATS = ("json", "parquet", "chunk-manifest")
+
+Grid = tuple[int, ...]
+
+
+def path_of(folder: Path, format: str) -> Path:
+    return folder / {"json": "refs.json", "parquet": "refs.parq", "chunk-manifest": "manifests"}[format]
+
+
+def writable(path: Path, format: str, **options: Any) -> RefShardFileSystem:
+    settings = {"format": format, "record_size": 4, "inline_threshold": 16, "mode": "a", **options}
+    return RefShardFileSystem(str(path), **settings)
+
+
+def group_document() -> bytes:
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+
+
+def array_document(counts: Grid, title: int = 0) -> bytes:
+    """The metadata of an array of one byte a chunk."""
+    return json.dumps(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(counts),
+            "data_type": "uint8",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(counts)}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": 0,
+            "codecs": [{"name": "bytes"}],
+            "attributes": {"title": title},
+        }
+    ).encode()
+
+
+def shown(fs: RefShardFileSystem) -> dict[str, Any]:
+    """All that a filesystem holds: metadata as objects, without what is merely consolidated; bytes of all others."""
+    keys = [key for key in fs.find("") if not key.endswith(".zmetadata") and "/manifest." not in key]
+    found: dict[str, Any] = {}
+    for key, data in fs.cat(keys).items() if keys else ():
+        found[key] = _parsed(data) if key.endswith("zarr.json") else data
+    return found
+
+
+def _parsed(data: bytes) -> Any:
+    return {name: value for name, value in json.loads(data).items() if name != "consolidated_metadata"}
+
+
+def expected(model: dict[str, bytes]) -> dict[str, Any]:
+    return {key: _parsed(data) if key.endswith("zarr.json") else data for key, data in model.items()}
