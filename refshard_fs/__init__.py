@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
     from refshard_fs.sets.concatenating import concat
     from refshard_fs.sets.rebasing import rebase
+    from refshard_fs.sets.snapshotting import snapshot
     from refshard_fs.tuning import tune_zarr
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ __all__ = [
     "concat",
     "rebase",
     "replace_reference_filesystem",
+    "snapshot",
     "tune_zarr",
 ]
 
@@ -59,6 +61,8 @@ def __getattr__(name: str) -> Any:
             return importlib.import_module("refshard_fs.sets.concatenating").concat
         case "rebase":
             return importlib.import_module("refshard_fs.sets.rebasing").rebase
+        case "snapshot":
+            return importlib.import_module("refshard_fs.sets.snapshotting").snapshot
         case "tune_zarr":
             return importlib.import_module("refshard_fs.tuning").tune_zarr
         case "check":

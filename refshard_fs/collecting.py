@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from refshard_fs import zarrmeta
@@ -14,21 +15,24 @@ from refshard_fs.columns import ABSENT, ChunkTable, Part, Row
 from refshard_fs.edited import EditedKeySpace
 from refshard_fs.edits import Edits
 from refshard_fs.errors import ManifestError, ReadOnlyError
-from refshard_fs.formats import Raw
+from refshard_fs.formats import OpenOptions, Raw
 from refshard_fs.keys import is_within, join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.editing import with_edits
 from refshard_fs.manifests.gathered import gather
+from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.kerchunk_json import parse_document
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
 from refshard_fs.manifests.reference_stream import ParquetStream, Respell
+from refshard_fs.manifests.snapshots import pinned, taken
 from refshard_fs.model import Load, Steps
+from refshard_fs.pins import Pins
 from refshard_fs.shards.view import ShardView
 from refshard_fs.texts import Texts
 
-__all__ = ["Run", "collect", "respelled", "texts_of"]
+__all__ = ["Run", "collect", "pin", "respelled", "texts_of"]
 
 # Returns what a look-up (made anew for each try) returns, on behalf of a key.
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
@@ -80,11 +84,43 @@ def refuse_inner_chunks(keyspace: KeySpace, edits: Edits) -> None:
                 )
 
 
+def pin(
+    keyspace: KeySpace, run: Run, respell: Respell, threshold: int, shard_options: tuple[tuple[str, Any], ...] | None
+) -> ReferenceSet:
+    """Return all references of ``keyspace`` pinned to what their targets are now, as `snapshots` does.
+
+    With ``shard_options`` sharded arrays become arrays of their inner chunks.
+    """
+    found: ReferenceSet
+    match beneath(keyspace):
+        case Hierarchy() as hierarchy:
+            found = respelled(run("", partial(taken, hierarchy, threshold)), respell)
+        case _:
+            refs = collect(keyspace, run, respell)
+            found = run("", partial(pinned, refs))
+    return found if shard_options is None else run("", partial(_flattened, found, shard_options))
+
+
+def _flattened(refs: ReferenceSet, shard_options: tuple[tuple[str, Any], ...]) -> Steps[ReferenceSet]:
+    """Return ``refs`` with references to inner chunks in place of those to shards."""
+    base = FlatKeySpace(refs, str, "the snapshot")
+    mapped = ManifestView(base, OpenOptions())
+    yield from mapped.learn(has_root=True)
+    if mapped.maps_anything:
+        raise ManifestError("chunk manifests are among the keys: their shards cannot be flattened; use shards='whole'")
+    view = ShardView(base, shard_options)
+    yield from view.learn()
+    if not view.shards_anything:
+        return refs
+    flat, _ = yield from gather(view)
+    return flat
+
+
 def respelled(refs: ReferenceSet, respell: Respell) -> ReferenceSet:
     """Return ``refs`` with other URLs; the columns are shared."""
     urls = list(refs.urls)
     new = list(map(respell, urls))
-    return refs if new == urls else ReferenceSet(texts_of(new), refs.tables, refs.side)
+    return refs if new == urls else msgspec.structs.replace(refs, urls=texts_of(new))
 
 
 def texts_of(urls: list[str | None]) -> Texts:
@@ -103,7 +139,10 @@ def _with_metadata(keyspace: FlatKeySpace) -> Steps[ReferenceSet]:
         entry = yield from keyspace.lookup(key)
         if entry is not None:
             found[key] = yield Load(entry, Raw())
-    return parse_document(dict(References(refs)) | found, keyspace.where, {})
+    inline = parse_document(dict(References(refs)) | found, keyspace.where, {})
+    if refs.pins is None:
+        return inline
+    return msgspec.structs.replace(inline, pins=Pins.matched(refs.pins.by_url(refs.urls), inline.urls))
 
 
 def _columns(keyspace: ParquetKeySpace, run: Run, respell: Respell) -> ReferenceSet:

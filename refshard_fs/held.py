@@ -125,6 +125,11 @@ def digest_of(refs: ReferenceSet) -> str:
     state = hashlib.sha256(repr(list(refs.side.items())).encode("utf-8", "surrogatepass"))
     state.update(refs.urls.data.data)
     state.update(refs.urls.ends.data)
+    if refs.pins is not None:
+        for texts in (refs.pins.etags, refs.pins.times):
+            state.update(texts.data.data)
+            state.update(texts.ends.data)
+        state.update(refs.pins.sizes.data)
     for path, table in refs.tables.items():
         state.update(repr((path, table.grid)).encode())
         for column in (table.targets, table.offsets, table.lengths, table.numbers):

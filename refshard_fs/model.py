@@ -33,6 +33,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+OWN = "refshard-"  # starts an ETag of our own making, which no manifest can name
+
 
 def clamp(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     """Return ``start``, ``end`` as slicing ``size`` bytes would take them, with start <= end."""
@@ -41,11 +43,15 @@ def clamp(start: int | None, end: int | None, size: int) -> tuple[int, int]:
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """What a manifest says a target was when it was written; a difference is `TargetChanged`."""
+    """What a manifest says a target was when it was written; a difference is `TargetChanged`.
+
+    Without ``exact``, one that was last changed earlier than ``last_modified`` says is no difference.
+    """
 
     etag: str | None = None
     last_modified: str | None = None
     size: int | None = None
+    exact: bool = False
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -208,11 +214,16 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a target says of an object without its bytes."""
+    """What a target says of an object without its bytes; an ``etag`` that starts with `OWN` is of our making."""
 
     size: int | None
     etag: str | None = None
     last_modified: str | None = None
+
+    @property
+    def named_etag(self) -> str | None:
+        """The ETag that the target itself gives the object."""
+        return None if self.etag is None or self.etag.startswith(OWN) else self.etag
 
 
 class Stat(msgspec.Struct, frozen=True):
@@ -223,11 +234,16 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
-    """One name directly below a prefix: ``size`` in bytes; None for a directory, or where only the target knows it."""
+    """One name directly below a prefix: ``size`` in bytes; None for a directory, or where only the target knows it.
+
+    ``etag`` and ``last_modified`` are the target's, where its listings tell them.
+    """
 
     name: str
     size: int | None
     is_directory: bool = False
+    etag: str | None = None
+    last_modified: str | None = None
 
 
 class Names(msgspec.Struct, frozen=True):

@@ -57,6 +57,7 @@ def save(
     """
     sink = Sink(url, options)
     stream: ReferenceStream
+    each = format == "chunk-manifest"  # entry says for itself what its target was
     if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits):
         keyspace = keyspace.base
     match _to_save(keyspace):
@@ -64,9 +65,10 @@ def save(
             match beneath(base):
                 case ParquetKeySpace(root=root) | Hierarchy(url=root) if sink.is_at(root):
                     raise FileExistsError(f"{url} is where these references are read from: commit() writes to it")
-            stream = FlatStream(collect(keyspace, run, respell), lambda written: written)
+            refs = collect(keyspace, run, respell)
+            stream = FlatStream(refs, lambda written: written, pins_as_extras=each)
         case FlatKeySpace(refs=refs):
-            stream = FlatStream(refs, respell)
+            stream = FlatStream(refs, respell, pins_as_extras=each)
         case ParquetKeySpace(root=root) as lazy:
             if sink.is_at(root):
                 raise FileExistsError(f"{url} is where these references are read from")
@@ -76,7 +78,9 @@ def save(
                 case Hierarchy(url=root) if sink.is_at(root):
                     raise FileExistsError(f"{url} is where these references are read from")
             refs, extras = run("", partial(gather, other))
-            stream = FlatStream(refs, lambda found: None if found is None else _absolute(found), extras)
+            stream = FlatStream(
+                refs, lambda found: None if found is None else _absolute(found), extras, pins_as_extras=each
+            )
     match format:
         case "parquet":
             _save_parquet(stream, run, sink, record_size, overwrite)
@@ -146,6 +150,11 @@ def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: in
     if record_size < 1:
         raise ValueError(f"record_size={record_size}: a partition has at least one row")
     require_pyarrow()
+    if stream.pins() is not None:
+        raise ManifestError(
+            "these references are pinned (size, ETag and time of their targets), which a parquet set cannot hold: save "
+            "them as JSON or as chunk manifests, or give them up with unpinned()"
+        )
     document = writing.layout_document(stream.documents(), record_size)
     if stream.is_at_hand:
         for array, numbers, partition in _partitions(stream, run, record_size, 0):
@@ -193,7 +202,9 @@ def save_json(stream: ReferenceStream, run: Run, sink: Streamed) -> None:
     """Write version 1, the only one that every reader takes; version 0 where a URL would be taken for a template."""
     try:
         _write_json(stream, run, sink, 1)
-    except writing.LooksLikeTemplate:
+    except writing.LooksLikeTemplate as e:
+        if stream.pins() is not None:
+            raise ManifestError(f"the URL {e} looks like a template, and the pins of a set need version 1") from e
         _write_json(stream, run, sink, 0)
 
 
@@ -210,7 +221,11 @@ def _write_json(stream: ReferenceStream, run: Run, sink: Streamed, version: int)
             if members:
                 file.write(comma + members)
                 comma = b","
-        file.write(end)
+        pins = stream.pins()
+        if pins is not None:
+            file.write(b'},"refshard":{"pins":' + zarrmeta.dumps(pins) + b"}}")
+        else:
+            file.write(end)
 
 
 def _save_manifests(stream: ReferenceStream, run: Run, sink: Sink, overwrite: bool) -> None:

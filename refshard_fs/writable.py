@@ -148,6 +148,17 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         source = options.source if isinstance(options.source, str) else None
         return collect(self._opened(), self._look, respelling(options.open, source, None))
 
+    def pinned(self, inline_threshold: int, *, flatten: bool) -> ReferenceSet:
+        """Return the references pinned to what their targets are now; `refshard_fs.snapshot` uses it."""
+        from refshard_fs.collecting import pin  # as in `commit`
+        from refshard_fs.save import respelling
+
+        options = self._session.options
+        source = options.source if isinstance(options.source, str) else None
+        shard_options = options.open.shard_options if flatten else None
+        respell = respelling(options.open, source, None)
+        return pin(self._opened(), self._look, respell, inline_threshold, shard_options)
+
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""
         self.save(url, "json", **storage_options)

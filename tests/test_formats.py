@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from refshard_fs import ReferenceNotReachable
+from refshard_fs import ReferenceNotReachable, TargetChanged
 from tests.manifests.test_chunk_manifest import opened
 
 TEXT = (Path(__file__).parents[1] / "FORMATS.md").read_text()
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_example_is_json() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
     for text in EXAMPLES.values():
         json.loads(text)
 
@@ -56,6 +56,14 @@ def test_a_checksum_and_an_etag(folder: Path) -> None:
     (folder / "raw/day2.bin").write_bytes(b"0000")
     with pytest.raises(ReferenceNotReachable, match="crc32c"):
         opened(str(folder / "array.zarr/temp")).cat_file("c/0/1")
+
+
+def test_a_pinned_set(folder: Path) -> None:
+    fs = opened(str(folder / "pinned.json"))
+    assert fs.cat_file("one") == b"\1\2\3\4"
+    (folder / "raw/day1.bin").write_bytes(b"title")
+    with pytest.raises(TargetChanged, match="size is 5 bytes, not 104"):
+        opened(str(folder / "pinned.json")).cat_file("one")
 
 
 def test_a_prefix_map(folder: Path) -> None:

@@ -75,6 +75,11 @@ class Ranges:
     def add_flat(self, keyspace: FlatKeySpace) -> list[Keys]:
         """Take in the chunks that a reference set has in columns; the keys of each array."""
         resolved = np.fromiter((self._target(keyspace, i) for i in range(len(keyspace.urls))), np.int64)
+        if keyspace.refs.pins is not None:
+            for target, number in enumerate(resolved.tolist()):
+                pin = keyspace.pin(target)
+                if pin is not None:
+                    self.pins.setdefault(number, set()).add(pin)
         found = []
         for array, table in keyspace.refs.tables.items():
             keys = Keys.of_table(array, table)

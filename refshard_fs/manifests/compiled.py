@@ -18,13 +18,14 @@ import numpy.typing as npt
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.reference_set import ReferenceSet, Value
+from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
 __all__ = ["VERSION", "pack", "unpack"]
 
 Bytes: TypeAlias = bytes | memoryview
 
-VERSION: Final = 1
+VERSION: Final = 2
 _MAGIC: Final = b"refshard index" + VERSION.to_bytes(2, "little")
 _FIXED: Final = struct.Struct("<16sQI")
 _ALIGN: Final = 64
@@ -46,12 +47,21 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
     numbers: _Column | None
 
 
+class _Pins(msgspec.Struct, frozen=True, array_like=True):
+    etags: _Column
+    etag_ends: _Column
+    times: _Column
+    time_ends: _Column
+    sizes: _Column
+
+
 class _Header(msgspec.Struct, frozen=True, array_like=True):
     urls: _Column
     url_ends: _Column
     tables: list[_Table]
     side: _Column  # msgpack of key → value; a Row is an array
     version: int | None = None  # of the document
+    pins: _Pins | None = None
 
 
 class _Layout:
@@ -92,8 +102,9 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
     except (TypeError, OverflowError, RecursionError) as e:
         raise ValueError(f"the data among the references cannot be written: {e}") from e
     urls, ends = layout.add(refs.urls.data), layout.add(refs.urls.ends)
+    pins = None if refs.pins is None else _Pins(*map(layout.add, _pin_columns(refs.pins)))
     header = msgspec.msgpack.encode(
-        _Header(urls, ends, tables, layout.add(np.frombuffer(side, np.uint8)), refs.version)
+        _Header(urls, ends, tables, layout.add(np.frombuffer(side, np.uint8)), refs.version, pins)
     )
     padding = _columns_start(len(header)) - _FIXED.size - len(header)
     length = _columns_start(len(header)) + layout.size
@@ -132,7 +143,15 @@ def _build(header: _Header, columns: memoryview) -> ReferenceSet:
         tables[t.path].check()
     spelled = msgspec.msgpack.decode(array(header.side).tobytes(), type=dict[str, Any])
     side: dict[str, Value] = {key: Row(*value) if type(value) is list else value for key, value in spelled.items()}
-    return ReferenceSet(Texts(array(header.urls), array(header.url_ends)), tables, side, header.version)
+    pins = None
+    if header.pins is not None:
+        etags, etag_ends, times, time_ends, sizes = map(array, msgspec.structs.astuple(header.pins))
+        pins = Pins(Texts(etags, etag_ends), Texts(times, time_ends), sizes)
+    return ReferenceSet(Texts(array(header.urls), array(header.url_ends)), tables, side, header.version, pins)
+
+
+def _pin_columns(pins: Pins) -> tuple[npt.NDArray[Any], ...]:
+    return pins.etags.data, pins.etags.ends, pins.times.data, pins.times.ends, pins.sizes
 
 
 def _written(value: Value) -> Any:

@@ -20,6 +20,7 @@ from refshard_fs.keyspace import place
 from refshard_fs.manifests.cf_times import converted
 from refshard_fs.manifests.chunk_values import decode_chunk, dtype_of, fill_of, plain
 from refshard_fs.manifests.reference_set import METADATA, References, ReferenceSet, Value, decode
+from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 from refshard_fs.zarrmeta import ArrayMeta
 
@@ -117,7 +118,8 @@ def concatenate(sets: Sequence[Named], dim: str | None, same: Iterable[str] = ()
     for path in dict.fromkeys(path for part in sets for path in part.variables):
         joining.variable(path)
     joining.rest()
-    return ReferenceSet(Texts.joined([part.refs.urls for part in sets]), joining.tables, joining.side)
+    pins = Pins.joined([(part.refs.pins, len(part.refs.urls)) for part in sets])
+    return ReferenceSet(Texts.joined([part.refs.urls for part in sets]), joining.tables, joining.side, pins=pins)
 
 
 class _Joining:

@@ -17,7 +17,8 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.checked import Checked
 from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.reference_set import ReferenceSet, Value
-from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
+from refshard_fs.model import Entry, Inline, Load, Packed, Pin, Span, Steps
+from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
 __all__ = ["Extras", "gather"]
@@ -48,10 +49,12 @@ def gather(keyspace: KeySpace) -> Steps[tuple[ReferenceSet, Extras]]:
     gathering = _Gathering(keyspace)
     yield from gathering.directory("", None)
     arrays = gathering.arrays
+    urls = Texts.of(url.encode("utf-8", "surrogatepass") for url in gathering.urls)
     refs = ReferenceSet(
-        Texts.of(url.encode("utf-8", "surrogatepass") for url in gathering.urls),
+        urls,
         {path: array.table() for path, array in arrays.items()},
         gathering.side,
+        pins=Pins.matched(gathering.pins, urls),
     )
     return refs, {path: array.extras for path, array in arrays.items() if array.extras}
 
@@ -59,6 +62,7 @@ def gather(keyspace: KeySpace) -> Steps[tuple[ReferenceSet, Extras]]:
 class _Gathering:
     def __init__(self, keyspace: KeySpace) -> None:
         self.urls: dict[str, int] = {}
+        self.pins: dict[str, Pin] = {}
         self.side: dict[str, Value] = {}
         self.arrays: dict[str, _Array] = {}
         self._keyspace = keyspace
@@ -159,7 +163,9 @@ class _Gathering:
             case Inline(data):
                 return data, extras
             case Span(url, start, stop, pin=pin) if start >= 0:
-                if checks and pin is not None:
+                if pin is not None and pin.exact:
+                    self.pins[url] = pin
+                elif checks and pin is not None:
                     pinned = {"etag": pin.etag, "last_modified": pin.last_modified}
                     extras |= {name: value for name, value in pinned.items() if value is not None}
                 target = self.urls.setdefault(url, len(self.urls))

@@ -31,19 +31,19 @@ class Hierarchy:
         self.url = url
         self.listable = listable
         self.grids: Mapping[str, ChunkGrid] = {}
-        self._url_of = locator(url)
+        self.url_of = locator(url)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
-        return Span(self._url_of(key), optional=True) if _is_inside(key) else None
+        return Span(self.url_of(key), optional=True) if _is_inside(key) else None
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         if prefix and not _is_inside(prefix):
             return None
         if self.listable:
-            names = yield Names(self._url_of(prefix))
+            names = yield Names(self.url_of(prefix))
             return None if names is None else sorted(names, key=lambda listed: listed.name)
-        return _listing((yield from self._consolidated()), prefix, self.url)
+        return _listing((yield from self.consolidated()), prefix, self.url)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if not prefix:
@@ -51,18 +51,19 @@ class Hierarchy:
         if not _is_inside(prefix):
             return False
         if self.listable:
-            return (yield Names(self._url_of(prefix))) is not None
-        markers = yield tuple(Stat(self._url_of(f"{prefix}/{marker}")) for marker in HIERARCHY)
+            return (yield Names(self.url_of(prefix))) is not None
+        markers = yield tuple(Stat(self.url_of(f"{prefix}/{marker}")) for marker in HIERARCHY)
         return any(facts is not None for facts in markers)
 
-    def _consolidated(self) -> Steps[_Known]:
+    def consolidated(self) -> Steps[Known]:
+        """Return what consolidated metadata tells of the hierarchy; nothing where there is none."""
         found = yield tuple(
-            Load(Span(self._url_of(name), optional=True), _Consolidated(name)) for name in (".zmetadata", "zarr.json")
+            Load(Span(self.url_of(name), optional=True), _Consolidated(name)) for name in (".zmetadata", "zarr.json")
         )
-        return next((known for known in found if known is not None and known.keys), _Known())
+        return next((known for known in found if known is not None and known.keys), Known())
 
 
-class _Known(msgspec.Struct, frozen=True):
+class Known(msgspec.Struct, frozen=True):
     """What consolidated metadata tells: the keys of all metadata, and the paths of arrays."""
 
     keys: frozenset[str] = frozenset()
@@ -74,14 +75,14 @@ class _Consolidated(msgspec.Struct, frozen=True):
 
     name: str
 
-    def decode(self, data: bytes) -> _Known:
+    def decode(self, data: bytes) -> Known:
         doc = zarrmeta.loads(data)
         if not isinstance(doc, dict):
-            return _Known()
+            return Known()
         arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
         if self.name == "zarr.json":
-            return _Known(frozenset(_members("", doc)), arrays)
-        return _Known(frozenset([*doc.get("metadata", {}), self.name]), arrays)
+            return Known(frozenset(_members("", doc)), arrays)
+        return Known(frozenset([*doc.get("metadata", {}), self.name]), arrays)
 
 
 def _members(path: str, doc: Mapping[str, Any]) -> Iterator[str]:
@@ -95,7 +96,7 @@ def _members(path: str, doc: Mapping[str, Any]) -> Iterator[str]:
                     yield from _members(join(path, name), member)
 
 
-def _listing(known: _Known, prefix: str, url: str) -> list[Listed] | None:
+def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:
     stem = prefix + "/" if prefix else ""
     names: dict[str, bool] = {}
     for key in known.keys:

@@ -24,11 +24,11 @@ BLOCK: Final = 1 << 20  # bytes of a block,
 PART: Final = 1 << 16  # and of its parts, where it is not compact throughout
 SAMPLE: Final = 1 << 10  # bytes looked at of each part, to tell whether it is worth while
 LONGEST: Final = 1 << 30  # bytes of one member
-SPECIAL: Final = ("version", "templates", "gen", "refs")
+SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")
 
 _CUT = re.compile(rb'[\]"}]\s*,\s*"')
 _SPACE = re.compile(rb"[ \t\r\n]*")
-_SPECIAL_MEMBER = re.compile(rb'"(version|templates|gen|refs)"[ \t\r\n]*:[ \t\r\n]*')
+_SPECIAL_MEMBER = re.compile(rb'"(version|templates|gen|refs|refshard)"[ \t\r\n]*:[ \t\r\n]*')
 _REFS = re.compile(rb',[ \t\r\n]*(?="refs"[ \t\r\n]*:[ \t\r\n]*\{)')
 _LAX = json.JSONDecoder(strict=False)
 
@@ -41,7 +41,7 @@ class Reader:
     """Reads one document: `feed` it, then `finish`. ``where`` names it in errors, all of which are ManifestErrors.
 
     After that, ``top`` and ``refs`` hold the members of the document and of its ``refs`` object (None: there is none),
-    and ``header`` the members ``version``, ``templates``, ``gen`` (and ``refs``, where that is no object).
+    and ``header`` the members ``version``, ``templates``, ``gen``, ``refshard`` (and ``refs``, if no object).
     """
 
     def __init__(self, where: str) -> None:

@@ -23,6 +23,7 @@ from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet
 from refshard_fs.manifests.resolving import resolver
 from refshard_fs.manifests.templates import Templates
 from refshard_fs.model import Facts, Inline, Load, Pin, Span, Steps
+from refshard_fs.pins import Pins
 
 __all__ = ["Decoder", "JsonIndex", "open_", "parse", "parse_document"]
 
@@ -128,6 +129,9 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     if version is None or isinstance(version, (str, list, dict)):
         if reader.refs is not None:
             raise ManifestError(f'{where} has "refs" and no "version": add "version": 1 to it')
+        match header.get("refshard"):
+            case {"pins": _}:
+                raise ManifestError(f'{where} has pins and no "version": only version 1 can have them')
         reader.top.add_members(header)
         return msgspec.structs.replace(reader.top.finish(), version=0)  # it has no templates: braces are the URL's own
     if version != 1 or isinstance(version, bool):
@@ -146,7 +150,11 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
         known = Templates(templates, dict(index.overrides), simple=index.simple)
     except ManifestError as e:
         raise ManifestError(f"{where}: {e}") from e
-    return msgspec.structs.replace((reader.refs or Gathering(where)).finish(known, gen), version=1)
+    refs = msgspec.structs.replace((reader.refs or Gathering(where)).finish(known, gen), version=1)
+    match header.get("refshard"):
+        case {"pins": pins}:
+            return msgspec.structs.replace(refs, pins=Pins.read(pins, refs.urls, where))
+    return refs
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:

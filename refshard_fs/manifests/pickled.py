@@ -11,6 +11,7 @@ import numpy.typing as npt
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
 __all__ = ["shrink", "shrink_bytes", "swell", "swell_bytes"]
@@ -29,6 +30,7 @@ class _Set(msgspec.Struct, frozen=True, array_like=True):
     url_ends: list[bytes]
     tables: list[_Table]
     side: dict[str, Any]  # a Row is an array
+    pins: list[list[bytes]] | None = None  # ETags, their ends, times, their ends, sizes
 
 
 _DTYPES: Final = (np.uint32, np.uint64, np.uint64, np.uint64)
@@ -42,9 +44,12 @@ def shrink(refs: ReferenceSet) -> bytes:
         columns.append(None if t.numbers is None else _packed(_steps(t.numbers)))
         tables.append(_Table(path, t.grid, columns))
     side = {key: list(value) if type(value) is Row else value for key, value in refs.side.items()}
-    urls = refs.urls
+    urls, pins = refs.urls, None
+    if refs.pins is not None:
+        texts = (refs.pins.etags, refs.pins.times)
+        pins = [_packed(column) for t in texts for column in (t.data, _steps(t.ends))] + [_packed(refs.pins.sizes)]
     try:
-        return msgspec.msgpack.encode(_Set(_packed(urls.data), _packed(_steps(urls.ends)), tables, side))
+        return msgspec.msgpack.encode(_Set(_packed(urls.data), _packed(_steps(urls.ends)), tables, side, pins))
     except (TypeError, OverflowError, RecursionError) as e:
         raise ValueError(f"the data among the references cannot be written: {e}") from e
 
@@ -70,9 +75,15 @@ def _built(found: _Set) -> ReferenceSet:
         tables[t.path] = ChunkTable(t.grid, _sums(targets), _sums(offsets), lengths, absolute)
         tables[t.path].check()
     side = {key: Row(*value) if type(value) is list else value for key, value in found.side.items()}
-    return ReferenceSet(
-        Texts(_unpacked(found.urls, np.uint8), _sums(_unpacked(found.url_ends, np.uint64))), tables, side
-    )
+    pins = None
+    if found.pins is not None:
+        etags, etag_ends, times, time_ends, sizes = found.pins
+        pins = Pins(_texts(etags, etag_ends), _texts(times, time_ends), _unpacked(sizes, np.uint64))
+    return ReferenceSet(_texts(found.urls, found.url_ends), tables, side, pins=pins)
+
+
+def _texts(data: list[bytes], ends: list[bytes]) -> Texts:
+    return Texts(_unpacked(data, np.uint8), _sums(_unpacked(ends, np.uint64)))
 
 
 def shrink_bytes(data: bytes) -> list[bytes]:

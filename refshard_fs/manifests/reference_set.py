@@ -15,8 +15,9 @@ from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, parent
-from refshard_fs.model import Entry, Inline, Listed, Span, Steps
+from refshard_fs.model import Entry, Inline, Listed, Pin, Span, Steps
 from refshard_fs.names import Listing, by_name, chunk_names, chunks_below, has_chunks_below
+from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
 __all__ = ["METADATA", "FlatKeySpace", "ReferenceSet", "References", "Value", "grid_of"]
@@ -32,13 +33,15 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
     """The content of a reference set, as written: URLs are not resolved, inline data not decoded.
 
     ``urls[row.target]`` is a reference's URL; None stands for the default target. ``version``
-    is that of the document it was read from, if it was one.
+    is that of the document it was read from, if it was one. ``pins[row.target]`` is what a
+    target was.
     """
 
     urls: Texts
     tables: dict[str, ChunkTable]
     side: dict[str, Value]
     version: int | None = None
+    pins: Pins | None = None
 
     def __len__(self) -> int:
         """Number of keys."""
@@ -48,7 +51,8 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         """Bytes of memory that the columns and inline data take, roughly."""
         inline = sum(len(v) if isinstance(v, (str, bytes)) else 64 for v in self.side.values())
-        return inline + self.urls.nbytes + sum(table.nbytes for table in self.tables.values())
+        pins = 0 if self.pins is None else self.pins.nbytes
+        return inline + pins + self.urls.nbytes + sum(table.nbytes for table in self.tables.values())
 
     def value(self, key: str) -> Value | None:
         """Return the value of ``key`` as written, or None if there is no such key."""
@@ -143,6 +147,7 @@ class FlatKeySpace:
         self.grids = refs.grids
         self._resolve = resolve
         self._urls: list[str | None] = [None] * len(refs.urls)
+        self._pins: dict[int, Pin | None] = {}
         self._tree: dict[str, dict[str, bool]] | None = None
         self._holds_all_metadata: bool | None = None
 
@@ -237,12 +242,22 @@ class FlatKeySpace:
 
     def _span(self, row: Row) -> Span:
         url = self._urls[row.target] or self.url(row.target)
-        return Span(url, row.offset, None if row.length is None else row.offset + row.length)
+        stop = None if row.length is None else row.offset + row.length
+        if self.refs.pins is None:
+            return Span(url, row.offset, stop)
+        return Span(url, row.offset, stop, pin=self.pin(row.target))
+
+    def pin(self, target: int) -> Pin | None:
+        """Return what a row's ``target`` must be, if the set says so."""
+        if self.refs.pins is not None and target not in self._pins:
+            self._pins[target] = self.refs.pins.pin(target)
+        return self._pins.get(target)
 
     def _size(self, key: str) -> int | None:
         value = self.refs.side[key]
         if isinstance(value, Row):
-            return value.length
+            pin = self.pin(value.target) if value.length is None else None
+            return value.length if pin is None else pin.size
         entry = self.find(key)
         return None if entry is None else entry.size
 
@@ -303,8 +318,14 @@ class References(Mapping[str, Any]):
         return len(self._refs)
 
     def to_json(self) -> bytes:
-        """Return the set as a version 0 document; bytes that are no text become base64."""
-        return zarrmeta.dumps({key: _spelled(value) for key, value in self.items()})
+        """Return the set as a document of version 0, or 1 where it has pins; bytes that are no text become base64."""
+        members = {key: _spelled(value) for key, value in self.items()}
+        pins = self._refs.pins
+        if pins is None:
+            return zarrmeta.dumps(members)
+        if any("{{" in (url or "") for url in self._refs.urls):
+            raise ManifestError("a pinned set has URLs with {{, which JSON of version 1 cannot hold: pickle it")
+        return zarrmeta.dumps({"version": 1, "refs": members, "refshard": {"pins": pins.spelled(self._refs.urls)}})
 
     def __repr__(self) -> str:
         return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"

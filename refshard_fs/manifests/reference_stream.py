@@ -16,6 +16,7 @@ from refshard_fs.manifests.partition import Partition
 from refshard_fs.manifests.recognised import PARQUET
 from refshard_fs.manifests.reference_set import ReferenceSet, decode
 from refshard_fs.model import Steps
+from refshard_fs.pins import Pins
 
 __all__ = ["FlatStream", "ParquetStream", "ReferenceStream", "Respell"]
 
@@ -25,6 +26,9 @@ Respell = Callable[[str | None], str | None]
 
 class ReferenceStream(Protocol):
     """What a writer of references needs. Whatever is no chunk with a place in ``grids`` is a document."""
+
+    def pins(self) -> dict[str, Any] | None:
+        """Return the JSON value of the set's pins; None if it has none."""
 
     is_at_hand: bool  # whether going through it takes no reads
 
@@ -48,12 +52,20 @@ class FlatStream:
     is_at_hand = True
 
     def __init__(
-        self, refs: ReferenceSet, respell: Respell, extras: Mapping[str, Mapping[int, Mapping[str, str]]] | None = None
+        self,
+        refs: ReferenceSet,
+        respell: Respell,
+        extras: Mapping[str, Mapping[int, Mapping[str, str]]] | None = None,
+        *,
+        pins_as_extras: bool = False,
     ) -> None:
+        """Take a set, and what only chunk manifests can say of its chunks: with ``pins_as_extras``, pins too."""
         self.grids = refs.grids
         self._extras = extras or {}
         self._tables = refs.tables
         self._urls = [respell(url) for url in refs.urls]
+        self._pins = refs.pins
+        self._each_pin = refs.pins if pins_as_extras else None
         self._documents: list[tuple[str, Any]] = []
         self._inline: dict[str, dict[int, bytes]] = {}
         for key, value in refs.side.items():
@@ -85,11 +97,29 @@ class FlatStream:
         partition.targets[list(there)] = ABSENT
         known = self._extras.get(array, {})
         extras = {n - numbers.start: known[n] for n in known.keys() & numbers} if known else {}
+        if self._each_pin is not None:
+            extras = {**_checks(self._each_pin, self._tables[array], numbers), **extras}
         return Partition(partition.urls, partition.targets, partition.offsets, partition.lengths, there, extras)
+
+    def pins(self) -> dict[str, Any] | None:
+        """Return the JSON value of the pins, if the set has any."""
+        return None if self._pins is None else self._pins.spelled(self._urls)
 
     def _spelled(self, row: Row) -> list[Any]:
         url = self._urls[row.target]
         return [url] if row.length is None else [url, row.offset, row.length]
+
+
+def _checks(pins: Pins, table: ChunkTable, numbers: range) -> dict[int, dict[str, str]]:
+    """Return the ETags and times of the chunks ``numbers``, by their places among these."""
+    found = {}
+    for number in table.present(numbers.start, numbers.stop).tolist():
+        row = table.row(number)
+        pin = None if row is None else pins.pin(row.target)
+        if pin is not None:
+            facts = {"etag": pin.etag, "last_modified": pin.last_modified}
+            found[number - numbers.start] = {name: value for name, value in facts.items() if value is not None}
+    return {row: checks for row, checks in found.items() if checks}
 
 
 def _data(key: str, value: Any) -> bytes:
@@ -126,6 +156,9 @@ class ParquetStream:
         self.grids = keyspace.grids
         self._keyspace = keyspace
         self._respell = respell
+
+    def pins(self) -> None:
+        """A parquet set has none."""
 
     def documents(self) -> Iterator[tuple[str, Any]]:
         """Yield all metadata, and where that is zarr's version 2, the same consolidated."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats import RECORD_SIZE, SetFormat
 from refshard_fs.fs import RefShardFileSystem
@@ -36,6 +38,10 @@ class MadeSet(Held, frozen=True, eq=False, weakref=True):
     def __len__(self) -> int:
         """Number of keys."""
         return len(self.columns)
+
+    def unpinned(self) -> MadeSet:
+        """Return the same references without what is known of their targets."""
+        return made(msgspec.structs.replace(self.columns, pins=None))
 
     def save(
         self,

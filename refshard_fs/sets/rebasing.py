@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from refshard_fs.collecting import respelled
 from refshard_fs.fs import RefShardFileSystem
@@ -18,6 +21,8 @@ def rebase(fo: Any, prefixes: Mapping[str, str], **options: Any) -> MadeSet:
 
     ``fo`` is whatever `RefShardFileSystem` takes (``options`` are its further arguments), or such a filesystem.
     Relative URLs become absolute before they are compared; chunk data are not read. ValueError if a prefix is empty.
+    Of pinned targets (`refshard_fs.snapshot`) that move, the pin keeps the size alone, with a warning: another server
+    gives other ETags and times.
 
     >>> import refshard_fs
     >>> old = {"a/.zgroup": '{"zarr_format": 2}', "a/0": ["s3://old/x.nc", 0, 4], "a/1": ["s3://older/x.nc", 4, 4]}
@@ -37,7 +42,21 @@ def rebase(fo: Any, prefixes: Mapping[str, str], **options: Any) -> MadeSet:
         base = new if new.endswith("://") else new.rstrip("/") + "/"
         return base + rest if rest else new.rstrip("/")
 
-    return made(respelled(opened(fo, options).collect(), respell))
+    refs = opened(fo, options).collect()
+    new = respelled(refs, respell)
+    if refs.pins is not None:
+        moved = [respell(url) != url for url in refs.urls]
+        pins = refs.pins.sizes_only(moved)
+        lost = sum(1 for i, gone in enumerate(moved) if gone and pins.pin(i) != refs.pins.pin(i))
+        if lost:
+            warnings.warn(
+                f"{lost} targets that moved are held to their sizes alone from now on: their ETags and times are those "
+                "of the old place. Take a snapshot of the new set to pin them there",
+                UserWarning,
+                stacklevel=2,
+            )
+        new = msgspec.structs.replace(new, pins=pins)
+    return made(new)
 
 
 def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:

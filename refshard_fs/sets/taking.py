@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+import msgspec
+
 from refshard_fs import zarrmeta
 from refshard_fs.collecting import respelled
 from refshard_fs.columns import ChunkTable
@@ -169,7 +171,7 @@ def _with_coordinates(part: Named, fs: RefShardFileSystem) -> Named:
         keys = [join(variable.path, grid.tail(number)) for number in tables[variable.path].present().tolist()]
         side.update(fs.cat(keys))
         tables[variable.path] = ChunkTable.from_parts(grid, [])
-    return part._replace(refs=ReferenceSet(refs.urls, tables, side))
+    return part._replace(refs=msgspec.structs.replace(refs, tables=tables, side=side))
 
 
 def _is_small(variable: Variable) -> bool:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from refshard_fs.model import Facts, Listed
+from refshard_fs.model import OWN, Facts, Listed
 from refshard_fs.targets.failures import Incomplete, Unfit
 
 __all__ = ["OWN", "Answer", "Target", "check"]
-
-OWN = "refshard-"  # starts an ETag of our own making, which no manifest can name
 
 
 class Answer(NamedTuple):

@@ -120,9 +120,7 @@ class FsspecTarget:
         info = await self._call("info", path)
         if info.get("type") == "directory":
             raise FileNotFoundError(path)
-        etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
-        modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
-        return Facts(info.get("size"), None if etag is None else str(etag), None if modified is None else str(modified))
+        return Facts(info.get("size"), *_version_in(info))
 
     async def _facts_beyond(self, path: str, start: int, error: Exception) -> Facts | None:
         """Return the facts of an object that ends before ``start``, if that may be what the error says."""
@@ -144,7 +142,10 @@ class FsspecTarget:
                     raise NotADirectoryError(path)
                 continue
             is_directory = row["type"] == "directory"
-            out.append(Listed(name, None if is_directory else row.get("size"), is_directory))
+            if is_directory:
+                out.append(Listed(name, None, True))
+            else:
+                out.append(Listed(name, row.get("size"), False, *_version_in(row)))
         return tuple(sorted(out, key=lambda listed: listed.name))
 
     def read_now(self, path: str, start: int, stop: int | None) -> Answer | None:
@@ -173,6 +174,13 @@ class FsspecTarget:
         if home is asyncio.get_running_loop():
             return await method(path, **given)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(path, **given), home))
+
+
+def _version_in(info: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return ETag and time of the last change, by the names that filesystems give them."""
+    etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
+    modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
+    return None if etag is None else str(etag), None if modified is None else str(modified)
 
 
 def _answer(data: bytes, facts: Facts | None) -> Answer:

@@ -37,6 +37,11 @@ def facts_of(found: os.stat_result) -> Facts:
     return _facts(_identity(found))
 
 
+def _listed(entry: os.DirEntry[str]) -> Listed:
+    found = entry.stat()
+    return Listed(entry.name, found.st_size, last_modified=str(found.st_mtime_ns / 1e9))
+
+
 class _File:
     """An open descriptor; closed when the last reader lets go of it."""
 
@@ -102,7 +107,7 @@ class LocalTarget:
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         with os.scandir(path) as entries:
             return tuple(
-                Listed(e.name, None, True) if e.is_dir() else Listed(e.name, e.stat().st_size)
+                Listed(e.name, None, True) if e.is_dir() else _listed(e)
                 for e in sorted(entries, key=lambda e: e.name)
                 if e.is_dir() or e.is_file()
             )

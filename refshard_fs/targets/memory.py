@@ -36,7 +36,7 @@ class MemoryTarget:
             size = len(view)
         finally:
             view.release()  # a writer could not go on while it lives
-        return Answer(data, size, self._etag(file, size))
+        return Answer(data, size, *self._version(file, size))
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
         return self.read_now(path, start, stop)
@@ -44,14 +44,16 @@ class MemoryTarget:
     async def facts(self, path: str) -> Facts:
         file = self._file(path)
         size = file.getbuffer().nbytes
-        return Facts(size, self._etag(file, size))
+        return Facts(size, *self._version(file, size))
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         rows = self._fs.ls(path, detail=True)
         if [row["name"] for row in rows if row["type"] == "file"] == [path]:
             raise NotADirectoryError(path)
         named = (
-            Listed(name, None, True) if row["type"] == "directory" else Listed(name, row["size"])
+            Listed(name, None, True)
+            if row["type"] == "directory"
+            else Listed(name, row["size"], last_modified=str(self._file(row["name"]).modified.timestamp()))
             for row in rows
             for name in (row["name"].rpartition("/")[2],)
         )
@@ -66,9 +68,10 @@ class MemoryTarget:
         except KeyError:
             raise FileNotFoundError(path) from None
 
-    def _etag(self, file: Any, size: int) -> str:
+    def _version(self, file: Any, size: int) -> tuple[str, str]:
         number = self._numbers.get(file)
         if number is None:
             with self._lock:
                 number = self._numbers.setdefault(file, next(self._next))
-        return f"{OWN}{number}-{file.modified.timestamp()}-{size}"
+        modified = str(file.modified.timestamp())
+        return f"{OWN}{number}-{modified}-{size}", modified

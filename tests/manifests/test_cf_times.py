@@ -17,7 +17,7 @@ moments = st.datetimes(datetime(1583, 1, 1), datetime(2200, 1, 1)).map(lambda t:
 
 
 @given(st.sampled_from(sorted(SECONDS)), st.sampled_from(sorted(SECONDS)), moments, moments,
-       st.lists(st.integers(-(10**6), 10**6), max_size=5), st.sampled_from(["<i8", "<f8", ">i4"]))  # fmt: skip
+       st.lists(st.integers(-(10**5), 10**5), max_size=5), st.sampled_from(["<i8", "<f8", ">i4"]))  # fmt: skip
 def test_instants_do_not_change(
     theirs: str, ours: str, since: datetime, new: datetime, numbers: list[int], dtype: str
 ) -> None:

@@ -133,7 +133,9 @@ def test_a_file_that_may_not_be_read_is_no_missing_one(file: Path, monkeypatch: 
 def test_a_directory_lists_files_and_directories(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "a").write_bytes(b"123")
-    assert Reader().names(str(tmp_path)) == (Listed("a", 3), Listed("b", None, True))
+    os.utime(tmp_path / "a", (0, 1.5))
+    found = Reader().names(str(tmp_path))
+    assert found == (Listed("a", 3, last_modified="1.5"), Listed("b", None, True))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
