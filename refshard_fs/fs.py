@@ -233,6 +233,7 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
                     cache_size=cache_size,
                     zarr_format=zarr_format,
                     verify=verify,
+                    rule_of=routes.rule_of,
                 ),
                 format=format,
                 pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3),
