@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
 from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, registered
@@ -85,6 +87,8 @@ def empty(url: str, options: OpenOptions) -> KeySpace:
 
 def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) -> Steps[KeySpace]:
     known = formats()
+    if options.open_other is None:
+        options = msgspec.structs.replace(options, open_other=open_source)
     if format is not None:
         if format not in known:
             raise UnknownSource(f"format={format!r} is not known; there are: {', '.join(sorted(known))}")
@@ -112,6 +116,8 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
     match keyspace:
         case ArrayGroup():  # not written by zarr: there are no manifests or shards in it
             return keyspace
+    if getattr(keyspace, "heeds_manifests", False):  # in each of its parts
+        return keyspace if options.shards == "whole" else (yield from _unsharded(keyspace, options))
     mapped = ManifestView(keyspace, options)
     yield from mapped.learn(has_root=has_root)
     base: KeySpace = mapped
@@ -194,8 +200,9 @@ def some_urls(keyspace: KeySpace) -> Steps[Sequence[str | None]]:
             return urls
         case ParquetKeySpace() as lazy:
             return (yield from lazy.some_urls())
-        case _:
-            return ()
+        case other:
+            first: KeySpace | None = getattr(other, "first", None)  # of several parts
+            return () if first is None else (yield from some_urls(first))
 
 
 def references_of(keyspace: KeySpace, look: Look) -> Mapping[str, Any]:

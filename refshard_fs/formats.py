@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from refshard_fs.admission import Admission
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts, Steps
 
@@ -49,6 +50,10 @@ class OpenOptions(msgspec.Struct, frozen=True):
     zarr_format: int = 2  # of the metadata shown for sources that have none of zarr's own
     verify: bool = False  # checksums of chunks, where the source has them
     extra: tuple[tuple[str, Any], ...] = ()
+    # What documents need that are made of others: how those are opened, what each may reach, and how deep this one is.
+    open_other: Callable[[str, OpenOptions], Steps[KeySpace]] | None = None
+    rule_of: Callable[[str], Admission] | None = None
+    depth: int = 0
 
 
 class Document(msgspec.Struct, frozen=True):

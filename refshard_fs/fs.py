@@ -254,6 +254,7 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
                     cache_size=cache_size,
                     zarr_format=zarr_format,
                     verify=verify,
+                    rule_of=routes.rule_of,
                 ),
                 format=None if format is None else READ_AS.get(format, format),
                 pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3),

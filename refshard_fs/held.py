@@ -14,6 +14,7 @@ import msgspec
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.manifests import pickled
+from refshard_fs.manifests.concat_document import spelled_first
 from refshard_fs.manifests.reference_set import References, ReferenceSet
 
 __all__ = ["Held", "digest_of", "settle"]
@@ -97,6 +98,8 @@ def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | 
             return _remembered(data, hashlib.sha256(data).hexdigest())
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _recall(fo)
+        case {"refshard": str()}:
+            return settle(spelled_first(fo), target_protocol, overrides, simple)
         case Mapping():
             from refshard_fs.manifests import kerchunk_json  # a reader as any other: imported when there is one to read
 

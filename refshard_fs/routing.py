@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem
@@ -26,6 +27,7 @@ class Routes(NamedTuple):
     fallback: dict[str, Any]  # remote_options given without a protocol
     bare_protocol: str | None
     bare_as_is: bool  # URLs without a protocol are paths of an instance's own, not to be resolved
+    rule_of: Callable[[str], Admission]  # for a set at a URL that is part of the source
 
     @property
     def token(self) -> str:
@@ -72,6 +74,7 @@ def route(
         dict(remote_options or {}) if fs is None and remote_protocol is None else {},
         remote_protocol if fs is None or isinstance(fs, Mapping) else None,
         isinstance(bare, AbstractFileSystem) and not isinstance(bare, LocalFileSystem),
+        partial(Admission.of, allow=allow, protocols=tuple(filter(None, by_protocol)), prefixes=tuple(options or ())),
     )
 
 

@@ -57,6 +57,7 @@ def save(
     """
     sink = Sink(url, options)
     stream: ReferenceStream
+    each = format == "chunk-manifest"  # entry says for itself what its target was
     if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits):
         keyspace = keyspace.base
     match _to_save(keyspace):
@@ -64,9 +65,10 @@ def save(
             match beneath(base):
                 case ParquetKeySpace(root=root) | Hierarchy(url=root) if sink.is_at(root):
                     raise FileExistsError(f"{url} is where these references are read from: commit() writes to it")
-            stream = FlatStream(collect(keyspace, run, respell), lambda written: written)
+            refs = collect(keyspace, run, respell)
+            stream = FlatStream(refs, lambda written: written, pins_as_extras=each)
         case FlatKeySpace(refs=refs):
-            stream = FlatStream(refs, respell, pins_as_extras=format == "chunk-manifest")
+            stream = FlatStream(refs, respell, pins_as_extras=each)
         case ParquetKeySpace(root=root) as lazy:
             if sink.is_at(root):
                 raise FileExistsError(f"{url} is where these references are read from")
@@ -76,7 +78,9 @@ def save(
                 case Hierarchy(url=root) if sink.is_at(root):
                     raise FileExistsError(f"{url} is where these references are read from")
             refs, extras = run("", partial(gather, other))
-            stream = FlatStream(refs, lambda found: None if found is None else absolute(found), extras)
+            stream = FlatStream(
+                refs, lambda found: None if found is None else absolute(found), extras, pins_as_extras=each
+            )
     match format:
         case "parquet":
             _save_parquet(stream, run, sink, record_size, overwrite)

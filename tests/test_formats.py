@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_example_is_json() -> None:
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 9
     for text in EXAMPLES.values():
         json.loads(text)
 
@@ -64,6 +64,17 @@ def test_a_pinned_set(folder: Path) -> None:
     (folder / "raw/day1.bin").write_bytes(b"title")
     with pytest.raises(TargetChanged, match="size is 5 bytes, not 104"):
         opened(str(folder / "pinned.json")).cat_file("one")
+
+
+def test_sets_joined_lazily(folder: Path) -> None:
+    fs = opened(str(folder / "years.json"))
+    assert {key: fs.cat_file(key) for key in fs.find("temp") if ".z" not in key} == {
+        "temp/0.0": b"\1\2\3\4",
+        "temp/1.0": b"abcd",
+        "temp/2.0": b"1234",
+    }
+    assert json.loads(fs.cat_file("temp/.zarray"))["shape"] == [3, 4]
+    assert fs.cat_file("time/0") == b"\0\1\2"
 
 
 def test_a_prefix_map(folder: Path) -> None:

@@ -1,40 +1,19 @@
-"""The values in one chunk, where numpy and numcodecs are enough to know them; and the reverse. No I/O here."""
+"""The values in one chunk, where numpy and numcodecs are enough to know them. No I/O here."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numcodecs
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.manifests.plain_values import dtype_of
 from refshard_fs.zarrmeta import ArrayMeta
 
-__all__ = ["decode_chunk", "dtype_of", "fill_of", "plain"]
-
-_NUMERIC: Final = "biufcmM"
-
-
-def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
-    """Return the type of an array's elements; None where numpy alone cannot read them."""
-    name = f"<{meta.dtype}" if meta.zarr_format == 3 and meta.dtype in ("c8", "c16") else meta.dtype
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        return None
-    return dtype if dtype.kind in _NUMERIC and (meta.zarr_format == 2 or dtype.kind in "biufc") else None
-
-
-def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
-    """Return the value of elements that are in no chunk; ValueError where that is no plain number."""
-    fill = meta.raw.get("fill_value")
-    if fill is None or dtype.kind in "mM":
-        return np.zeros((), dtype)[()] if fill is None else np.array(int(fill)).astype("<i8").view(dtype)[()]
-    if isinstance(fill, str) and fill not in ("NaN", "Infinity", "-Infinity"):
-        raise ValueError(f"its fill_value is {fill!r}")
-    return np.array(fill, dtype)[()] if not isinstance(fill, str) else np.array(float(fill), dtype)[()]
+__all__ = ["decode_chunk"]
 
 
 def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
@@ -89,16 +68,3 @@ def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
             case _:
                 return None
     return list(reversed(codecs)), order
-
-
-def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:
-    """Return the metadata of a one-dimensional array of ``values`` in one uncompressed chunk, and that chunk."""
-    doc = dict(meta.raw)
-    count = len(values)
-    doc["shape"] = [count]
-    if meta.zarr_format == 2:
-        doc |= {"chunks": [max(count, 1)], "compressor": None, "filters": None}
-        return doc, np.ascontiguousarray(values, np.dtype(meta.dtype)).tobytes()
-    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [max(count, 1)]}}
-    doc["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
-    return doc, np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()

@@ -18,7 +18,8 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import place
 from refshard_fs.manifests.cf_times import converted
-from refshard_fs.manifests.chunk_values import decode_chunk, dtype_of, fill_of, plain
+from refshard_fs.manifests.chunk_values import decode_chunk
+from refshard_fs.manifests.plain_values import dtype_of, fill_of, plain
 from refshard_fs.manifests.reference_set import METADATA, References, ReferenceSet, Value, decode
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts

@@ -13,6 +13,7 @@ from refshard_fs.keyspace import place
 from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
 from refshard_fs.model import Inline, Span
 from refshard_fs.names import directory_of_chunks
+from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
 __all__ = ["with_edits", "within"]
@@ -53,6 +54,7 @@ class _Editing:
         self._tables = dict(refs.tables)
         self._grids = ReferenceSet(refs.urls, self._tables, {}).grids  # which follow the tables
         self._old = refs.urls
+        self._pins = refs.pins
         self._new: dict[str, int] = {}
         self._rows: dict[str, dict[int, Row | None]] = {}  # by array and chunk number; None: no such chunk
 
@@ -151,7 +153,8 @@ class _Editing:
         new = [url.encode("utf-8", "surrogatepass") for url in self._new]
         urls = Texts.joined([self._old, Texts.of(new)]) if new else self._old
         side: dict[str, Value] = self._side
-        return ReferenceSet(urls, self._tables, side)
+        pins = Pins.joined([(self._pins, len(self._old)), (None, len(new))])
+        return ReferenceSet(urls, self._tables, side, pins=pins)
 
 
 def _kept(table: ChunkTable, numbers: UInt64s) -> ChunkTable:

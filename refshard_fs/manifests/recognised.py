@@ -10,6 +10,7 @@ from typing import Final
 from refshard_fs import zarrmeta
 from refshard_fs.formats import Format, Probe, reader
 from refshard_fs.manifests import entries
+from refshard_fs.manifests.concat_document import is_concat
 from refshard_fs.manifests.inflate import is_compressed
 
 __all__ = ["FORMATS", "HIERARCHY", "PARQUET"]
@@ -31,7 +32,7 @@ def _is_json(probe: Probe) -> bool:
         return False
     if is_compressed(head):
         return True
-    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and not entries.is_map(head)
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and not entries.is_map(head) and not is_concat(head)
 
 
 def _is_parquet(probe: Probe) -> bool:
@@ -49,6 +50,10 @@ def _is_map(probe: Probe) -> bool:
     return not probe.is_directory and entries.is_map(probe.head)
 
 
+def _is_concat(probe: Probe) -> bool:
+    return not probe.is_directory and is_concat(probe.head)
+
+
 FORMATS: Final = (
     Format("zarr-hierarchy", _is_hierarchy, reader(__package__, "hierarchy"), markers=HIERARCHY),
     Format("kerchunk-json", _is_json, reader(__package__, "kerchunk_json")),
@@ -60,4 +65,5 @@ FORMATS: Final = (
         documents=(PARQUET,),
     ),
     Format(entries.NAME, _is_map, reader(__package__, "prefix_map")),
+    Format("refshard-concat", _is_concat, reader(__package__, "joined")),
 )

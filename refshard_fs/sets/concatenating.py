@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.manifests.concatenation import Named, concatenate, variables
+from refshard_fs.sets.lazy import LazySet, lazily
 from refshard_fs.sets.made import MadeSet, made
 from refshard_fs.sets.taking import take
 
 __all__ = ["concat"]
 
 
+@overload
 def concat(
     sets: Sequence[Any],
     dim: str | None = None,
     *,
     dims: Sequence[str | None] | None = None,
     same: Iterable[str] = (),
+    lazy: Literal[False] = False,
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
-) -> MadeSet:
+) -> MadeSet: ...
+@overload
+def concat(
+    sets: Sequence[Any],
+    dim: str,
+    *,
+    same: Iterable[str] = (),
+    lazy: Literal[True],
+    callback: Callback = DEFAULT_CALLBACK,
+    **options: Any,
+) -> LazySet: ...
+def concat(
+    sets: Sequence[Any],
+    dim: str | None = None,
+    *,
+    dims: Sequence[str | None] | None = None,
+    same: Iterable[str] = (),
+    lazy: bool = False,
+    callback: Callback = DEFAULT_CALLBACK,
+    **options: Any,
+) -> MadeSet | LazySet:
     """Return one set of references: arrays along ``dim`` joined in the order of ``sets``, all others merged.
 
     ``sets`` are what `RefShardFileSystem` takes (``options`` are its further arguments), or such filesystems. With
@@ -33,6 +56,9 @@ def concat(
     (arrays of their dimension's name) are read, compared by value and kept inline; no other chunk is read. Attributes
     are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal, but for
     coordinates of CF times: these become numbers of the first set's units where whole numbers stay whole.
+
+    With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
+    values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
 
     Raises ManifestError, which names the sets, the variable and the field, where they do not fit. ``callback`` counts
     the sets that are opened.
@@ -54,6 +80,10 @@ def concat(
         raise ValueError("there are no sets to concatenate")
     callback.set_size(len(leaves))
 
+    if lazy:
+        if len(order) != 1 or dim is None:
+            raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
+        return lazily(leaves, dim, frozenset(same), options, callback.relative_update)
     parts = iter(take(leaves, options, callback.relative_update))
     unchecked = frozenset(same)
 

@@ -1,0 +1,121 @@
+"""Sets joined by a document that names them: what it says is looked at when it is made, and opened when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.held import Held, settle
+from refshard_fs.keys import join
+from refshard_fs.manifests.concat_document import ConcatDocument, Part
+from refshard_fs.manifests.concatenation import Named, Variable, concatenate
+from refshard_fs.manifests.plain_values import plain_document
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.policy import directory_of, protocol_of
+from refshard_fs.sets.taking import take
+from refshard_fs.targets.sink import Sink
+
+__all__ = ["LazySet", "beside", "lazily", "lazy_set"]
+
+
+class LazySet(Held, frozen=True, eq=False, weakref=True):
+    """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute."""
+
+    @property
+    def document(self) -> ConcatDocument:
+        """What the document says."""
+        match self.content:
+            case bytes(data):
+                return ConcatDocument.read(data, repr(self))
+        raise ManifestError("a document that joins sets is bytes")
+
+    def __len__(self) -> int:
+        """Number of parts."""
+        return len(self.document.parts)
+
+    def save(self, url: str, **storage_options: Any) -> None:
+        """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole."""
+        data = self.document.dumps(beside(url))
+        with Sink(url, storage_options).stream() as file:
+            file.write(data)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazySet, (self.content, self.digest)
+
+
+def lazy_set(document: ConcatDocument) -> LazySet:
+    """Return ``document``, whose URLs are absolute, as a value to open and to save."""
+    data = document.dumps()
+    return LazySet(data, hashlib.sha256(data).hexdigest())
+
+
+def beside(url: str) -> Callable[[str], str]:
+    """Return how URLs are spelled in a document at ``url``."""
+    absolute = url if protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
+    directory = directory_of(absolute)
+    stem = directory if directory.endswith("/") else directory + "/"
+
+    def respell(part: str) -> str:
+        rest = part.removeprefix(stem)
+        plain = rest != part and "::" not in part and protocol_of(rest) is None and not rest.startswith("/")
+        return rest if plain else part
+
+    return respell
+
+
+def lazily(
+    sets: Sequence[Any], dim: str, same: frozenset[str], options: Mapping[str, Any], tell: Callable[[int], object]
+) -> LazySet:
+    """Return the document that joins the sets at URLs ``sets`` along ``dim``, seen to fit as those of `concat` must."""
+    urls = []
+    for fo in sets:
+        url = settle(os.fspath(fo), options.get("target_protocol"), None, True) if _is_path(fo) else None
+        if not isinstance(url, str):
+            raise TypeError(f"lazy=True names its parts: {fo!r} is no URL or path; save it first")
+        urls.append(url)
+    parts = take(urls, options, tell)
+    return lazy_set(ConcatDocument(*_joined(parts, urls, dim, same)))
+
+
+def _joined(
+    parts: Sequence[Named], urls: Sequence[str], dim: str, same: frozenset[str]
+) -> tuple[str, dict[str, int], tuple[Part, ...], str | None]:
+    refs = concatenate(parts, dim, same)
+    first = parts[0].variables
+    axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
+    if not axes:
+        raise ManifestError(f"{parts[0].name} has no variable along {dim!r}")
+    lengths = [_length(part, axes, dim) for part in parts]
+    coordinate = next((path for path in axes if first[path].is_coordinate), None)
+    data = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))
+    if data is None:
+        return dim, axes, tuple(map(Part, urls, lengths)), None
+    ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
+    values = [data[start:stop] for start, stop in pairwise(ends)]
+    return dim, axes, tuple(map(Part, urls, lengths, values)), coordinate
+
+
+def _values(refs: ReferenceSet, variable: Variable, total: int) -> bytes | None:
+    """Return the bytes of a coordinate that `concatenate` has put into one plain chunk."""
+    path = variable.path
+    if total == 0 or refs.side.get(variable.key) != plain_document(variable.meta, total):
+        return None
+    found = refs.side.get(join(path, refs.tables[path].grid.tail(0)))
+    return found if isinstance(found, bytes) else None
+
+
+def _length(part: Named, axes: Mapping[str, int], dim: str) -> int:
+    lengths = {path: part.variables[path].meta.shape[axis] for path, axis in axes.items()}
+    if len(set(lengths.values())) != 1:
+        raise ManifestError(f"{part.name} has variables of several lengths along {dim!r}: {lengths}")
+    return next(iter(lengths.values()))
+
+
+def _is_path(fo: Any) -> bool:
+    return isinstance(fo, str | os.PathLike)

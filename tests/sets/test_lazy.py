@@ -1,0 +1,279 @@
+"""Sets joined by a document: the values of the eager concatenation, and only the parts opened that are read."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
+from tests.servers.http import RangeServer
+from tests.sets.test_concatenating import VERSIONS, chunked, day, read
+
+zarr = pytest.importorskip("zarr")
+
+
+def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo, skip_instance_cache=True, **options)
+
+
+def written(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
+    paths = []
+    for i, part in enumerate(parts):
+        paths.append(str(folder / f"part{i}.json"))
+        opened(part).save(paths[-1], "json")
+    return paths
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("saved", [True, False])
+def test_values_are_those_of_the_eager_concatenation(tmp_path: Path, version: int, saved: bool) -> None:
+    parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
+    lazy = refshard_fs.concat(written(tmp_path, parts), "time", lazy=True)
+    assert len(lazy) == 3
+    fo: Any = lazy
+    if saved:
+        lazy.save(str(tmp_path / "all.json"))
+        fo = str(tmp_path / "all.json")
+    expected = read(refshard_fs.concat(parts, "time"))
+    for name, values in read(fo).items():
+        np.testing.assert_array_equal(values, expected[name])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_listings_and_keys_are_those_of_the_eager_concatenation(tmp_path: Path, version: int) -> None:
+    parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
+    lazy = opened(refshard_fs.concat(written(tmp_path, parts), "time", lazy=True))
+    eager = opened(refshard_fs.concat(parts, "time"))
+    assert {n: i["size"] for n, i in lazy.find("", detail=True).items() if "/c" in n or "." not in n} == {
+        n: i["size"] for n, i in eager.find("", detail=True).items() if "/c" in n or "." not in n
+    }
+    for key in eager.find("air"):
+        if not key.endswith(("zarr.json", ".zarray", ".zattrs")):
+            assert lazy.cat_file(key) == eager.cat_file(key)
+    for key in ("air/9.9", "air/c/9/9", "air/c/99", "nothing"):
+        with pytest.raises(FileNotFoundError):
+            lazy.cat_file(key)
+    assert (
+        json.loads(lazy.cat_file(next(k for k in ("air/.zarray", "air/zarr.json") if lazy.exists(k))))["shape"][0] == 9
+    )
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_chunks_along_any_axis_and_of_any_spelling(tmp_path: Path, axis: int, separator: str) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 99, (8, 8)).astype("<i2")
+    dims = ["t", "x"]
+    parts = []
+    for i, piece in enumerate(np.split(data, 4, axis)):
+        part = chunked("deep/a", piece, (2, 1), dims)
+        if separator == "/":
+            renamed = {}
+            for key, value in part.items():
+                head, _, name = key.rpartition("/")
+                renamed[key if name.startswith(".z") else f"{head}/{name.replace('.', '/')}"] = value
+            meta = json.loads(renamed["deep/a/.zarray"]) | {"dimension_separator": "/"}
+            part = renamed | {"deep/a/.zarray": json.dumps(meta)}
+        if i == 2:
+            part.pop(next(key for key in part if key.endswith("0")))
+        parts.append({".zgroup": '{"zarr_format": 2}', "deep/.zgroup": '{"zarr_format": 2}', **part})
+    lazy = opened(refshard_fs.concat(written(tmp_path, parts), dims[axis], lazy=True))
+    eager = opened(refshard_fs.concat(parts, dims[axis]))
+    assert sorted(lazy.find("")) == sorted(eager.find(""))
+    for directory in ("", "deep", "deep/a", "deep/a/1", "deep/a/3"):
+        if eager.isdir(directory):
+            assert sorted(lazy.ls(directory, detail=False)) == sorted(eager.ls(directory, detail=False))
+            assert lazy.isdir(directory)
+        else:
+            assert not lazy.isdir(directory)
+    for key in eager.find("deep/a"):
+        if ".z" not in key:
+            assert lazy.cat_file(key) == eager.cat_file(key)
+
+
+def test_only_the_parts_that_are_read_are_opened(http_server: RangeServer) -> None:
+    urls = []
+    for i in range(20):
+        part = day(2 * i, 2)
+        inline = {key: value for key, value in part.items() if key not in ("time/0", "x/0")}
+        inline["time/0"] = (np.arange(2 * i, 2 * i + 2, dtype="<i4")).tobytes().decode()
+        inline["x/0"] = "base64:" + __import__("base64").b64encode(np.arange(5, dtype="<f8").tobytes()).decode()
+        inline |= {f"air/0.{j}": f"{i:02d}{j}".ljust(24, "-") for j in range(2)}
+        urls.append(http_server.put(f"parts/{i}.json", json.dumps(inline).encode()))
+    lazy = refshard_fs.concat(urls, "time", lazy=True)
+    document = lazy.document.dumps(lambda url: url.rpartition("/")[2])
+    url = http_server.put("parts/all.json", document)
+    http_server.log.clear()
+    fs = opened(url)
+    assert fs.cat_file("time/0") == np.arange(40, dtype="<i4").tobytes()
+    assert fs.cat_file("x/0") == np.arange(5, dtype="<f8").tobytes()
+    assert {r.path for r in http_server.log.requests()} == {"/parts/all.json", "/parts/0.json"}
+    http_server.log.clear()
+    assert fs.cat_file("air/13.1") == b"131".ljust(24, b"-")
+    assert {r.path for r in http_server.log.requests()} == {"/parts/13.json"}
+    http_server.log.clear()
+    assert fs.cat(["air/13.0", "air/7.0", "air/7.1"])["air/7.1"] == b"071".ljust(24, b"-")
+    assert {r.path for r in http_server.log.requests()} == {"/parts/7.json"}
+
+
+def test_the_document_is_a_value_and_a_line_for_each_part(tmp_path: Path) -> None:
+    parts = written(tmp_path, [day(0, 2), day(2, 2)])
+    one, two = (refshard_fs.concat(parts, "time", lazy=True) for _ in range(2))
+    assert one == two == pickle.loads(pickle.dumps(one))
+    one.save(str(tmp_path / "all.json"))
+    lines = (tmp_path / "all.json").read_text().splitlines()
+    assert lines[1].startswith('["part0.json",2,"base64:')
+    assert json.loads("\n".join(lines))["axes"] == {"air": 0, "time": 0}
+    assert opened(json.loads("\n".join(lines)) | {"sets": one_sets(one)}).cat_file("time/0")
+
+
+def one_sets(lazy: Any) -> Any:
+    return json.loads(lazy.document.dumps())["sets"]
+
+
+def test_documents_are_parts_too(tmp_path: Path) -> None:
+    parts = [day(0, 2), day(2, 2), day(4, 2), day(6, 2)]
+    paths = written(tmp_path, parts)
+    (tmp_path / "years").mkdir()
+    halves = []
+    for i in range(2):
+        halves.append(str(tmp_path / f"years/{i}.json"))
+        refshard_fs.concat(paths[2 * i : 2 * i + 2], "time", lazy=True).save(halves[-1])
+    expected = read(refshard_fs.concat(parts, "time"))
+    for name, values in read(refshard_fs.concat(halves, "time", lazy=True)).items():
+        np.testing.assert_array_equal(values, expected[name])
+    eager = read(refshard_fs.concat([refshard_fs.concat(halves, "time", lazy=True)]))
+    np.testing.assert_array_equal(eager["air"], expected["air"])
+
+
+def test_a_document_that_has_itself_in_it_is_refused(tmp_path: Path) -> None:
+    document = {"refshard": "concat", "dim": "time", "axes": {"a": 0}, "length": 2, "sets": ["self.json"]}
+    (tmp_path / "self.json").write_text(json.dumps(document))
+    with pytest.raises(ManifestError, match="deep"):
+        opened(str(tmp_path / "self.json")).ls("")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sets": []}, "one set or more"),
+        ({"sets": [["part0.json", 2], ["part1.json"]]}, "'part1.json' has no length"),
+        ({"sets": [["part0.json", 2, "base64:!"]], "coordinate": "time"}, "damaged"),
+        ({"sets": [["part0.json", 2, "base64:AA=="]], "coordinate": "time", "axes": {"time": 0}}, "1 bytes of 'time'"),
+        ({"sets": [["part0.json", 2]], "coordinate": "time"}, "lacks the values"),
+        ({"sets": [["part0.json", 2, "base64:AA=="]], "coordinate": "x"}, "'x' is not in axes"),
+        ({"axes": {"nothing": 0}}, "no array 'nothing'"),
+        ({"axes": {"air": 2}}, "no axis 2"),
+        ({"colour": 1}, "colour"),
+        ({"sets": [7]}, "no URL"),
+        ({"sets": [["part0.json", 1], ["part1.json", 2]]}, "chunks of 2 along 'time'.*begins at 1"),
+    ],
+)
+def test_what_breaks_the_format_is_refused_when_it_is_opened(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    written(tmp_path, [day(0, 2), day(2, 2)])
+    document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "sets": [["part0.json", 2], ["part1.json", 2]]}
+    (tmp_path / "all.json").write_text(json.dumps(document | change))
+    with pytest.raises(ManifestError, match=words):
+        opened(str(tmp_path / "all.json")).ls("")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (day(2, 4), "shape"),
+        (day(2, 2, compressor={"id": "zlib", "level": 1}), "compressor"),
+        (day(2, 2, dtype="<i4"), "dtype"),
+        ({".zgroup": '{"zarr_format": 2}'}, "no array 'air'"),
+    ],
+)
+def test_a_part_that_became_another_one_is_refused_when_it_is_read(
+    tmp_path: Path, other: dict[str, Any], words: str
+) -> None:
+    lazy = refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2)]), "time", lazy=True)
+    opened(other).save(str(tmp_path / "part1.json"), "json")
+    fs = opened(lazy)
+    assert fs.cat_file("air/0.0")
+    with pytest.raises(ManifestError, match=words) as caught:
+        fs.cat_file("air/1.0")
+    assert "part1.json" in str(caught.value)
+
+
+def test_what_does_not_fit_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="compressor"):
+        refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2, compressor={"id": "zlib"})]), "time", lazy=True)
+    with pytest.raises(TypeError, match="save it first"):
+        refshard_fs.concat([day(0, 2)], "time", lazy=True)
+    with pytest.raises(TypeError, match="one dimension"):
+        refshard_fs.concat([day(0, 2)], lazy=True)  # type: ignore[call-overload]
+
+
+@pytest.mark.skipif(len(VERSIONS) == 1, reason="zarr 2 has no shards")
+def test_sharded_parts_are_shown_as_their_inner_chunks(tmp_path: Path) -> None:
+    values, paths = [], []
+    for i in range(3):
+        paths.append(str(tmp_path / f"part{i}.zarr"))
+        group = zarr.open_group(paths[-1], mode="w", zarr_format=3)
+        data = np.random.default_rng(i).integers(0, 99, (4, 4)).astype("<i2")
+        array = group.create_array("air", shape=(4, 4), shards=(4, 4), chunks=(2, 2), dtype="<i2",
+                                   dimension_names=["time", "x"])  # fmt: skip
+        array[...] = data
+        values.append(data)
+    lazy = refshard_fs.concat(paths, "time", lazy=True)
+    fs = opened(lazy)
+    assert fs.exists("air/c/5/1")
+    assert not fs.exists("air/c/6/0")
+    store = zarr.storage.FsspecStore(opened(lazy, asynchronous=True), read_only=True, path="")
+    np.testing.assert_array_equal(zarr.open_group(store, mode="r")["air"][...], np.concatenate(values))
+
+
+def test_without_values_in_the_document_the_coordinate_is_joined_as_any_array(tmp_path: Path) -> None:
+    parts = [day(0, 2), day(2, 2)]
+    paths = written(tmp_path, parts)
+    document = {"refshard": "concat", "dim": "time", "axes": {"air": 0, "time": 0}, "length": 2, "sets": paths}
+    assert read(document)["time"].tolist() == [0, 1, 2, 3]
+
+
+# ---------------------------------------------------------------------------------------- what parts may reach
+
+
+def test_a_remote_part_of_a_local_document_may_not_reach_this_machine(http_server: RangeServer, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0123456789abcdefghijklmn")
+    part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
+    part |= {"air/0.0": [str(secret), 0, 24], "air/0.1": [f"{http_server.url}/data/x", 0, 3]}
+    url = http_server.put("data/part.json", json.dumps(part).encode())
+    http_server.put("data/x", b"yes")
+    document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]}
+    (tmp_path / "all.json").write_text(json.dumps(document))
+    for fo in (document, str(tmp_path / "all.json")):
+        fs = opened(fo)
+        assert fs.cat_file("air/0.1") == b"yes"
+        with pytest.raises(TargetNotAllowed, match="this machine's files"):
+            fs.cat_file("air/0.0")
+    assert opened(document, allow="any").cat_file("air/0.0") == secret.read_bytes()
+    assert opened(document, allow=[str(tmp_path) + "/", http_server.url + "/"]).cat_file("air/0.0")
+
+
+def test_a_remote_document_may_not_have_local_parts(http_server: RangeServer, tmp_path: Path) -> None:
+    (path,) = written(tmp_path, [day(0, 2)])
+    document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [path]}
+    url = http_server.put("all.json", json.dumps(document).encode())
+    with pytest.raises(TargetNotAllowed, match="this machine's files"):
+        opened(url).ls("")
+
+
+def test_a_remote_part_is_not_read_with_credentials_elsewhere(http_server: RangeServer, tmp_path: Path) -> None:
+    part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
+    part |= {"air/0.0": ["s3://somebody-elses/x", 0, 24]}
+    url = http_server.put("data/part.json", json.dumps(part).encode())
+    document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]}
+    with pytest.raises(TargetNotAllowed, match="beside itself"):
+        opened(document).cat_file("air/0.0")
