@@ -22,6 +22,7 @@ reading
 arrays catalog held
 routing session save collecting
 checking survey summary nodes
+picture
 writes
 listing mapper writable fs
 sets

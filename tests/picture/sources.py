@@ -1,0 +1,63 @@
+"""Arrays of every kind that a picture can be made of, in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from refshard_fs import RefShardFileSystem
+
+
+def source(
+    counts: tuple[int, ...], where: Any, missing: Any = (), path: str = "air", dims: list[str] | None = None
+) -> RefShardFileSystem:
+    """Return an array of one element a chunk; ``where(number)`` is the value of each, unless it is ``missing``."""
+    meta = {
+        "zarr_format": 2,
+        "shape": list(counts),
+        "chunks": [1] * len(counts),
+        "dtype": "|u1",
+        "order": "C",
+        "fill_value": 0,
+        "filters": None,
+        "compressor": None,
+    }
+    refs: dict[str, Any] = {f"{path}/.zarray": json.dumps(meta)}
+    if dims is not None:
+        refs[f"{path}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": dims})
+    numbers = [()]
+    for count in counts:
+        numbers = [(*coords, i) for coords in numbers for i in range(count)]  # type: ignore[misc]  # lengthening
+    for number, coords in enumerate(numbers):
+        if number not in missing:
+            refs[f"{path}/{'.'.join(map(str, coords)) or '0'}"] = where(number)
+    return RefShardFileSystem(refs)
+
+
+def in_files(each: int, size: int = 100, stem: str = "s3://bucket/data/f") -> Any:
+    """Return where chunks lie that fill files, ``each`` of them a file, one after the other."""
+    return lambda number: [f"{stem}{number // each}.nc", number % each * size, size]
+
+
+def many() -> dict[str, tuple[RefShardFileSystem, Any]]:
+    """Return sources by name, each with a selection."""
+    return {
+        "scalar": (source((), in_files(1)), "air[...]"),
+        "one chunk": (source((1, 1), in_files(1)), "air[0]"),
+        "line": (source((300,), in_files(50)), "air[10:60]"),
+        "plane of one file": (source((20, 30), in_files(600), range(7)), "air[0:3, 2:9]"),
+        "few files": (source((4, 3, 5), in_files(12), dims=["time", "lat", "lon"]), "air[1, :, 2]"),
+        "many files": (source((40, 10), in_files(10)), "air[5:15]"),
+        "a file a chunk": (source((9, 9), lambda n: [f"s3://bucket/{n}"]), "air[0]"),
+        "inline": (source((6,), lambda n: "x"), "air[1:3]"),
+        "some of all": (source((30,), lambda n: "x" if n % 3 else [f"https://h/{n % 2}.bin", n, 9], [4]), "air[::2]"),
+        "nothing there": (source((8, 8), in_files(1), range(64)), "air[0]"),
+        "empty": (source((0, 4), in_files(1)), "air[:, 0]"),
+        "long names": (
+            source(
+                (3, 3), in_files(2, stem="s3://" + "bücket-界" * 30 + "/" + "W" * 400), path="W" * 300 + "/" + "m" * 99
+            ),
+            None,
+        ),
+        "backwards": (source((50,), lambda n: ["s3://b/one", 5000 - 100 * n, 100]), "air[3:5]"),
+    }
