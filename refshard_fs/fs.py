@@ -24,6 +24,7 @@ from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.model import Inline, Span, Steps
+from refshard_fs.notebook import NotebookDisplay
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.fetch import Budget
 from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
@@ -69,7 +70,7 @@ class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untype
         return super().__call__(settle(fo, kwargs.get("target_protocol"), overrides, simple), *args, **kwargs)
 
 
-class RefShardFileSystem(Writable, metaclass=_Settled):
+class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
     """Archives seen as a plain zarr key space: each key is a byte range of some other file.
 
     Parameters
@@ -276,10 +277,6 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         """Arrays, of those seen so far, that are not shown, or whose shards are left whole, and why, by path."""
         keyspace = self._opened()
         return dict(getattr(keyspace, "reports", {}))
-
-    def stats(self) -> dict[str, Any]:
-        """Return counters since the filesystem was made: `refshard_fs.stats` names them."""
-        return self._session.stats.snapshot()
 
     def prefetch(
         self, what: str | Sequence[str], selection: Any = None, *, mode: Mode = "numpy", wait: bool = True

@@ -14,7 +14,7 @@ ROOT = Path(refshard_fs.__path__[0])
 
 # Each line is a layer; a module imports from its own layer and those above it in this table. Packages count as one.
 LAYERS = """
-errors model amounts keys texts edits crc32c stats policy selection tuning
+errors model amounts keys texts edits crc32c stats counters policy selection tuning
 zarrmeta keyspace edited overlay columns names rounds formats admission documents
 manifests shards
 targets
@@ -24,7 +24,7 @@ routing session save collecting
 checking survey summary nodes
 picture
 writes
-listing mapper writable fs
+listing mapper notebook writable fs
 sets
 xarray_arrays xarray_backend cli
 """

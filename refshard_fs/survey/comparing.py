@@ -15,7 +15,7 @@ from refshard_fs import zarrmeta
 from refshard_fs.columns import UInt64s
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.survey.extents import AT_HAND, Extents, Place, Positions
-from refshard_fs.survey.surveying import Survey, Surveyed, survey
+from refshard_fs.survey.surveying import Survey, Surveyed, contents, survey
 
 __all__ = ["Changes", "Difference", "DocumentChange", "compare"]
 
@@ -99,7 +99,7 @@ class _Inline:
         found = []
         for start in range(0, len(keys), TOGETHER):
             some = keys[start : start + TOGETHER]
-            a, b = self._first.cat(some), self._second.cat(some)
+            a, b = contents(self._first, some), contents(self._second, some)
             found += [key for key in some if a[key] != b[key]]
         return found
 

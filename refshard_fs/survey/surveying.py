@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
+from fsspec.asyn import get_loop, sync
 
 from refshard_fs import zarrmeta
 from refshard_fs.catalog import beneath
@@ -28,7 +29,7 @@ from refshard_fs.shards.view import ShardView
 from refshard_fs.survey.extents import AT_HAND, Extents, Place, Row, Urls
 from refshard_fs.zarrmeta import ArrayMeta
 
-__all__ = ["Survey", "Surveyed", "survey"]
+__all__ = ["Survey", "Surveyed", "contents", "survey"]
 
 TOGETHER: Final = 4096  # look-ups that are made at a time
 _DOCUMENTS: Final = ("zarr.json", ".zarray")
@@ -40,8 +41,10 @@ class Surveyed(Protocol):
     def _opened(self) -> KeySpace: ...
     def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any: ...
     def collect(self) -> ReferenceSet: ...
-    def find(self, path: str, *, detail: bool) -> dict[str, dict[str, Any]]: ...
-    def cat(self, path: list[str]) -> dict[str, bytes]: ...
+    async def _find(self, path: str, *, detail: bool) -> Any: ...
+    async def _cat(self, path: list[str]) -> Any: ...
+    @property
+    def loop(self) -> Any: ...
 
 
 class Survey(msgspec.Struct, frozen=True, eq=False):
@@ -80,6 +83,12 @@ def survey(fs: Surveyed, array: str | None = None) -> Survey:
     return _Surveying(fs, array).run()
 
 
+def contents(fs: Surveyed, keys: list[str]) -> dict[str, bytes]:
+    """Return the bytes of ``keys``, also where ``fs`` was made for an event loop of its own."""
+    found: dict[str, bytes] = sync(fs.loop or get_loop(), fs._cat, keys) if keys else {}
+    return found
+
+
 class _Surveying:
     def __init__(self, fs: Surveyed, only: str | None) -> None:
         self._fs, self._only = fs, only
@@ -102,7 +111,7 @@ class _Surveying:
             self._take(refs, sharded, found)
             for path in sharded:
                 self._list(path, found, count=False)
-        texts: Mapping[str, bytes] = self._fs.cat(found.documents) if found.documents else {}
+        texts = contents(self._fs, found.documents)
         groups, metas = _nodes(texts)
         if self._only is not None and self._only not in metas:
             raise FileNotFoundError(f"there is no array {self._only!r}")
@@ -120,9 +129,7 @@ class _Surveying:
                 stray.get(path, 0),
                 tuple(names.get(path, ())),
             )
-        return Survey(
-            self._urls.all, tuple(sorted(groups)), arrays, dict(texts), rest, self._at_hand, self._at_hand_bytes
-        )
+        return Survey(self._urls.all, tuple(sorted(groups)), arrays, texts, rest, self._at_hand, self._at_hand_bytes)
 
     def _is_wanted(self, key: str) -> bool:
         only = self._only
@@ -153,7 +160,7 @@ class _Surveying:
 
     def _list(self, prefix: str, found: _Found, *, count: bool) -> None:
         """Take in the keys below ``prefix`` as they are listed, and where they lie as they are looked up."""
-        listed = self._fs.find(prefix, detail=True)
+        listed: dict[str, dict[str, Any]] = sync(self._fs.loop or get_loop(), self._fs._find, prefix, detail=True)
         found.documents += [key for key in listed if zarrmeta.is_metadata(key)]
         names = [key for key in listed if not zarrmeta.is_metadata(key)]
         keyspace = self._fs._opened()
