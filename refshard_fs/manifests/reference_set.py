@@ -156,7 +156,10 @@ class FlatKeySpace:
         value = self.refs.value(key)
         match value:
             case Row():
-                return self._span(value)
+                try:
+                    return self._span(value)
+                except ManifestError as e:
+                    raise ManifestError(f"{key!r} of {self.where}: {e}") from e
             case None:
                 return None
             case _:
