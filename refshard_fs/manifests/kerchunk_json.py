@@ -151,10 +151,9 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a JSON reference set."""
-    where = redacted(probe.url)
-    index = JsonIndex(where, options.template_overrides, options.simple_templates)
+    index = JsonIndex(redacted(probe.url), options.template_overrides, options.simple_templates)
     whole = probe.facts is not None and probe.facts.size == len(probe.head)
     facts = probe.facts or Facts(None)
     pin = Pin(facts.etag, facts.last_modified, facts.size)
     refs: ReferenceSet = yield Load(Inline(probe.head) if whole else Span(probe.url, pin=pin), index)
-    return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), where)
+    return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), probe.url)
