@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from refshard_fs.edited import EditedKeySpace
-from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
+from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, redacted
 from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, registered
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import recognised as reference_sets
@@ -101,7 +101,12 @@ def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) ->
             what = f"a document that starts with {probe.head[:16]!r}"
         names = ", ".join(f.name for f in fitting or known.values())
         verdict = "fits several formats" if fitting else "is no source that is known"
-        raise UnknownSource(f"{probe.url} is {what}: it {verdict} ({names}). Name one with format=")
+        remedy = "Name one with format="
+        if not probe.is_directory and not probe.head:
+            what, remedy = "an empty document", "Was it written to the end?"
+        elif not fitting and probe.head.lstrip()[:1] == b"<":
+            remedy = "Is this the URL of the file itself? A page such as that of a login or an error begins so"
+        raise UnknownSource(f"{redacted(probe.url)} is {what}: it {verdict} ({names}). {remedy}")
     tell(fitting[0].name)
     return (yield from shown((yield from fitting[0].open(probe, options)), options, _has_root(probe)))
 
@@ -165,7 +170,10 @@ def _probe_directory(url: str, known: dict[str, Format]) -> Steps[Probe]:
     there = yield tuple(Stat(below(marker), fresh=True) for marker in markers)
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
-        raise NoSuchSource(f"{url}: there is nothing here that could be read as a source")
+        raise NoSuchSource(
+            f"{redacted(url)}: there is no such object, and no directory with a source in it. Check the path; what its "
+            "filesystem needs, such as credentials, goes into target_options="
+        )
     return Probe(url, None, b"", present, documents)
 
 

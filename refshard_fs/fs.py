@@ -595,7 +595,7 @@ def _check_names(given: Iterable[str]) -> None:
         import difflib  # for a mistake alone
 
         near = difflib.get_close_matches(name, known, 1)
-        hint = f": did you mean {near[0]}=?" if near else ""
+        hint = f": did you mean {near[0]}=?" if near else ": it has no effect"
         warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=4)
 
 

@@ -111,7 +111,9 @@ def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | 
                 raise TypeError(f"fo= is a file opened as text ({fo!r}): open it in binary mode")
             return _remembered(data, hashlib.sha256(data).hexdigest())
         case _:
-            raise TypeError(f"fo= is a {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file")
+            raise TypeError(
+                f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file"
+            )
 
 
 def _absolute(url: str, protocol: str | None) -> str:

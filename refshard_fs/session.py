@@ -25,6 +25,7 @@ from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.model import Entry, Facts, Inline, Load, Packed, Span, Stat, Steps
 from refshard_fs.overlay import Base, Overlay
 from refshard_fs.policy import LOCAL, protocol_of
+from refshard_fs.reading.advice import said
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.failures import blame
@@ -337,7 +338,7 @@ class Session:
         except RefShardError:
             raise
         except Exception as e:  # raised again: a FileNotFoundError would make every key look missing
-            reason = f"{type(e).__name__}: {e}"
+            reason = said(e, of_source=True)
             raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
 
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Final
 
@@ -34,6 +35,7 @@ COMMANDS: tuple[Command, ...] = (
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130  # as shells have it
+_SENTENCE: Final = "there is no "
 _SPEAKING = (RefShardError, OSError, ValueError, ImportError)  # their texts say what is wrong
 
 
@@ -43,12 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Command = arguments.command
     status = None
     try:
-        status = command.run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = command.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except FileNotFoundError as e:
-        return _fail(f"no such key or file: {e.filename or e}")
+        return _fail(str(e) if _SENTENCE in str(e) else f"no such key or file: {e.filename or e}")
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as e:  # noqa: BLE001  # whatever went wrong, a command line's user is told in one line
@@ -71,6 +75,10 @@ def parser() -> argparse.ArgumentParser:
         command.arguments(one)
         one.set_defaults(command=command, parser=whole)
     return whole
+
+
+def _warn(message: Warning | str, *where: object, **more: object) -> None:
+    print(f"refshard: warning: {printable(redacted(str(message)))}", file=sys.stderr)
 
 
 def _fail(reason: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs import policy
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import compiled
@@ -159,7 +159,7 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a JSON reference set."""
-    index = JsonIndex(probe.url, options.template_overrides, options.simple_templates)
+    index = JsonIndex(redacted(probe.url), options.template_overrides, options.simple_templates)
     whole = probe.facts is not None and probe.facts.size == len(probe.head)
     facts = probe.facts or Facts(None)
     pin = Pin(facts.etag, facts.last_modified, facts.size)

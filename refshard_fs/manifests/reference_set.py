@@ -13,7 +13,7 @@ import msgspec
 
 from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Row
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.keys import ChunkGrid, join, parent
 from refshard_fs.model import Entry, Inline, Listed, Pin, Span, Steps
 from refshard_fs.names import Listing, by_name, chunk_names, chunks_below, has_chunks_below
@@ -166,14 +166,17 @@ class FlatKeySpace:
         value = self.refs.value(key)
         match value:
             case Row():
-                return self._span(value)
+                try:
+                    return self._span(value)
+                except ManifestError as e:
+                    raise ManifestError(f"{key!r} of {redacted(self.where)}: {e}") from e
             case None:
                 return None
             case _:
                 try:
                     return Inline(decode(value))
                 except ValueError as e:
-                    raise ManifestError(f"{key!r} of {self.where}: {e}") from e
+                    raise ManifestError(f"{key!r} of {redacted(self.where)}: {e}") from e
 
     @property
     def holds_all_metadata(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed
 from refshard_fs.model import Entry, Inline, Packed, Span
+from refshard_fs.reading.advice import said
 
 __all__ = ["ABSENT", "blame", "describe", "fail"]
 
@@ -45,7 +46,6 @@ def fail(key: str, entry: Entry, error: Exception) -> Exception:
 
 
 def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
-    reason = "; ".join([f"{type(error).__name__}: {error}".rstrip(": "), *getattr(error, "__notes__", ())])
-    named = ReferenceNotReachable(key, where, reason)
+    named = ReferenceNotReachable(key, where, said(error))
     named.__cause__ = error
     return named

@@ -14,6 +14,7 @@ from io import BytesIO
 
 import msgspec
 
+from refshard_fs.errors import redacted
 from refshard_fs.model import Span
 from refshard_fs.reading import plan
 from refshard_fs.reading.blocks import Block, Host, Job, Reader, Shelf
@@ -344,7 +345,9 @@ class Fetcher:
                 self._abandon()
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
-            logger.debug("%s [%s:%s] failed: %r", span.url, job.start, job.stop, error)
+            if logger.isEnabledFor(logging.DEBUG):
+                failure = redacted(repr(error))
+                logger.debug("%s [%s:%s] failed: %s", redacted(span.url), job.start, job.stop, failure)
             if job.state == 1:
                 self._failed(job.block, error)
         else:
@@ -353,7 +356,12 @@ class Fetcher:
             self._times.append(took)
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug(
-                    "%s [%s:%s] %d bytes, %.1f ms", span.url, job.start, job.stop, len(answer.data), took * 1e3
+                    "%s [%s:%s] %d bytes, %.1f ms",
+                    redacted(span.url),
+                    job.start,
+                    job.stop,
+                    len(answer.data),
+                    took * 1e3,
                 )
             if job.state == 1:
                 self._arrived(job, answer)

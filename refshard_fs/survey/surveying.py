@@ -17,6 +17,7 @@ from refshard_fs import zarrmeta
 from refshard_fs.catalog import beneath
 from refshard_fs.columns import WHOLE, ChunkTable
 from refshard_fs.columns import Row as Reference
+from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import parent
 from refshard_fs.keyspace import KeySpace
@@ -193,6 +194,11 @@ class _Surveying:
 
 def _references(fs: Surveyed, keyspace: KeySpace) -> tuple[ReferenceSet, Callable[[int], str]] | None:
     """Return the references in columns and what their targets' URLs are, where the source is a set of them."""
+    match keyspace:
+        case EditedKeySpace(edits=edits) if len(edits):
+            return None
+        case EditedKeySpace(base=base):
+            keyspace = base
     while isinstance(keyspace, ShardView):
         keyspace = keyspace.base
     match keyspace:

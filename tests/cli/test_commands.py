@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,26 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert stopped.value.code == 0
     assert __version__ in capsys.readouterr().out
+
+
+def test_a_warning_is_one_line_too(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as for users
+        assert main(["ls", refs(), "--option", "remote_protokol=s3"]) == 0
+    assert (
+        capsys.readouterr().err
+        == "refshard: warning: refshard has no argument remote_protokol=: did you mean remote_protocol=?\n"
+    )
+
+
+def test_errors_of_any_kind_are_one_line(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (
+        ["ls", refs(), "--option", "allow=3"],
+        ["map", refs(), "nothing", "-o", "x.svg"],
+        ["map", refs(), "-o", "x"],
+    ):
+        assert main(wrong) == 2
+        printed = capsys.readouterr().err
+        assert printed.startswith("refshard: ")
+        assert printed.count("\n") == 1
+        assert "Traceback" not in printed

@@ -89,3 +89,15 @@ def test_a_whole_target_has_no_size() -> None:
     extents = survey(RefShardFileSystem(refs)).arrays["a"]
     assert extents.unsized == 1
     assert extents.sizes.tolist() == [0]
+
+
+def test_what_is_written_and_not_committed_is_surveyed(tmp_path: Path) -> None:
+    path = tmp_path / "refs.json"
+    path.write_text(json.dumps({"a/.zarray": json.dumps(meta([6], [2])), "a/0": ["memory://x", 0, 2], "a/1": "bb"}))
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("a/2", b"cc")
+    fs.rm_file("a/1")
+    found = survey(fs)
+    assert [found.arrays["a"].key(i) for i in range(2)] == ["a/0", "a/2"]
+    fs.discard()
+    assert [survey(fs).arrays["a"].key(i) for i in range(2)] == ["a/0", "a/1"]

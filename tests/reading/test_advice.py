@@ -1,0 +1,109 @@
+"""What a failed read says: the key, the URL, what happened and what to do, to somebody who does not know the code."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.errors import ReferenceNotReachable, SourceNotReachable, UnknownSource
+from refshard_fs.reading.advice import said
+from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unreadable
+from tests.servers.http import RangeServer
+
+QUICK: dict[str, Any] = {"retries": 0, "timeout": 10}
+
+
+def failure(target: str, start: int, length: int) -> str:
+    fs = RefShardFileSystem({"a/0": [target, start, length]}, **QUICK)
+    with pytest.raises(ReferenceNotReachable) as raised:
+        fs.cat_file("a/0")
+    text = str(raised.value)
+    assert "'a/0'" in text
+    assert target in text
+    assert "\n" not in text
+    return text
+
+
+def test_a_target_that_is_gone(http_server: RangeServer, tmp_path: Path) -> None:
+    for target in (f"{http_server.url}/gone", str(tmp_path / "gone")):
+        assert "`refshard rebase` follows those that have moved" in failure(target, 0, 3)
+
+
+def test_a_target_that_is_shorter_than_its_references(http_server: RangeServer, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"0123456789")
+    for target in (http_server.put("x", b"0123456789"), str(tmp_path / "x")):
+        text = failure(target, 5, 30)
+        assert "asked for bytes [5, 35), got 5 of 30 (the object has 10 bytes)" in text
+        assert "`refshard check` compares all" in text
+        assert "Unfit" not in text
+
+
+def test_a_host_that_does_not_answer() -> None:
+    assert "Is the host right, up, and reachable from here?" in failure("http://127.0.0.1:9/x", 0, 3)
+
+
+def test_a_protocol_that_nobody_knows() -> None:
+    assert "Is the package installed that adds this protocol" in failure("nosuch://bucket/x", 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Denied(403, "AccessDenied"), "HTTP 403 Forbidden (AccessDenied). Credentials go into remote_options= or"),
+        (Unreadable("NoCredentialsError: Unable to locate credentials"), "'anon': True"),
+        (PermissionError("no"), "PermissionError: no. Credentials"),
+        (ConnectionLost("it is down."), "it is down. Is the host right"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_to_do_is_said(error: Exception, words: str) -> None:
+    assert words in said(error)
+
+
+def test_where_there_is_nothing_to_do_only_the_reason_is_said() -> None:
+    assert said(HttpStatus(500)) == "HTTP 500 Internal Server Error"
+    assert said(Incomplete("the answer ended")) == "the answer ended"
+    assert said(KeyError("x")) == "KeyError: 'x'"
+
+
+def test_credentials_of_the_source_are_other_options() -> None:
+    assert "target_options=" in said(Denied(403), of_source=True)
+    assert "remote_options=" not in said(Denied(403), of_source=True)
+
+
+def test_a_source_that_is_none_says_why(http_server: RangeServer, tmp_path: Path) -> None:
+    (tmp_path / "empty.json").touch()
+    page = http_server.put("refs.json", b"\n<!DOCTYPE html><title>Log in</title>")
+    with pytest.raises(UnknownSource, match=r"an empty document.*written to the end\?"):
+        RefShardFileSystem(str(tmp_path / "empty.json")).ls("")
+    with pytest.raises(UnknownSource, match="login"):
+        RefShardFileSystem(page, **QUICK).ls("")
+    with pytest.raises(SourceNotReachable, match=r"no such object.*Check the path"):
+        RefShardFileSystem(str(tmp_path / "gone.json")).ls("")
+
+
+def test_a_reference_without_url_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'a/0' of the given references: .* needs target="):
+        RefShardFileSystem({"a/0": [None, 0, 3]}).cat("a/0")
+
+
+def test_log_lines_and_errors_hold_no_token(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
+    http_server.put("x", b"0123456789")
+    http_server.put("refs.json", json.dumps({"version": 1, "refs": {"a": ["u", 1]}}).encode())
+    fs = RefShardFileSystem(
+        {"a": [f"{http_server.url}/x?token=hush", 0, 3], "b": [f"{http_server.url}/y?token=hush", 0, 3]}, **QUICK
+    )
+    with caplog.at_level(logging.DEBUG, "refshard_fs"):
+        fs.cat("a")
+        with pytest.raises(ReferenceNotReachable) as raised:
+            fs.cat("b")
+    assert "x?token=..." in caplog.text
+    assert "hush" not in caplog.text + str(raised.value)
+    with pytest.raises(ValueError, match="'a'") as broken:
+        RefShardFileSystem(f"{http_server.url}/refs.json?token=hush", **QUICK).ls("")
+    assert "hush" not in str(broken.value)
