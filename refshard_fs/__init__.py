@@ -55,8 +55,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    match name:  # at first use: see above
+def _at_first_use(name: str) -> Any:
+    match name:  # see above
         case "RefShardFileSystem" | "replace_reference_filesystem":
             return getattr(importlib.import_module("refshard_fs.fs"), name)
         case "concat":
@@ -70,6 +70,10 @@ def __getattr__(name: str) -> Any:
         case "check":
             return importlib.import_module("refshard_fs.checking.validate").check
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is a mistake
+    __getattr__ = _at_first_use
 
 
 def __dir__() -> list[str]:

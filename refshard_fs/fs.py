@@ -9,7 +9,7 @@ import os
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
@@ -20,7 +20,8 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs import catalog, listing
 from refshard_fs.configured import configured
 from refshard_fs.formats import RECORD_SIZE, OpenOptions
-from refshard_fs.held import Held, settle
+from refshard_fs.held import Held, Source, settle
+from refshard_fs.interface import Interface
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.mapper import RefShardFile, RefShardMap
@@ -76,7 +77,7 @@ class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untype
         return super().__call__(settled, *args, **kwargs)
 
 
-class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
+class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settled):
     """Archives seen as a plain zarr key space: each key is a byte range of some other file.
 
     Parameters
@@ -185,7 +186,7 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
 
     def __init__(
         self,
-        fo: str | Held,
+        fo: Source,
         target: str | None = None,
         ref_storage_args: Mapping[str, Any] | None = None,
         target_protocol: str | None = None,
@@ -230,6 +231,7 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
         check_options(shard_options or {})
         if zarr_format not in (2, 3):
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
+        fo = cast("str | Held", fo)  # what the metaclass made of it
         self.fo = fo
         self.mode = mode
         writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format, record_size)
@@ -272,13 +274,14 @@ class RefShardFileSystem(NotebookDisplay, Writable, metaclass=_Settled):
     # ------------------------------------------------------------------ what is behind it
 
     @property
-    def loop(self) -> Any:
+    def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop of synchronous use; after a fork a new one."""
         if self._pid != os.getpid():
             self._pid: int = os.getpid()
             if not self.asynchronous:
                 self._loop = get_loop()
-        return self._loop
+        loop: asyncio.AbstractEventLoop | None = self._loop
+        return loop
 
     @property
     def references(self) -> Mapping[str, Any]:

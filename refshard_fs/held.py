@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -17,7 +17,7 @@ from refshard_fs.manifests import pickled
 from refshard_fs.manifests.concat_document import spelled_first
 from refshard_fs.manifests.reference_set import References, ReferenceSet
 
-__all__ = ["Held", "digest_of", "settle"]
+__all__ = ["Held", "Source", "digest_of", "settle"]
 
 
 _MARK = "refshard-held"  # the one key of a held source's JSON form that no reference set has beside a "json"
@@ -84,6 +84,10 @@ def _recall(spelled: Mapping[str, Any]) -> Held:
         )
     data = base64.b64decode(spelled["base64"])
     return _remembered(data, hashlib.sha256(data).hexdigest())
+
+
+# What a filesystem can be opened on.
+Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | BinaryIO | Held
 
 
 def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool) -> str | Held:

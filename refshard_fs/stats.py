@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 __all__ = ["Stats"]
 
@@ -40,7 +39,7 @@ class Stats:
             counts["bytes_wanted"] += size
             counts["bytes_fetched"] += size
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, int]:
         with self._lock:
             return dict(self._counts)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import cast
 
 __all__ = ["tune_zarr"]
 
 
-def tune_zarr(concurrency: int = 128) -> Any:
+def tune_zarr(concurrency: int = 128) -> AbstractContextManager[object]:
     """Let zarr 3 ask for ``concurrency`` chunks at a time (its default is 10); works as a context manager, too.
 
     Helps where what is read follows no pattern and was not announced (`RefShardFileSystem.prefetch`).
@@ -17,4 +18,4 @@ def tune_zarr(concurrency: int = 128) -> Any:
     config = getattr(zarr, "config", None)
     if config is None:
         raise NotImplementedError(f"zarr {zarr.__version__} asks for all chunks at a time, and has nothing to tune")
-    return config.set({"async.concurrency": concurrency})
+    return cast("AbstractContextManager[object]", config.set({"async.concurrency": concurrency}))

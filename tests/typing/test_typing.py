@@ -1,0 +1,32 @@
+"""Type checkers see the public interface as it is: a user's program is checked strictly, with its mistakes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import refshard_fs
+
+HERE = Path(__file__).parent
+PACKAGE = Path(refshard_fs.__path__[0])
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed: the extra lint brings it")
+def test_a_program_of_a_user_is_checked_strictly(tmp_path: Path) -> None:
+    # As where the package is installed: nothing of our configuration, and only the program's own errors.
+    options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={tmp_path}"]
+    command = [sys.executable, "-m", "mypy", *options, str(HERE / "program.py")]
+    environment = os.environ | {"MYPYPATH": str(PACKAGE.parent)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
