@@ -50,6 +50,30 @@ class _Read(NamedTuple):
     entry: Entry | None
 
 
+class _Loading:
+    """An answer that is being found, and how many wait for it."""
+
+    __slots__ = ("task", "waiting")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.waiting = 0
+
+
+def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Future[bytes]]) -> None:
+    """Have ``task`` stopped once all of ``futures``, for which it works, were cancelled."""
+    left = len(futures)
+
+    def ended(future: asyncio.Future[bytes]) -> None:
+        nonlocal left
+        left -= future.cancelled()
+        if not left:
+            task.cancel()
+
+    for future in futures:
+        future.add_done_callback(ended)
+
+
 class Engine:
     """Reads keys of key spaces on one event loop; to be used from that loop only."""
 
@@ -74,7 +98,7 @@ class Engine:
         self._soon: list[Reader] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
-        self._loading: dict[Need, asyncio.Task[Any]] = {}
+        self._loading: dict[Need, _Loading] = {}
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
 
     @property
@@ -120,7 +144,9 @@ class Engine:
         late = {i for i, _ in waiting}
         found = [i for i in range(len(batch)) if i not in late]
         self._serve([batch[i] for i in found], [results[i] for i in found])
-        self._start(self._serve_late([batch[i] for i, _ in waiting], [many[i] for i, _ in waiting], waiting))
+        reads = [batch[i] for i, _ in waiting]
+        task = self._start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
+        _stop_with_readers(task, [read.future for read in reads])
 
     async def _serve_late(
         self, batch: list[_Read], many: list[Steps[Entry | None]], waiting: list[tuple[int, Any]]
@@ -164,7 +190,7 @@ class Engine:
                 case Exception():
                     future.set_exception(blame(key, entry))
                 case Span() | Packed():
-                    self._start(self._serve_slowly(entry, request, future))
+                    _stop_with_readers(self._start(self._serve_slowly(entry, request, future)), [future])
         ahead = self.ahead.note(chunks)
         if readers or ahead:
             self.fetcher.read(readers, ahead)
@@ -271,11 +297,23 @@ class Engine:
         if known is not None:
             self.stats.add(cache_hits=1)
             return known
-        task = self._loading.get(need)
-        if task is None:
-            task = self._loading[need] = asyncio.get_running_loop().create_task(self._answer(need))
-            task.add_done_callback(lambda _: self._loading.pop(need, None))
-        return await asyncio.shield(task)
+        loading = self._loading.get(need)
+        if loading is None:
+            loading = self._loading[need] = _Loading(self._start(self._answer(need)))
+            loading.task.add_done_callback(lambda task: self._loaded(need, task))
+        loading.waiting += 1
+        try:
+            return await asyncio.shield(loading.task)
+        finally:
+            loading.waiting -= 1
+            if not loading.waiting and not loading.task.done():  # all who waited were cancelled
+                self._loaded(need, loading.task)
+                loading.task.cancel()
+
+    def _loaded(self, need: Need, task: asyncio.Task[Any]) -> None:
+        loading = self._loading.get(need)
+        if loading is not None and loading.task is task:
+            del self._loading[need]
 
     async def _meet(self, needs: Sequence[Need | tuple[Need, ...]]) -> list[Any]:
         distinct = list(dict.fromkeys(n for need in needs for n in (need if isinstance(need, tuple) else (need,))))
@@ -360,7 +398,7 @@ class Engine:
 
     async def close(self) -> None:
         """Stop what is under way and let go of connections."""
-        tasks = [*self._tasks, *self._loading.values()]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
