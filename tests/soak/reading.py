@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -52,7 +53,7 @@ def write_set(path: Path, url: str, keys: int) -> None:
 
 
 def opened(path: str) -> RefShardFileSystem:
-    """Return the filesystem that all processes read through; fsspec makes it once in each."""
+    """Return a filesystem of its own for each run of reads, as a dask task has that unpickles one."""
     return RefShardFileSystem(path, index_cache=os.path.dirname(path), retries=3, timeout=30, max_gap=FAR, readahead=0)
 
 
@@ -107,5 +108,7 @@ def _opened(fs: RefShardFileSystem, name: str) -> Any:
 
 
 def _held() -> tuple[int, int]:
+    """Return bytes and descriptors; connections of an fsspec instance, which is a cycle, go when garbage is collected."""
+    gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))

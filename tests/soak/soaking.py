@@ -126,6 +126,7 @@ def _outcome(seconds: float, samples: Sequence[Sample]) -> Outcome:
             continue
         before, after = own[quarter : 2 * quarter], own[-quarter:]
         memory = max(memory, max(s.memory for s in after) - max(s.memory for s in before))
-        files = max(files, max(s.files for s in after) - max(s.files for s in before))
+        # Connections come and go; what leaks is there at all times.
+        files = max(files, min(s.files for s in after) - min(s.files for s in before))
     right, errors = (sum(sample[i] for sample in samples) for i in (1, 2))
     return Outcome(seconds, right, errors, len(pids), memory, max(s.memory for s in samples), files)
