@@ -108,7 +108,7 @@ def _opened(fs: RefShardFileSystem, name: str) -> Any:
 
 
 def _held() -> tuple[int, int]:
-    """Return bytes and descriptors; connections of an fsspec instance, which is a cycle, go when garbage is collected."""
+    """Return bytes and descriptors; connections of fsspec instances, which are cycles, go when garbage is collected."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
