@@ -18,7 +18,7 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
-from refshard_fs.formats import OpenOptions
+from refshard_fs.formats import MANIFEST_BYTES, OpenOptions
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
@@ -101,6 +101,9 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         Where manifests are kept in decoded form, for other processes to open at once: a
         directory; True: this platform's for the user's caches; False: nowhere; by default, as
         True, but large ones only.
+    max_manifest_bytes:
+        Bytes that a manifest may have, decompressed; by default 8 GiB. A compressed one whose
+        bytes make more than 500 times as many is refused from 64 MiB on.
     max_gap, max_block:
         Ranges of one target are merged over gaps up to ``max_gap`` bytes (negative:
         never) into requests of up to ``max_block`` bytes.
@@ -194,6 +197,7 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
         max_memory: int = 256 * MIB,
         concurrency: int = 64,
         block_cache: int = 0,
+        max_manifest_bytes: int = MANIFEST_BYTES,
         index_cache: bool | str | os.PathLike[str] | None = None,
         mode: str = "r",
         data_url: str | None = None,
@@ -233,6 +237,7 @@ class RefShardFileSystem(Writable, metaclass=_Settled):
                     cache_size=cache_size,
                     zarr_format=zarr_format,
                     verify=verify,
+                    max_manifest_bytes=max_manifest_bytes,
                 ),
                 format=format,
                 pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3),
