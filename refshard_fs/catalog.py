@@ -10,7 +10,7 @@ import msgspec
 
 from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, redacted
-from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, registered
+from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, check_size, registered
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import recognised as reference_sets
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
@@ -59,10 +59,11 @@ def open_source(url: str, options: OpenOptions, format: str | None = None, tell:
     SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
     """
     known = formats()
-    probe = yield from _probe(url, known)
+    most = options.max_manifest_bytes
+    probe = yield from _probe(url, known, most)
     if format is None and not probe.is_directory and not any(f.recognises(probe) for f in known.values()):
         try:  # a web server may answer a directory's URL with a page about it
-            probe = yield from _probe_directory(url, known)
+            probe = yield from _probe_directory(url, known, most)
         except SourceNotReachable:
             pass
     return (yield from _open(probe, options, format, tell))
@@ -143,12 +144,12 @@ def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
     return view
 
 
-def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
+def _probe(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
     try:
         facts: Facts | None = yield Stat(url, fresh=True)
     except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
         try:
-            return (yield from _probe_directory(url, known))
+            return (yield from _probe_directory(url, known, most))
         except SourceNotReachable:
             raise e from None
     if facts is not None and not url.endswith("/"):
@@ -156,14 +157,14 @@ def _probe(url: str, known: dict[str, Format]) -> Steps[Probe]:
         if facts.size != 0:
             head = yield Load(Span(url, 0, HEAD, exact=False, pin=_pin(facts)), Raw())
         return Probe(url, facts, head)
-    return (yield from _probe_directory(url, known))
+    return (yield from _probe_directory(url, known, most))
 
 
-def _probe_directory(url: str, known: dict[str, Format]) -> Steps[Probe]:
+def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
     below = locator(url)
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
-    documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)))
+    documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)), most)
     if names is not None and names:
         return Probe(url, None, b"", frozenset(n.name for n in names), documents)
     markers = sorted({m for f in known.values() for m in f.markers})
@@ -177,8 +178,10 @@ def _probe_directory(url: str, known: dict[str, Format]) -> Steps[Probe]:
     return Probe(url, None, b"", present, documents)
 
 
-def _documents(below: Callable[[str], str], facts: dict[str, Facts | None]) -> Steps[dict[str, Document]]:
+def _documents(below: Callable[[str], str], facts: dict[str, Facts | None], most: int) -> Steps[dict[str, Document]]:
     there = {name: f for name, f in facts.items() if f is not None}
+    for name, found in there.items():
+        check_size(found.size, most, below(name))
     spans = [Span(below(name), optional=True, pin=_pin(f)) for name, f in there.items()]
     read = yield tuple(Load(span, Raw()) for span in spans)
     return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}

@@ -11,12 +11,14 @@ from typing import Any, Literal
 import msgspec
 
 from refshard_fs.admission import Admission
+from refshard_fs.errors import ManifestError
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts, Steps
 
 __all__ = [
     "HEAD",
     "HELD",
+    "MANIFEST_BYTES",
     "RECORD_SIZE",
     "Document",
     "Format",
@@ -24,12 +26,14 @@ __all__ = [
     "Probe",
     "Raw",
     "SetFormat",
+    "check_size",
     "reader",
     "registered",
 ]
 
 HELD = "<bytes>"  # stands for the URL of a document that the caller gave as bytes
 HEAD = 4096  # bytes of a document that a format may look at to recognise it
+MANIFEST_BYTES = 8 << 30  # that a manifest may have, decompressed
 RECORD_SIZE = 10_000  # references in a partition of a parquet set that is written
 
 SetFormat = Literal["parquet", "json", "chunk-manifest"]  # what references are written as
@@ -49,11 +53,18 @@ class OpenOptions(msgspec.Struct, frozen=True):
     cache_size: int = 128
     zarr_format: int = 2  # of the metadata shown for sources that have none of zarr's own
     verify: bool = False  # checksums of chunks, where the source has them
+    max_manifest_bytes: int = MANIFEST_BYTES
     extra: tuple[tuple[str, Any], ...] = ()
     # What documents need that are made of others: how those are opened, what each may reach, and how deep this one is.
     open_other: Callable[[str, OpenOptions], Steps[KeySpace]] | None = None
     rule_of: Callable[[str], Admission] | None = None
     depth: int = 0
+
+
+def check_size(size: int | None, most: int, where: str) -> None:
+    """Raise ManifestError where the manifest called ``where`` is of more than ``most`` bytes."""
+    if size is not None and size > most:
+        raise ManifestError(f"{where} has {size} bytes or more, and max_manifest_bytes={most}: more if you trust it")
 
 
 class Document(msgspec.Struct, frozen=True):

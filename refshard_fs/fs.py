@@ -19,7 +19,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import catalog, listing
 from refshard_fs.configured import configured
-from refshard_fs.formats import RECORD_SIZE, OpenOptions
+from refshard_fs.formats import MANIFEST_BYTES, RECORD_SIZE, OpenOptions
 from refshard_fs.held import Held, Source, settle
 from refshard_fs.interface import Interface
 from refshard_fs.keys import normalise
@@ -116,6 +116,9 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         Where manifests are kept in decoded form, for other processes to open at once: a
         directory; True: this platform's for the user's caches; False: nowhere; by default, as
         True, but large ones only.
+    max_manifest_bytes:
+        Bytes that a manifest may have, decompressed; by default 8 GiB. A compressed one whose
+        bytes make more than 500 times as many is refused from 64 MiB on.
     max_gap:
         Ranges of one target are merged over gaps up to that many bytes (negative: never).
     max_block:
@@ -215,6 +218,7 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         max_memory: int = 256 * MIB,
         concurrency: int = 64,
         block_cache: int = 0,
+        max_manifest_bytes: int = MANIFEST_BYTES,
         index_cache: bool | str | os.PathLike[str] | None = None,
         mode: str = "r",
         data_url: str | None = None,
@@ -257,6 +261,7 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
                     zarr_format=zarr_format,
                     verify=verify,
                     rule_of=routes.rule_of,
+                    max_manifest_bytes=max_manifest_bytes,
                 ),
                 format=None if format is None else READ_AS.get(format, format),
                 pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3),

@@ -1,6 +1,7 @@
 """Compressed documents made plain as they come, in pieces of bounded size. What with is told by their first bytes.
 
-gzip, bzip2, xz and zstd, of one or several streams in a row. No I/O here.
+gzip, bzip2, xz and zstd, of one or several streams in a row. What makes more bytes than any document of references does
+is refused, before they are made. No I/O here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ __all__ = ["MAGIC", "DamagedStream", "Inflate", "inflate_for", "is_compressed"]
 MAGIC: Final = 6  # bytes that tell what a document is compressed with
 PIECE: Final = 1 << 22  # bytes at a time, at most
 LONGEST: Final = 1 << 32  # bytes of a zstd frame, where it can only be had in one piece
+RATIO: Final = 500  # bytes that are made of one, on the average,
+SLICE: Final = 1 << 16  # bytes that are looked at together for that
+GRACE: Final = 64 << 20  # from so many on
 
 
 class DamagedStream(ValueError):
@@ -128,8 +132,11 @@ class _WholeZstd:
         data = b"".join(self._parts)
         self._parts.clear()
         size = _zstd_size(data)
+        if size is None and len(data) >= 18:
+            raise DamagedStream("it does not tell its size; install zstandard to stream it")
         if size is not None and size > LONGEST:
             raise DamagedStream(f"it promises {size} bytes: too many in one piece; install zstandard to stream it")
+        _check_swelling(len(data), size or 0)
         try:
             out = memoryview(Zstd().decode(data))
         except (RuntimeError, ValueError, MemoryError) as e:
@@ -152,7 +159,7 @@ def _zstd_size(data: bytes) -> int | None:
 class _Zstandard:
     """zstd by the package zstandard, fed so little at a time that its output stays small."""
 
-    _STEP = 1 << 13
+    _STEP = 1 << 10  # which make 32 MiB at most
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -202,6 +209,35 @@ _KNOWN: Final[tuple[tuple[bytes, Callable[[], Inflate]], ...]] = (
 )
 
 
+def _check_swelling(taken: int, made: int) -> None:
+    if made > max(GRACE, RATIO * taken):
+        raise DamagedStream(f"{taken} bytes make {made} or more: no document of references is like that")
+
+
+class _Watched:
+    """Another one, as long as it does not make too much of what it is fed."""
+
+    def __init__(self, inner: Inflate) -> None:
+        self._inner = inner
+        self._taken = self._made = 0
+
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+        view = memoryview(data)
+        for start in range(0, len(view), SLICE):  # what is not looked at yet does not count
+            part = view[start : start + SLICE]
+            self._taken += len(part)
+            for piece in self._inner.feed(part):
+                self._made += len(piece)
+                _check_swelling(self._taken, self._made)
+                yield piece
+
+    def finish(self) -> Iterator[bytes]:
+        for piece in self._inner.finish():
+            self._made += len(piece)
+            _check_swelling(self._taken, self._made)
+            yield piece
+
+
 def is_compressed(head: bytes) -> bool:
     """Whether a document that begins with ``head`` is compressed."""
     return any(head.startswith(magic) for magic, _ in _KNOWN)
@@ -211,5 +247,5 @@ def inflate_for(head: bytes) -> Inflate | None:
     """Return what makes a document plain that begins with ``head``; None if it is plain."""
     for magic, make in _KNOWN:
         if head.startswith(magic):
-            return make()
+            return _Watched(make())
     return None

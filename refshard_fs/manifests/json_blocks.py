@@ -278,6 +278,8 @@ class Reader:
             except UnicodeDecodeError:
                 if final:
                     raise self._wrong(f"{name!r} is not UTF-8") from None
+            except RecursionError:
+                raise self._wrong(f"{name!r} nests too deep") from None
             else:
                 if stop < len(string) or (whole and final):
                     break

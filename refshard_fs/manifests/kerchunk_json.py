@@ -13,7 +13,7 @@ import msgspec
 
 from refshard_fs import policy
 from refshard_fs.errors import ManifestError, redacted
-from refshard_fs.formats import OpenOptions, Probe
+from refshard_fs.formats import MANIFEST_BYTES, OpenOptions, Probe, check_size
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import compiled
 from refshard_fs.manifests.gathering import Gathering
@@ -36,6 +36,7 @@ class JsonIndex(msgspec.Struct, frozen=True):
     where: str
     overrides: tuple[tuple[str, str], ...] = ()
     simple: bool = True
+    most: int = MANIFEST_BYTES  # that it may have, decompressed
 
     def decode(self, data: bytes) -> ReferenceSet:
         decoder = self.decoder()
@@ -67,6 +68,7 @@ class Decoder:
         self._head = b""
         self._started = False
         self._reader = Reader(index.where)
+        self._taken = 0
 
     def feed(self, data: bytes | memoryview) -> None:
         """Read on in ``data``; ManifestError if that cannot be."""
@@ -84,7 +86,7 @@ class Decoder:
         if self._inflate is not None:
             try:
                 for piece in self._inflate.finish():
-                    self._reader.feed(piece)
+                    self._take(piece)
             except DamagedStream as e:
                 raise self._damaged(e) from e
         self._reader.finish()
@@ -97,13 +99,18 @@ class Decoder:
 
     def _pass(self, data: bytes | memoryview) -> None:
         if self._inflate is None:
-            self._reader.feed(data)
+            self._take(data)
             return
         try:
             for piece in self._inflate.feed(data):
-                self._reader.feed(piece)
+                self._take(piece)
         except DamagedStream as e:
             raise self._damaged(e) from e
+
+    def _take(self, piece: bytes | memoryview) -> None:
+        self._taken += len(piece)
+        check_size(self._taken, self._index.most, self._index.where)
+        self._reader.feed(piece)
 
     def _damaged(self, error: DamagedStream) -> ManifestError:
         return ManifestError(f"{self._index.where} is compressed and damaged: {error}")
@@ -159,9 +166,11 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a JSON reference set."""
-    index = JsonIndex(redacted(probe.url), options.template_overrides, options.simple_templates)
+    where = redacted(probe.url)
+    index = JsonIndex(where, options.template_overrides, options.simple_templates, options.max_manifest_bytes)
     whole = probe.facts is not None and probe.facts.size == len(probe.head)
     facts = probe.facts or Facts(None)
+    check_size(facts.size, options.max_manifest_bytes, where)
     pin = Pin(facts.etag, facts.last_modified, facts.size)
     refs: ReferenceSet = yield Load(Inline(probe.head) if whole else Span(probe.url, pin=pin), index)
     return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), probe.url)

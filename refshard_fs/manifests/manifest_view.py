@@ -17,7 +17,7 @@ from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
 from refshard_fs.documents import Documents
 from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import ManifestError, NotListable, ReferenceNotReachable, SourceNotReachable
-from refshard_fs.formats import OpenOptions
+from refshard_fs.formats import OpenOptions, check_size
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace, is_empty
 from refshard_fs.manifests.checked import checked
@@ -181,6 +181,8 @@ class ManifestView:
         entry = yield from _pinned(entry)
         if entry is None:
             raise SourceNotReachable(f"{where} is not there, which {path or 'the root'!r} names as its manifest")
+        pinned = entry.pin.size if isinstance(entry, Span) and entry.pin is not None else None
+        check_size(entry.size if pinned is None else pinned, self._options.max_manifest_bytes, where)
         return _Lookup(Load(entry, KeyMapIndex(where) if grid is None else ManifestIndex(where, grid)), origin, where)
 
     def _entry(

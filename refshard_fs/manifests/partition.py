@@ -22,7 +22,7 @@ from refshard_fs.model import Quota
 __all__ = ["Partition", "PartitionIndex", "encode", "require_pyarrow"]
 
 MIB = 1 << 20
-ROWS = 1 << 26  # that a partition may have
+ROWS = 1 << 24  # that a partition may have: they take 20 bytes each, and may be written in next to none
 DECODED = 1024 * MIB  # that its columns may say they take, uncompressed
 OFFSETS = 2**63  # parquet's integers are signed
 COLUMNS = ("path", "offset", "size", "raw")
@@ -129,10 +129,7 @@ class PartitionIndex(msgspec.Struct, frozen=True):
             with pa.BufferReader(data) as source:
                 file = _opened(source)
                 self._check(file.metadata)
-                there = set(file.metadata.schema.names)
-                names = [name for name in COLUMNS if name in there]
-                if not names:
-                    raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
+                names = _columns(file.metadata.schema.names)
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
             if table.num_rows < self.chunks:
                 raise ValueError(f"it has {table.num_rows} rows, and {self.chunks} chunks lie in it")
@@ -172,6 +169,17 @@ def _opened(source: Any) -> Any:
         return parquet.ParquetFile(source, read_dictionary=["path"], page_checksum_verification=True)
     except KeyError:  # there is no such column
         return parquet.ParquetFile(source, page_checksum_verification=True)
+
+
+def _columns(there: Sequence[str]) -> list[str]:
+    """Return which of our columns are there; ValueError if none is, or one is there twice."""
+    names = [name for name in COLUMNS if name in there]
+    if not names:
+        raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
+    twice = [name for name in names if list(there).count(name) > 1]
+    if twice:
+        raise ValueError(f"it has the column {twice[0]!r} twice")
+    return names
 
 
 def _partition(columns: Mapping[str, Any], rows: int) -> Partition:

@@ -19,7 +19,7 @@ def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
     name = f"<{meta.dtype}" if meta.zarr_format == 3 and meta.dtype in ("c8", "c16") else meta.dtype
     try:
         dtype = np.dtype(name)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         return None
     return dtype if dtype.kind in _NUMERIC and (meta.zarr_format == 2 or dtype.kind in "biufc") else None
 

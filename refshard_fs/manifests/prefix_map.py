@@ -14,7 +14,7 @@ import msgspec
 
 from refshard_fs import zarrmeta
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
-from refshard_fs.formats import OpenOptions, Probe
+from refshard_fs.formats import OpenOptions, Probe, check_size
 from refshard_fs.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.keyspace import KeySpace, default_is_directory
 from refshard_fs.manifests.checked import checked
@@ -250,6 +250,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a key map."""
     facts = probe.facts or Facts(None)
     whole = facts.size == len(probe.head)
+    check_size(facts.size, options.max_manifest_bytes, probe.url)
     pin = Pin(facts.etag, facts.last_modified, facts.size)
     entry = Inline(probe.head) if whole else Span(probe.url, pin=pin)
     keys: KeyMap = yield Load(entry, _DocumentIndex(probe.url))

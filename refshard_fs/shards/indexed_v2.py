@@ -168,7 +168,7 @@ def _indexed(slots: int, options: Mapping[str, Any]) -> OffsetsLevel:
 def _itemsize(spelled: str) -> int:
     try:
         dtype = np.dtype(spelled)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, SyntaxError) as e:  # the last of what numpy takes for fields
         raise ValueError(f"its slots are of one size, and that of dtype {spelled[:100]!r} is not known") from e
     if dtype.hasobject:
         raise ValueError("its slots are of one size, and its items are not")

@@ -84,7 +84,7 @@ class Mutator:
                     self._harm(text, pick)
                     tokens[at] = bytes(text)
                 case _:
-                    depth = 1 << int(pick.random() ** 4 * 13)
+                    depth = 1 << int(pick.random() ** 6 * 17)
                     tokens[at] = b"[" * depth + tokens[at] + b"]" * depth if pick.random() < 0.9 else b'{"a":' * depth
             if pick.random() < 0.4:
                 break
