@@ -29,6 +29,8 @@ SPECIAL: Final = ("version", "templates", "gen", "refs")
 _CUT = re.compile(rb'[\]"}]\s*,\s*"')
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SPECIAL_MEMBER = re.compile(rb'"(version|templates|gen|refs)"[ \t\r\n]*:[ \t\r\n]*')
+_SPECIAL: Final = [name.encode() for name in SPECIAL]
+_COMPACT = re.compile(rb'"[^"\\]*": ?(?:\["[^"]*"[],]|")')
 _REFS = re.compile(rb',[ \t\r\n]*(?="refs"[ \t\r\n]*:[ \t\r\n]*\{)')
 _LAX = json.JSONDecoder(strict=False)
 
@@ -145,9 +147,9 @@ class Reader:
 
     def _add_block(self, end: int) -> bool:
         """Take what comes before ``end`` as compact members, if its beginning looks like that, and it is."""
-        stop = min(self._at + SAMPLE, end)
-        known = self._text.count(b'":["', self._at, stop) + self._text.count(b'": ["', self._at, stop)
-        if abs(self._text.count(b'"', self._at, stop) - 4 * known) > 3:
+        if _COMPACT.match(self._text, self._at, end) is None:
+            return False
+        if not self._within_refs and any(self._text.find(b'"%b"' % name, self._at, end) >= 0 for name in _SPECIAL):
             return False
         return self._into.add_block(memoryview(self._text)[self._at : end])
 
