@@ -19,13 +19,15 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, normalise, parent
 from refshard_fs.keyspace import place
 from refshard_fs.manifests import placing
+from refshard_fs.manifests.chunk_keys import chunk_numbers
 from refshard_fs.manifests.homes import at_home
-from refshard_fs.manifests.json_fast import Positions, Records, Urls, chunk_numbers, scan
+from refshard_fs.manifests.json_fast import Records, Urls, scan
 from refshard_fs.manifests.placing import may_be_chunk
 from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
 from refshard_fs.manifests.settling import settle
 from refshard_fs.manifests.taken import Aside, Common, Loose, Taken, has_odd
 from refshard_fs.manifests.templates import Templates, expand_gen
+from refshard_fs.manifests.words import Positions
 
 __all__ = ["Gathering"]
 
@@ -127,7 +129,7 @@ class Gathering:
         try:
             for sequence, records in deferred:
                 self._place(records, {}, sequence)
-            b"\n".join(url for url in taken.urls if url and url not in taken.escaped).decode()
+            b"\n".join(filter(None, taken.urls.keys() - taken.escaped if taken.escaped else taken.urls)).decode()
         except UnicodeDecodeError as e:
             raise ManifestError(f"{self._where} is not JSON: it is not UTF-8: {e.reason}") from e
         if templates is not None:

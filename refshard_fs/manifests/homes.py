@@ -6,13 +6,15 @@ One look-up a directory, and arithmetic for the names in it. No I/O here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from refshard_fs.columns import UInt32s, UInt64s
 from refshard_fs.keys import ChunkGrid, parent
-from refshard_fs.manifests.json_fast import Positions, Records, name_starts, runs, stands, tail_numbers
+from refshard_fs.manifests.chunk_keys import name_starts, tail_numbers
+from refshard_fs.manifests.json_fast import Records
+from refshard_fs.manifests.words import Positions, runs, stands
 
 __all__ = ["Found", "at_home"]
 
@@ -34,16 +36,38 @@ class _Spelling(NamedTuple):
     dimensions: int
 
 
-class _Home(NamedTuple):
-    """The array of the chunks in a directory: these are numbered from ``first`` on, as a grid of ``counts``."""
+class _Shapes:
+    """How chunks are spelled in the directories of arrays, and how many there are along each dimension: each once."""
 
-    array: int
-    first: int
-    spelling: _Spelling
-    counts: tuple[int, ...]
+    def __init__(self) -> None:
+        self.known: list[tuple[_Spelling | None, tuple[int, ...]]] = [(None, ())]
+        self.of: dict[int, int] = {}  # of a grid, by its id: arrays that are spelled alike share one
+
+    def number(self, grid: ChunkGrid) -> int:
+        """Return the shape of the chunks that lie in an array's own directory; 0 if none can."""
+        number = self.of.get(id(grid))
+        if number is None:
+            counts, encoding = grid.counts, grid.encoding
+            is_default = encoding.name == "default"
+            if not counts:
+                shape: tuple[_Spelling | None, tuple[int, ...]] = (None, ()) if is_default else (_BARE, (1,))
+            elif encoding.separator == "/" and (is_default or len(counts) > 1):
+                shape = (None, ())
+            else:
+                head = b"c" + encoding.separator.encode() if is_default else b""
+                shape = (_Spelling(head, encoding.separator, len(counts)), counts)
+            number = self.of[id(grid)] = self.add(*shape)
+        return number
+
+    def add(self, spelling: _Spelling | None, counts: tuple[int, ...]) -> int:
+        if spelling is None:
+            return 0
+        self.known.append((spelling, counts))
+        return len(self.known) - 1
 
 
-_NOWHERE: Final = _Home(0, 0, _Spelling(b"", ".", 0), ())
+_BARE: Final = _Spelling(b"", ".", 1)
+_NOWHERE: Final = (0, 0, 0)
 
 
 def at_home(
@@ -59,61 +83,58 @@ def at_home(
     starts = records.key_starts[among]
     names = name_starts(text, starts, stops)
     ends = np.maximum(names - 1, starts)
-    firsts = runs(text, starts, ends)
-    known: dict[bytes, _Home] = {}
+    begun = runs(text, starts, ends)
+    shapes = _Shapes()
+    known: dict[bytes, tuple[int, int, int]] = {}  # the array, the number of the first chunk there, and their shape
     homes = []
-    for start, stop in zip(starts[firsts].tolist(), ends[firsts].tolist(), strict=True):
+    for start, stop in zip(starts[begun].tolist(), ends[begun].tolist(), strict=True):
         directory = text[start:stop]
         home = known.get(directory)
         if home is None:
-            home = known[directory] = _home(directory.decode(), grids, numbers, largest)
+            path = directory.decode()
+            grid = grids.get(path)
+            if grid is None:
+                home = _below(path, grids, numbers, largest, shapes)
+            else:
+                home = numbers[path], 0, shapes.number(grid) if grid.size <= largest else 0
+            known[directory] = home
         homes.append(home)
-    run = np.arange(len(homes)).repeat(np.diff(firsts, append=len(among)))
+    arrays, firsts, shape = np.array(homes, np.int64).T.repeat(np.diff(begun, append=len(among)), axis=1)
     valid = np.zeros(len(among), bool)
     chunks = np.zeros(len(among), np.uint64)
-    spellings = {home.spelling: None for home in known.values() if home is not _NOWHERE}
-    for spelling in spellings:
-        head, separator, dimensions = spelling
-        if len(known) == 1:
-            rows = np.arange(len(among))
-        else:
-            rows = np.flatnonzero(np.array([home.spelling == spelling for home in homes])[run])
-        table = np.array([home.counts if home.spelling == spelling else (0,) * dimensions for home in homes], np.uint64)
-        counts: list[Any] = list(table[run[rows]].T)
+    spellings = [spelling for spelling, _ in shapes.known]
+    for spelling in {spelling: None for spelling in spellings if spelling is not None}:
+        rows = np.flatnonzero(np.array([known == spelling for known in spellings])[shape])
+        none = (0,) * spelling.dimensions
+        table = np.array([counts if own == spelling else none for own, counts in shapes.known], np.uint64)
         begins = names[rows]
-        found, fits = tail_numbers(text, begins + len(head), stops[rows], separator, counts)
-        if head:
-            fits &= stands(text, begins, head)
+        found, fits = tail_numbers(
+            text, begins + len(spelling.head), stops[rows], spelling.separator, list(table[shape[rows]].T)
+        )
+        if spelling.head:
+            fits &= stands(text, begins, spelling.head)
         valid[rows], chunks[rows] = fits, found
-    arrays = np.array([home.array for home in homes], np.uint32)[run]
-    chunks += np.array([home.first for home in homes], np.uint64)[run]
-    return Found(among[valid], arrays[valid], chunks[valid], among[~valid])
+    chunks += firsts.view(np.uint64)
+    return Found(among[valid], arrays[valid].astype(np.uint32), chunks[valid], among[~valid])
 
 
-def _home(directory: str, grids: Mapping[str, ChunkGrid], numbers: Mapping[str, int], largest: int) -> _Home:
-    """Return the home of the chunks in ``directory``; nowhere, too, where it takes a closer look."""
-    path, below = directory, list[str]()
-    grid = grids.get(path)
+def _below(
+    directory: str, grids: Mapping[str, ChunkGrid], numbers: Mapping[str, int], largest: int, shapes: _Shapes
+) -> tuple[int, int, int]:
+    """Return the home of the chunks in a directory below an array; nowhere, too, where it takes a closer look."""
+    path, parts = directory, list[str]()
+    grid = None
     while grid is None and path:
         path, name = parent(path)
-        below.insert(0, name)
+        parts.insert(0, name)
         grid = grids.get(path)
-    if grid is None or grid.size > largest:
+    if grid is None or grid.size > largest or grid.encoding.separator != "/":
         return _NOWHERE
-    counts, encoding = grid.counts, grid.encoding
-    is_default = encoding.name == "default"
-    if not counts:
-        return _NOWHERE if below or is_default else _Home(numbers[path], 0, _Spelling(b"", ".", 1), (1,))
-    if encoding.separator == "/" and (is_default or len(counts) > 1):
-        if is_default and (not below or below.pop(0) != "c"):
-            return _NOWHERE
-        if len(below) != len(counts) - 1 or not all(part.isascii() and part.isdigit() for part in below):
-            return _NOWHERE
-        first = grid.number(grid.encoding.encode([*map(int, below), 0]))
-        if first is None or list(map(str, map(int, below))) != below:
-            return _NOWHERE
-        return _Home(numbers[path], first, _Spelling(b"", ".", 1), counts[-1:])
-    if below:
+    if grid.encoding.name == "default" and parts.pop(0) != "c":
         return _NOWHERE
-    head = b"c" + encoding.separator.encode() if is_default else b""
-    return _Home(numbers[path], 0, _Spelling(head, encoding.separator, len(counts)), counts)
+    if len(parts) != len(grid.counts) - 1 or not all(part.isascii() and part.isdigit() for part in parts):
+        return _NOWHERE
+    first = grid.number(grid.encoding.encode([*map(int, parts), 0]))
+    if first is None or list(map(str, map(int, parts))) != parts:
+        return _NOWHERE
+    return numbers[path], first, shapes.add(_BARE, grid.counts[-1:])

@@ -187,7 +187,7 @@ class Reader:
     def _cut(self, limit: int) -> int | None:
         """Return the end of the last value before ``limit`` (as it seems), or None if there is none."""
         begin = max(self._at, min(limit, len(self._text)) - PART)
-        for pattern in (b'],"', b'], "'):
+        for pattern in (b'],"', b'], "', b'","', b'", "'):
             found = self._text.rfind(pattern, begin, limit)
             if found >= 0:
                 return found + 1

@@ -11,7 +11,6 @@ numbers are taken eight digits at a time as 64-bit words, of which arithmetic ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -19,39 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.columns import ABSENT, WHOLE, UInt32s, UInt64s
-from refshard_fs.keys import ChunkGrid
+from refshard_fs.manifests.words import ONES, PAD, Positions, number_before, runs, stands, u64, words_at
 
-__all__ = ["Records", "Urls", "chunk_numbers", "name_starts", "runs", "scan", "stands", "tail_numbers"]
+__all__ = ["Records", "Urls", "scan"]
 
-Positions: TypeAlias = npt.NDArray[np.int64]
-Booleans: TypeAlias = npt.NDArray[np.bool_]
 Urls: TypeAlias = dict[bytes | None, int]
 
-PAD: Final = bytes(64)  # on either side of a block, so that words may reach over its ends
-LONGEST_COMPARED: Final = 512  # bytes of URLs and directories that are compared as words
-
-
-def _u64(value: int) -> Any:
-    return np.uint64(value)
-
-
-_ONES: Final = 0x0101010101010101
-_HIGH: Final = _u64(0x80 * _ONES)
-_LOW7: Final = _u64(0x7F * _ONES)
-_ZEROS: Final = _u64(ord("0") * _ONES)
-_OVER9: Final = _u64(0x76 * _ONES)  # added to a byte above 9, sets its high bit
-_8, _16, _32, _52, _64 = map(_u64, (8, 16, 32, 52, 64))
-_SLASHES: Final = _u64(ord("/") * _ONES)
-_TEN: Final = _u64(10)
-_PAIRS: Final = _u64(0x000000FF000000FF)
-_HUNDREDS: Final = _u64(100 + (1000000 << 32))
-_UNITS: Final = _u64(1 + (10000 << 32))
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
-_EIGHT_DIGITS: Final = _u64(10**8)
-# The least number of so many digits, bar the single 0.
-_LEAST: Final = np.array([0, 0, *(10**n for n in range(1, 16))], np.uint64)
-# The first so many bytes of a word.
-_FIRST: Final = np.array([2 ** (8 * n) - 1 for n in range(9)], np.uint64)
 
 
 class _Style(NamedTuple):
@@ -67,7 +40,7 @@ class _Style(NamedTuple):
 
 def _style(space: bytes) -> _Style:
     after = b"," + space + b'"'
-    separator = _u64(after[-2] * _ONES)
+    separator = u64(after[-2] * ONES)
     return _Style(b'":' + space + b'["', b'":' + space + b'"', b"]" + after, b'"' + after, separator, len(space))
 
 
@@ -103,9 +76,7 @@ class Records(NamedTuple):
         ends = sizes.cumsum()
         places = np.arange(ends[-1] if len(ends) else 0)
         places += (starts - ends + sizes).repeat(sizes)
-        found = np.frombuffer(self.text, np.uint8)[places].tobytes().decode().split('"')
-        del found[-1]
-        return found
+        return np.frombuffer(self.text, np.uint8)[places].tobytes().decode().split('"')[:-1]
 
     def last_bytes(self) -> npt.NDArray[np.uint8]:
         """Return the last byte of each key; of an empty one, a quote."""
@@ -199,13 +170,6 @@ def _unescaped(characters: npt.NDArray[np.uint8], quotes: Positions) -> Position
     return None
 
 
-def stands(text: bytes, at: Positions, expected: bytes) -> Booleans:
-    """Return whether ``expected``, of up to 8 bytes, stands at each of the places ``at``."""
-    word = _words(text, at, 1)[:, 0]
-    fits: Booleans = word & _FIRST[len(expected)] == _u64(int.from_bytes(expected, "little"))
-    return fits
-
-
 def _ranges(text: bytes, urls_end: Positions, following: Positions, style: _Style) -> tuple[UInt64s, UInt64s] | None:
     """Return offsets and lengths, between the end of each URL and the next key; None where one is no such value."""
     ends = following - (len(style.after_record) - 1)
@@ -221,14 +185,14 @@ def _ranges(text: bytes, urls_end: Positions, following: Positions, style: _Styl
                 return None
             offsets[others], lengths[others] = found
         return offsets, lengths
-    words = _words(text, ends - 16, 2)
-    length = _number_before(words[:, 0], words[:, 1], style.separator)
+    words = words_at(text, ends - 16, 2)
+    length = number_before(words[:, 0], words[:, 1], style.separator)
     if length is None:
         return None
     lengths, digits = length
     ends = ends - digits.view(np.int64) - (1 + style.spaces)  # of the offset: where its comma stands
-    words = _words(text, ends - 16, 2)
-    offset = _number_before(words[:, 0], words[:, 1], style.separator)
+    words = words_at(text, ends - 16, 2)
+    offset = number_before(words[:, 0], words[:, 1], style.separator)
     if offset is None:
         return None
     offsets, digits = offset
@@ -241,188 +205,14 @@ def _ranges(text: bytes, urls_end: Positions, following: Positions, style: _Styl
     return offsets, lengths
 
 
-def _words(text: bytes, starts: Positions, count: int) -> UInt64s:
-    """Return ``count`` 8-byte words from each of ``starts`` on, a row each."""
-    size = 8 * count
-    rows = np.ndarray((len(text) - size + 1,), np.dtype((np.void, size)), text, 0, (1,))
-    return rows[starts].view("<u8").reshape(len(starts), count)
-
-
-def _marks(words: UInt64s, byte: Any) -> UInt64s:
-    """Return words with the high bit of each byte set that equals ``byte`` (given in all bytes of a word)."""
-    different = words ^ byte
-    marks: UInt64s = different & _LOW7
-    marks += _LOW7
-    marks |= different
-    marks |= _LOW7
-    return np.invert(marks, out=marks)
-
-
-def _bytes_after_last(marks: UInt64s) -> UInt64s:
-    """Return how many bytes follow the last marked one; 8 and more where none is marked."""
-    counts = marks.astype(np.float64).view(np.uint64)
-    counts >>= _52  # the exponent: 1023 and the place of the highest bit
-    np.subtract(_u64(1023 + 63), counts, out=counts)
-    counts >>= np.uint64(3)
-    return counts
-
-
-def _digits(words: UInt64s, counts: UInt64s) -> tuple[UInt64s, UInt64s]:
-    """Return the numbers in the last ``counts`` (up to 8) bytes of words, and not 0 where these are no digits."""
-    shift = _64 - (counts << np.uint64(3))  # shifting by 64 gives 0
-    values = words ^ _ZEROS
-    values >>= shift
-    values <<= shift
-    wrong = values + _OVER9
-    wrong |= values
-    wrong &= _HIGH
-    pairs = values >> _8
-    values *= _TEN
-    values += pairs
-    np.right_shift(values, _16, out=pairs)
-    values &= _PAIRS
-    values *= _HUNDREDS
-    pairs &= _PAIRS
-    pairs *= _UNITS
-    values += pairs
-    values >>= _32
-    return values, wrong
-
-
-def _number_before(low: UInt64s, high: UInt64s, separator: Any) -> tuple[UInt64s, UInt64s] | None:
-    """Return the numbers (JSON: no needless zero) between ``separator`` and the end of 16 bytes, and their digits."""
-    counts = _bytes_after_last(_marks(high, separator))
-    if not counts.all():
-        return None
-    long = counts > np.uint64(7)
-    if not long.any():
-        values, wrong = _digits(high, counts)
-    else:
-        more = _bytes_after_last(_marks(low, separator)) * long
-        if (more > np.uint64(7)).any():
-            return None
-        counts = np.minimum(counts, _8)
-        values, wrong = _digits(high, counts)
-        upper, also_wrong = _digits(low, more)  # of no bytes: 0
-        values += upper * _EIGHT_DIGITS
-        wrong |= also_wrong
-        counts += more
-    if wrong.any() or (values < _LEAST[counts.view(np.int64)]).any():
-        return None
-    return values, counts
-
-
-def runs(text: bytes, starts: Positions, stops: Positions) -> Positions:
-    """Return where in a row of pieces of ``text`` one is another than the one before; long ones are not compared."""
-    sizes = stops - starts
-    longest = int(sizes.max(initial=0))
-    if longest > LONGEST_COMPARED:
-        return np.arange(len(sizes))
-    differs = sizes[1:] != sizes[:-1]
-    if longest:
-        if int(starts[-1]) + longest + 8 > len(text):  # words would reach beyond the end
-            text += bytes(longest + 8)
-        words = _words(text, starts, (longest + 7) // 8)
-        shortest = int(sizes.min())
-        for i in range(words.shape[1]):
-            word = words[1:, i] ^ words[:-1, i]
-            if 8 * i + 8 > shortest:
-                word &= _FIRST[np.clip(sizes[1:] - 8 * i, 0, 8)]
-            differs |= word != _u64(0)
-    return np.concatenate(([0], np.flatnonzero(differs) + 1))
-
-
 def _targets(text: bytes, starts: Positions, stops: Positions, urls: Urls) -> UInt32s:
     """Return the number of each URL. Those that equal the one before are told by their words alone."""
     if not len(starts):
         return np.zeros(0, np.uint32)
     firsts = runs(text, starts, stops)
-    number_of = urls.setdefault
     spans = zip(starts[firsts].tolist(), stops[firsts].tolist(), strict=True)
-    numbers = np.array([number_of(text[start:stop], len(urls)) for start, stop in spans], np.uint32)
+    pieces = [text[start:stop] for start, stop in spans]
+    new = [piece for piece in dict.fromkeys(pieces) if piece not in urls]
+    urls.update(zip(new, range(len(urls), len(urls) + len(new)), strict=True))
+    numbers = np.fromiter(map(urls.__getitem__, pieces), np.uint32, len(pieces))
     return numbers.repeat(np.diff(firsts, append=len(starts)))
-
-
-def chunk_numbers(
-    records: Records, among: Positions | None, prefix: bytes, grid: ChunkGrid
-) -> tuple[UInt64s, Booleans]:
-    """Return the numbers in ``grid`` of keys, and which of them are valid: the others are no chunks of it.
-
-    ``prefix`` is what keys of the array begin with ("c" included), and ``among`` the records to look at (None: all).
-    """
-    starts, stops = records.key_starts, records.key_stops
-    if among is not None:
-        starts, stops = starts[among], stops[among]
-    valid = stops - starts > len(prefix)
-    for i in range(0, len(prefix), 8):
-        valid &= stands(records.text, starts + i, prefix[i : i + 8])
-    numbers, fit = tail_numbers(records.text, starts + len(prefix), stops, grid.encoding.separator, grid.counts)
-    fit &= valid
-    return numbers, fit
-
-
-def tail_numbers(
-    text: bytes, starts: Positions, stops: Positions, separator: str, counts: Sequence[Any]
-) -> tuple[UInt64s, Booleans]:
-    """Return the numbers of chunks in C order by coordinates with ``separator`` between them, and which are valid.
-
-    ``counts`` are the chunks along each dimension: one number, or one for each of the keys.
-    """
-    remaining = stops - starts
-    valid = remaining > 0
-    width = min(4, -(-int(remaining.max(initial=1)) // 8)) if counts else 1
-    valid &= remaining <= 8 * width
-    # The tail's last bytes, at hand as the high end of the last word.
-    words = list(_words(text, stops - 8 * width, width).T)
-    numbers = np.zeros(len(starts), np.uint64)
-    left = remaining.astype(np.uint64)
-    between = _u64(ord(separator) * _ONES)
-    stride: Any = np.uint64(1)
-    for dimension in reversed(range(len(counts))):
-        if dimension:
-            size = _bytes_after_last(_marks(words[-1], between))
-            fits = (size < left) & (size < _8)
-        else:
-            size = left
-            fits = size <= _8
-        fits &= size > np.uint64(0)
-        if not fits.all():
-            valid &= fits
-            size = np.where(fits, size, np.uint64(1))
-        count = np.asarray(counts[dimension], np.uint64)
-        coords, wrong = _digits(words[-1], size)
-        fits = coords >= _LEAST[size.view(np.int64)]
-        fits &= coords < count
-        fits &= wrong == 0
-        valid &= fits
-        coords *= stride
-        numbers += coords
-        stride = stride * count
-        if dimension:
-            taken = size + np.uint64(1)
-            left -= taken
-            taken <<= np.uint64(3)
-            back = _64 - taken
-            for i in range(width - 1, 0, -1):
-                words[i] = (words[i] << taken) | (words[i - 1] >> back)
-            words[0] = words[0] << taken
-    if not counts:
-        valid[:] = False
-    return numbers, valid
-
-
-def name_starts(text: bytes, starts: Positions, stops: Positions) -> Positions:
-    """Return where the last name of each key begins; where that is too far from its end, the key's own beginning."""
-    found = starts.copy()
-    left = np.arange(len(starts))
-    for i in range(1, 5):
-        last = _words(text, stops[left] - 8 * i, 1)[:, 0]
-        after = _bytes_after_last(_marks(last, _SLASHES)).view(np.int64)
-        begins = stops[left] - 8 * (i - 1) - after
-        here = (after < 8) & (begins > starts[left])
-        found[left[here]] = begins[here]
-        left = left[~here]
-        left = left[stops[left] - 8 * i > starts[left]]
-        if not len(left):
-            break
-    return found

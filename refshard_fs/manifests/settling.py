@@ -13,10 +13,10 @@ import numpy as np
 
 from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row
 from refshard_fs.keys import join
-from refshard_fs.manifests.json_fast import Positions
 from refshard_fs.manifests.placing import Placer
 from refshard_fs.manifests.reference_set import ReferenceSet, Value
 from refshard_fs.manifests.taken import Aside, Loose, Taken
+from refshard_fs.manifests.words import Positions
 from refshard_fs.texts import Texts
 
 __all__ = ["settle"]

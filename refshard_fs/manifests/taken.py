@@ -20,23 +20,10 @@ from refshard_fs.manifests.templates import Templates
 
 __all__ = ["Aside", "Common", "Loose", "Taken", "has_odd"]
 
-# What is to be looked at more closely in keys, each of which stands between line ends.
-_ODD: Final = (
-    "\\",
-    "\0",
-    "//",
-    "\n/",
-    "/\n",
-    "\n\n",
-    "/./",
-    "/../",
-    "\n./",
-    "\n../",
-    "/.\n",
-    "/..\n",
-    "\n.\n",
-    "\n..\n",
-)
+# What is to be looked at more closely in keys, each of which stands between line ends; and where names begin with dots.
+_ODD: Final = ("\\", "\0", "//", "\n/", "/\n", "\n\n")
+_DOTS: Final = ("\n.", "/.")
+_ODD_DOTS: Final = ("/./", "/../", "\n./", "\n../", "/.\n", "/..\n", "\n.\n", "\n..\n")
 
 
 class Aside(NamedTuple):
@@ -105,7 +92,7 @@ class Taken:
 
     def expand(self, templates: Templates) -> None:
         """Expand every URL, once each; where two become one, or change places, columns follow."""
-        if not any(b"{{" in url for url in self.urls if url):
+        if b"{{" not in b"\n".join(filter(None, self.urls)):
             return
         urls: Urls = {}
         numbers = np.empty(len(self.urls), np.uint32)
@@ -154,4 +141,6 @@ class Taken:
 def has_odd(keys: Mapping[str, object] | list[str]) -> bool:
     """Whether one of ``keys`` may have another normal form, or none."""
     lines = "\n" + "\n".join(keys) + "\n"
-    return any(sign in lines for sign in _ODD)
+    if any(sign in lines for sign in _ODD):
+        return True
+    return any(sign in lines for sign in _DOTS) and any(sign in lines for sign in _ODD_DOTS)
