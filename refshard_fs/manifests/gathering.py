@@ -61,11 +61,14 @@ class Gathering:
     def is_empty(self) -> bool:
         return not self._sequence
 
-    def add_block(self, block: bytes | memoryview) -> bool:
-        """Take compact members (see `json_fast`); False, and nothing taken, where they are not of that form."""
+    def add_block(self, block: bytes | memoryview, others: Iterable[bytes] = ()) -> bool:
+        """Take compact members (see `json_fast`); False, and nothing taken, where they are not of that form.
+
+        Nor is anything taken where there is one of ``others``, keys with a meaning of their own.
+        """
         try:
             records = scan(block, self._taken.urls)
-            if records is None:
+            if records is None or any(map(records.has, others)):
                 return False
             self._add_records(records, records.texts())
         except (UnicodeDecodeError, msgspec.DecodeError, _Repeated):
@@ -299,18 +302,17 @@ class Gathering:
 
     def _learn(self, key: str, value: Value) -> None:
         """Take note of an array's grid."""
-        path, name = parent(key)
-        if name in METADATA:
-            grid = self._grid_of(key, value)
-            if grid is not None:
-                self._taken.learn(path, grid)
-
-    def _grid_of(self, key: str, value: Value) -> ChunkGrid | None:
+        path, _, name = key.rpartition("/")
+        if name not in METADATA:
+            return
         if type(value) is not str:
-            return grid_of(key, value, self._where)
-        if value not in self._spelled:
-            self._spelled[value] = grid_of(key, value, self._where)
-        return self._spelled[value]
+            grid = grid_of(key, value, self._where)
+        elif value in self._spelled:
+            grid = self._spelled[value]
+        else:
+            grid = self._spelled[value] = grid_of(key, value, self._where)
+        if grid is not None:
+            self._taken.learn(path, grid)
 
     def _target(self, url: bytes | None) -> int:
         urls = self._taken.urls

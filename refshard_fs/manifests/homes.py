@@ -39,7 +39,8 @@ class _Spelling(NamedTuple):
 class _Shapes:
     """How chunks are spelled in the directories of arrays, and how many there are along each dimension: each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int) -> None:
+        self._largest = largest  # chunks of a grid
         self.known: list[tuple[_Spelling | None, tuple[int, ...]]] = [(None, ())]
         self.of: dict[int, int] = {}  # of a grid, by its id: arrays that are spelled alike share one
 
@@ -49,11 +50,13 @@ class _Shapes:
         if number is None:
             counts, encoding = grid.counts, grid.encoding
             is_default = encoding.name == "default"
-            if not counts:
-                shape: tuple[_Spelling | None, tuple[int, ...]] = (None, ()) if is_default else (_BARE, (1,))
-            elif encoding.separator == "/" and (is_default or len(counts) > 1):
-                shape = (None, ())
-            else:
+            shape: tuple[_Spelling | None, tuple[int, ...]] = (None, ())
+            if grid.size > self._largest:
+                pass
+            elif not counts:
+                if not is_default:
+                    shape = (_BARE, (1,))
+            elif encoding.separator != "/" or not (is_default or len(counts) > 1):
                 head = b"c" + encoding.separator.encode() if is_default else b""
                 shape = (_Spelling(head, encoding.separator, len(counts)), counts)
             number = self.of[id(grid)] = self.add(*shape)
@@ -84,7 +87,7 @@ def at_home(
     names = name_starts(text, starts, stops)
     ends = np.maximum(names - 1, starts)
     begun = runs(text, starts, ends)
-    shapes = _Shapes()
+    shapes = _Shapes(largest)
     known: dict[bytes, tuple[int, int, int]] = {}  # the array, the number of the first chunk there, and their shape
     homes = []
     for start, stop in zip(starts[begun].tolist(), ends[begun].tolist(), strict=True):
@@ -96,7 +99,7 @@ def at_home(
             if grid is None:
                 home = _below(path, grids, numbers, largest, shapes)
             else:
-                home = numbers[path], 0, shapes.number(grid) if grid.size <= largest else 0
+                home = numbers[path], 0, shapes.of.get(id(grid)) or shapes.number(grid)
             known[directory] = home
         homes.append(home)
     arrays, firsts, shape = np.array(homes, np.int64).T.repeat(np.diff(begun, append=len(among)), axis=1)

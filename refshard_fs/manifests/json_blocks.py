@@ -149,9 +149,8 @@ class Reader:
         """Take what comes before ``end`` as compact members, if its beginning looks like that, and it is."""
         if _COMPACT.match(self._text, self._at, end) is None:
             return False
-        if not self._within_refs and any(self._text.find(b'"%b"' % name, self._at, end) >= 0 for name in _SPECIAL):
-            return False
-        return self._into.add_block(memoryview(self._text)[self._at : end])
+        block = memoryview(self._text)[self._at : end]
+        return self._into.add_block(block, () if self._within_refs else _SPECIAL)
 
     def _is_regular(self, end: int) -> bool:
         """Whether samples of what comes before ``end`` are mostly references as `json_fast` knows them."""

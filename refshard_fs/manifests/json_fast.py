@@ -78,6 +78,12 @@ class Records(NamedTuple):
         places += (starts - ends + sizes).repeat(sizes)
         return np.frombuffer(self.text, np.uint8)[places].tobytes().decode().split('"')[:-1]
 
+    def has(self, key: bytes) -> bool:
+        """Whether there is such a key."""
+        likely = self.key_starts[self.key_stops - self.key_starts == len(key)]
+        likely = likely[stands(self.text, likely, key[:8])]
+        return any(self.text.startswith(key, start) for start in likely.tolist())
+
     def last_bytes(self) -> npt.NDArray[np.uint8]:
         """Return the last byte of each key; of an empty one, a quote."""
         return np.frombuffer(self.text, np.uint8)[self.key_stops - 1]

@@ -40,8 +40,11 @@ class Placer:
         self._directories: dict[str, tuple[int, _Tails]] = {}
         end = 0
         ends = [0]
+        sizes: dict[int, int] = {}  # by the id of a grid: many arrays share one
         for path, grid in grids.items():
-            size = grid.size
+            size = sizes.get(id(grid), -1)
+            if size < 0:
+                size = sizes[id(grid)] = grid.size
             if size <= SMALL:
                 self._small.append(path)
                 self._starts[path] = end
@@ -79,8 +82,7 @@ class Placer:
     def starts(self, numbers: Mapping[str, int]) -> UInt64s:
         """Return what makes common numbers of those in small arrays, by the ``numbers`` of these."""
         starts = np.zeros(max(numbers.values(), default=0) + 1, np.uint64)
-        for path, number in numbers.items():
-            starts[number] = self._starts.get(path, 0)
+        starts[list(map(numbers.__getitem__, self._starts))] = list(self._starts.values())
         return starts
 
     def _directory(self, directory: str) -> tuple[int, _Tails]:

@@ -71,12 +71,13 @@ class Taken:
     def learn(self, path: str, grid: ChunkGrid) -> None:
         """Take note of an array. Where it had another grid before, its chunks are placed anew in the end."""
         old = self.grids.get(path)
+        if old is None:
+            self.grids[path], self.numbers[path] = grid, next(self._numbers)
+            return
         if grid == old:
             return
         self.grids[path] = grid
-        number, self.numbers[path] = self.numbers.get(path), next(self._numbers)
-        if old is None:
-            return
+        number, self.numbers[path] = self.numbers[path], next(self._numbers)
         self.unsettled = True
         moved = self.parts.pop(path, [])
         for i, (sequence, arrays, part) in enumerate(self.common):
