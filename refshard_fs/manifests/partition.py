@@ -129,10 +129,12 @@ class PartitionIndex(msgspec.Struct, frozen=True):
             with pa.BufferReader(data) as source:
                 file = _opened(source)
                 self._check(file.metadata)
-                there = set(file.metadata.schema.names)
+                there = file.metadata.schema.names
                 names = [name for name in COLUMNS if name in there]
                 if not names:
                     raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
+                if "raw" in names[1:] and _is_missing(file.metadata, there.index("raw")):
+                    names.remove("raw")  # as in most sets; to read it takes a fifth of the time
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
             if table.num_rows < self.chunks:
                 raise ValueError(f"it has {table.num_rows} rows, and {self.chunks} chunks lie in it")
@@ -172,6 +174,16 @@ def _opened(source: Any) -> Any:
         return parquet.ParquetFile(source, read_dictionary=["path"], page_checksum_verification=True)
     except KeyError:  # there is no such column
         return parquet.ParquetFile(source, page_checksum_verification=True)
+
+
+def _is_missing(metadata: Any, column: int) -> bool:
+    """Whether all of a column is null, as the file says that it is."""
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        known = group.column(column).statistics
+        if known is None or not known.has_null_count or known.null_count != group.num_rows:
+            return False
+    return True
 
 
 def _partition(columns: Mapping[str, Any], rows: int) -> Partition:
