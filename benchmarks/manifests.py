@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import random
 import resource
 import sys
 import tempfile
@@ -57,6 +58,52 @@ def pieces(
             )
     yield "}}"
 
+
+def shape(name: str, count: int) -> dict[str, Any]:
+    """Return a set of some ``count`` references of another shape than those of `pieces`."""
+    array: dict[str, Any] = {"zarr_format": 2, "dtype": "<f4", "order": "C", "compressor": None, "filters": None}
+    array |= {"fill_value": None, "shape": [count, 100], "chunks": [1, 10]}
+    refs: dict[str, Any] = {".zmetadata": '{"metadata":{}}', ".zgroup": '{"zarr_format":2}'}
+    large = {**refs, "air/.zarray": json.dumps(array)}
+    ranges = [[f"{URL}/file_{i // 1000:05d}.nc", 8192 + i * 40003, 40003 - i % 100] for i in range(count)]
+    match name:
+        case "arrays of 10 chunks":
+            small = json.dumps(array | {"shape": [100], "chunks": [10]})
+            for i in range(count // 10):
+                refs[f"group/v{i:05d}/.zarray"] = small
+                refs |= {f"group/v{i:05d}/{j}": ranges[i * 10 + j] for j in range(10)}
+        case "/ in keys":
+            slashes = json.dumps(array | {"dimension_separator": "/"})
+            refs |= {"air/.zarray": slashes} | {f"air/{i // 10}/{i % 10}": r for i, r in enumerate(ranges)}
+        case "version 3":
+            grid = {"name": "regular", "configuration": {"chunk_shape": [1, 10]}}
+            meta = {"zarr_format": 3, "node_type": "array", "shape": [count, 100], "chunk_grid": grid, "codecs": []}
+            meta |= {"chunk_key_encoding": {"name": "default"}, "data_type": "float32", "fill_value": 0}
+            refs["air/zarr.json"] = json.dumps(meta)
+            refs |= {f"air/c/{i // 10}/{i % 10}": r for i, r in enumerate(ranges)}
+        case "in any order":
+            items = [*large.items(), *((f"air/{i // 10}.{i % 10}", r) for i, r in enumerate(ranges))]
+            random.Random(1).shuffle(items)
+            refs = dict(items)
+        case "one in three inline":
+            refs = large | {f"air/{i // 10}.{i % 10}": r if i % 3 else DATA for i, r in enumerate(ranges)}
+        case "all inline":
+            refs = large | {f"air/{i // 10}.{i % 10}": DATA for i in range(count)}
+        case "no chunks":
+            refs |= {f"folder{i % 100}/file-{i}.bin": r for i, r in enumerate(ranges)}
+    return refs
+
+
+DATA = "base64:" + "QUJDRA" * 10 + "=="
+SHAPES = (
+    "arrays of 10 chunks",
+    "/ in keys",
+    "version 3",
+    "in any order",
+    "one in three inline",
+    "all inline",
+    "no chunks",
+)
 
 COMPACT, SPACED = (",", ":"), (", ", ": ")
 SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -168,6 +215,11 @@ def tables(folder: Path, count: int, repeats: int) -> list[Row]:
         memory = Goal(5) if spelling in goals else Goal(1)
         rows.append(Row("   added memory", "B", theirs["added"], ours["added"], memory))
         rows.append(Row("   added memory, peak", "B", theirs["peak"], ours["peak"], memory))
+    for name in SHAPES:
+        path = str(folder / "shape.json")
+        Path(path).write_text(json.dumps(shape(name, min(count, 100_000)), separators=COMPACT))
+        theirs, ours = in_turns(MODULE, [("open", "fsspec", path), ("open", "refshard", path)], repeats)
+        rows.append(Row(f"open 100,000, {name}", "s", theirs["seconds"], ours["seconds"], Goal(1)))
     path = str(folder / "compact.json")
     in_turns(MODULE, [("compiled", "refshard", path)], 1)  # which keeps it
     theirs, ours = in_turns(MODULE, [("open", "fsspec", path), ("compiled", "refshard", path)], repeats)

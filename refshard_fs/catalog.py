@@ -13,6 +13,7 @@ from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, 
 from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, check_size, registered
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import recognised as reference_sets
+from refshard_fs.manifests.declared import MARK
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.lazy_references import LazyReferences, Look
 from refshard_fs.manifests.manifest_view import ManifestView
@@ -23,6 +24,7 @@ from refshard_fs.model import Names as NamesOf
 from refshard_fs.policy import directory_of, locator
 from refshard_fs.shards import recognised as archives
 from refshard_fs.shards.array_group import ArrayGroup
+from refshard_fs.shards.layout import shard_formats
 from refshard_fs.shards.view import ShardView
 from refshard_fs.texts import Texts
 
@@ -121,6 +123,8 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
     """Return ``keyspace`` as the user wants to see it: manifests heeded, shards shown as their inner chunks, or not."""
     match keyspace:
         case ArrayGroup():  # not written by zarr: there are no manifests or shards in it
+            return keyspace
+        case FlatKeySpace() if keyspace.lacks((MARK, *(m for known in shard_formats() for m in known.marks))):
             return keyspace
     if getattr(keyspace, "heeds_manifests", False):  # in each of its parts
         return keyspace if options.shards == "whole" else (yield from _unsharded(keyspace, options))

@@ -140,8 +140,7 @@ class ChunkTable:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the columns take."""
-        columns = (self.targets, self.offsets, self.lengths, self.numbers)
-        return sum(column.nbytes for column in columns if column is not None)
+        return (self._stop - self._start) * (DENSE if self._all[3] is None else SPARSE)
 
     def row(self, number: int) -> Row | None:
         """Return the reference of chunk ``number`` (within the grid), or None if there is no such chunk."""

@@ -131,7 +131,11 @@ def _absolute(url: str, protocol: str | None) -> str:
 
 def digest_of(refs: ReferenceSet) -> str:
     """Return a digest of the content of a set."""
-    state = hashlib.sha256(repr(list(refs.side.items())).encode("utf-8", "surrogatepass"))
+    try:
+        side = msgspec.msgpack.encode(refs.side)
+    except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell
+        side = repr(list(refs.side.items())).encode("utf-8", "surrogatepass")
+    state = hashlib.sha256(side)
     state.update(refs.urls.data.data)
     state.update(refs.urls.ends.data)
     if refs.pins is not None:

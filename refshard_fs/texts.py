@@ -28,9 +28,10 @@ class Texts(Sequence[str | None]):
         given = list(texts)
         parts = [text or b"" for text in given]
         ends = np.cumsum(np.fromiter(map(len, parts), np.uint64, len(parts)), dtype=np.uint64)
-        for i, text in enumerate(given):
-            if text is None:
-                ends[i] |= _NONE
+        if None in given:
+            for i, text in enumerate(given):
+                if text is None:
+                    ends[i] |= _NONE
         return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
 
     @classmethod

@@ -29,6 +29,8 @@ SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")
 _CUT = re.compile(rb'[\]"}]\s*,\s*"')
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SPECIAL_MEMBER = re.compile(rb'"(version|templates|gen|refs|refshard)"[ \t\r\n]*:[ \t\r\n]*')
+_SPECIAL: Final = [name.encode() for name in SPECIAL]
+_COMPACT = re.compile(rb'"[^"\\]*": ?(?:\["[^"]*"[],]|")')
 _REFS = re.compile(rb',[ \t\r\n]*(?="refs"[ \t\r\n]*:[ \t\r\n]*\{)')
 _LAX = json.JSONDecoder(strict=False)
 
@@ -145,11 +147,10 @@ class Reader:
 
     def _add_block(self, end: int) -> bool:
         """Take what comes before ``end`` as compact members, if its beginning looks like that, and it is."""
-        stop = min(self._at + SAMPLE, end)
-        known = self._text.count(b'":["', self._at, stop) + self._text.count(b'": ["', self._at, stop)
-        if abs(self._text.count(b'"', self._at, stop) - 4 * known) > 3:
+        if _COMPACT.match(self._text, self._at, end) is None:
             return False
-        return self._into.add_block(memoryview(self._text)[self._at : end])
+        block = memoryview(self._text)[self._at : end]
+        return self._into.add_block(block, () if self._within_refs else _SPECIAL)
 
     def _is_regular(self, end: int) -> bool:
         """Whether samples of what comes before ``end`` are mostly references as `json_fast` knows them."""
@@ -185,7 +186,7 @@ class Reader:
     def _cut(self, limit: int) -> int | None:
         """Return the end of the last value before ``limit`` (as it seems), or None if there is none."""
         begin = max(self._at, min(limit, len(self._text)) - PART)
-        for pattern in (b'],"', b'], "'):
+        for pattern in (b'],"', b'], "', b'","', b'", "'):
             found = self._text.rfind(pattern, begin, limit)
             if found >= 0:
                 return found + 1

@@ -130,6 +130,8 @@ class PartitionIndex(msgspec.Struct, frozen=True):
                 file = _opened(source)
                 self._check(file.metadata)
                 names = _columns(file.metadata.schema.names)
+                if "raw" in names[1:] and _is_missing(file.metadata, file.metadata.schema.names.index("raw")):
+                    names.remove("raw")  # as in most sets; to read it takes a fifth of the time
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
             if table.num_rows < self.chunks:
                 raise ValueError(f"it has {table.num_rows} rows, and {self.chunks} chunks lie in it")
@@ -180,6 +182,16 @@ def _columns(there: Sequence[str]) -> list[str]:
     if twice:
         raise ValueError(f"it has the column {twice[0]!r} twice")
     return names
+
+
+def _is_missing(metadata: Any, column: int) -> bool:
+    """Whether all of a column is null, as the file says that it is."""
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        known = group.column(column).statistics
+        if known is None or not known.has_null_count or known.null_count != group.num_rows:
+            return False
+    return True
 
 
 def _partition(columns: Mapping[str, Any], rows: int) -> Partition:

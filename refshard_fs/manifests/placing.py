@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.columns import ABSENT, DENSE, SPARSE, ChunkTable, Part
+from refshard_fs.columns import ABSENT, DENSE, SPARSE, ChunkTable, Part, UInt64s
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding, join
 from refshard_fs.keyspace import Place, place
 
@@ -40,8 +40,11 @@ class Placer:
         self._directories: dict[str, tuple[int, _Tails]] = {}
         end = 0
         ends = [0]
+        sizes: dict[int, int] = {}  # by the id of a grid: many arrays share one
         for path, grid in grids.items():
-            size = grid.size
+            size = sizes.get(id(grid), -1)
+            if size < 0:
+                size = sizes[id(grid)] = grid.size
             if size <= SMALL:
                 self._small.append(path)
                 self._starts[path] = end
@@ -72,9 +75,15 @@ class Placer:
         """Return the place of one key, as `keyspace.place` does."""
         return place(self._grids, key) if may_be_chunk(key) else None
 
-    def common(self, path: str, part: Part) -> Part:
+    def moved(self, path: str, part: Part) -> Part:
         """Return rows of a small array with common numbers."""
         return part._replace(numbers=part.numbers.astype(np.uint64) + np.uint64(self._starts[path]))
+
+    def starts(self, numbers: Mapping[str, int]) -> UInt64s:
+        """Return what makes common numbers of those in small arrays, by the ``numbers`` of these."""
+        starts = np.zeros(max(numbers.values(), default=0) + 1, np.uint64)
+        starts[list(map(numbers.__getitem__, self._starts))] = list(self._starts.values())
+        return starts
 
     def _directory(self, directory: str) -> tuple[int, _Tails]:
         """Return the first number of the array that is nearest to ``directory``, and the names of its chunks there."""

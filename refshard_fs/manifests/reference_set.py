@@ -50,7 +50,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the columns and inline data take, roughly."""
-        inline = sum(len(v) if isinstance(v, (str, bytes)) else 64 for v in self.side.values())
+        inline = 64 * len(self.side) + sum(map(len, self.side.values()))
         pins = 0 if self.pins is None else self.pins.nbytes
         return inline + pins + self.urls.nbytes + sum(table.nbytes for table in self.tables.values())
 
@@ -183,26 +183,26 @@ class FlatKeySpace:
         """Whether the metadata of every array is inline, and so no array can be learnt of by reading."""
         if self._holds_all_metadata is None:
             side = self.refs.side
-            named = [key for key in side if key.endswith(METADATA)]
-            self._holds_all_metadata = not any(type(side[k]) is Row and parent(k)[1] in METADATA for k in named)
+            self._holds_all_metadata = Row not in set(map(type, side.values())) or not any(
+                type(value) is Row and parent(key)[1] in METADATA
+                for key, value in side.items()
+                if key.endswith(METADATA)
+            )
         return self._holds_all_metadata
 
     def lacks(self, marks: tuple[bytes, ...]) -> bool:
-        """Whether the metadata of every array is at hand as text, without any of ``marks``."""
+        """Whether the metadata of the root and of every array is at hand as text, without any of ``marks``."""
         if not self.holds_all_metadata:
             return False
-        side, wanted = self.refs.side, [mark.decode() for mark in marks]
-        texts: set[str] = set()
-        for path in self.refs.tables:
-            stem = path + "/" if path else ""
-            found = [text for name in METADATA if (text := side.get(stem + name)) is not None]
-            for text in found:
-                if type(text) is not str or text.startswith("base64:"):
-                    return False
-                texts.add(text)
-            if not found:
-                return False
-        return not any(mark in text for text in texts for mark in wanted)
+        get = self.refs.side.get
+        stems = ["", *(path + "/" for path in self.refs.tables if path)]
+        old, new = [get(stem + ".zarray") for stem in stems], [get(stem + "zarr.json") for stem in stems]
+        if not set(map(type, chain(old, new))) <= {str, type(None)}:
+            return False
+        if any(a is None and b is None for a, b in zip(old[1:], new[1:], strict=True)):
+            return False
+        texts = {str(text) for text in {*old, *new} if text is not None}
+        return not any(text.startswith("base64:") or any(mark.decode() in text for mark in marks) for text in texts)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()

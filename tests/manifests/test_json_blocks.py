@@ -337,12 +337,18 @@ def test_damage_is_an_error_or_what_json_reads(noise: bytes, at: int, cut: int) 
 def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
     assert json_fast.scan(b'"a":["u",1,2]', {}) is not None
     assert json_fast.scan(b'"a":["u"],"b":["v"]', {}) is not None
-    assert json_fast.scan(b'"a":["u"],"b":["v",1,2]', {}) is None
+    assert json_fast.scan(b'"a":["u"],"b":["v",1,2]', {}) is not None
+    mixed = json_fast.scan(b'"a":"x\\\\","b":["v",1,2],"c":"\\"","d":["w"]', {})
+    assert mixed is not None
+    assert mixed.texts() == {"a": "x\\", "c": '"'}
     assert json_fast.scan(b'"a":["u"]]"b":["v"]', {}) is None
     for block in (
         b'"a":["u",1]',
         b'"a":["u","b",2]',
-        b'"a":["u",1,2],"b":"c"',
+        b'"a":["u",1,2],"b":"c\\"',
+        b'"a":["u",1,2],"b\\"":"c"',
+        b'"a":["\\u0075",1,2],"b":"c"',
+        b'"a":"b"]',
         b'"a":["u",1,-2]',
         b'"a":["u",,2]',
         b"",

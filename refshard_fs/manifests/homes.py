@@ -1,0 +1,143 @@
+"""Chunks of many small arrays found by the directories that their keys lie in, most of which many keys share.
+
+One look-up a directory, and arithmetic for the names in it. No I/O here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from refshard_fs.columns import UInt32s, UInt64s
+from refshard_fs.keys import ChunkGrid, parent
+from refshard_fs.manifests.chunk_keys import name_starts, tail_numbers
+from refshard_fs.manifests.json_fast import Records
+from refshard_fs.manifests.words import Positions, runs, stands
+
+__all__ = ["Found", "at_home"]
+
+
+class Found(NamedTuple):
+    """Chunks: their places among the records, the numbers of their arrays, and their own in these; and what is left."""
+
+    rows: Positions
+    arrays: UInt32s
+    chunks: UInt64s
+    left: Positions
+
+
+class _Spelling(NamedTuple):
+    """How the names in a directory spell chunks."""
+
+    head: bytes
+    separator: str
+    dimensions: int
+
+
+class _Shapes:
+    """How chunks are spelled in the directories of arrays, and how many there are along each dimension: each once."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest  # chunks of a grid
+        self.known: list[tuple[_Spelling | None, tuple[int, ...]]] = [(None, ())]
+        self.of: dict[int, int] = {}  # of a grid, by its id: arrays that are spelled alike share one
+
+    def number(self, grid: ChunkGrid) -> int:
+        """Return the shape of the chunks that lie in an array's own directory; 0 if none can."""
+        number = self.of.get(id(grid))
+        if number is None:
+            counts, encoding = grid.counts, grid.encoding
+            is_default = encoding.name == "default"
+            shape: tuple[_Spelling | None, tuple[int, ...]] = (None, ())
+            if grid.size > self._largest:
+                pass
+            elif not counts:
+                if not is_default:
+                    shape = (_BARE, (1,))
+            elif encoding.separator != "/" or not (is_default or len(counts) > 1):
+                head = b"c" + encoding.separator.encode() if is_default else b""
+                shape = (_Spelling(head, encoding.separator, len(counts)), counts)
+            number = self.of[id(grid)] = self.add(*shape)
+        return number
+
+    def add(self, spelling: _Spelling | None, counts: tuple[int, ...]) -> int:
+        if spelling is None:
+            return 0
+        self.known.append((spelling, counts))
+        return len(self.known) - 1
+
+
+_BARE: Final = _Spelling(b"", ".", 1)
+_NOWHERE: Final = (0, 0, 0)
+
+
+def at_home(
+    records: Records, among: Positions, grids: Mapping[str, ChunkGrid], numbers: Mapping[str, int], largest: int
+) -> Found:
+    """Return which of some records are chunks of arrays that have up to ``largest``; arrays have ``numbers`` by path.
+
+    ValueError if a key is not UTF-8.
+    """
+    if not len(among):
+        return Found(among, among.astype(np.uint32), among.view(np.uint64), among)
+    text, stops = records.text, records.key_stops[among]
+    starts = records.key_starts[among]
+    names = name_starts(text, starts, stops)
+    ends = np.maximum(names - 1, starts)
+    begun = runs(text, starts, ends)
+    shapes = _Shapes(largest)
+    known: dict[bytes, tuple[int, int, int]] = {}  # the array, the number of the first chunk there, and their shape
+    homes = []
+    for start, stop in zip(starts[begun].tolist(), ends[begun].tolist(), strict=True):
+        directory = text[start:stop]
+        home = known.get(directory)
+        if home is None:
+            path = directory.decode()
+            grid = grids.get(path)
+            if grid is None:
+                home = _below(path, grids, numbers, largest, shapes)
+            else:
+                home = numbers[path], 0, shapes.of.get(id(grid)) or shapes.number(grid)
+            known[directory] = home
+        homes.append(home)
+    arrays, firsts, shape = np.array(homes, np.int64).T.repeat(np.diff(begun, append=len(among)), axis=1)
+    valid = np.zeros(len(among), bool)
+    chunks = np.zeros(len(among), np.uint64)
+    spellings = [spelling for spelling, _ in shapes.known]
+    for spelling in {spelling: None for spelling in spellings if spelling is not None}:
+        rows = np.flatnonzero(np.array([known == spelling for known in spellings])[shape])
+        none = (0,) * spelling.dimensions
+        table = np.array([counts if own == spelling else none for own, counts in shapes.known], np.uint64)
+        begins = names[rows]
+        found, fits = tail_numbers(
+            text, begins + len(spelling.head), stops[rows], spelling.separator, list(table[shape[rows]].T)
+        )
+        if spelling.head:
+            fits &= stands(text, begins, spelling.head)
+        valid[rows], chunks[rows] = fits, found
+    chunks += firsts.view(np.uint64)
+    return Found(among[valid], arrays[valid].astype(np.uint32), chunks[valid], among[~valid])
+
+
+def _below(
+    directory: str, grids: Mapping[str, ChunkGrid], numbers: Mapping[str, int], largest: int, shapes: _Shapes
+) -> tuple[int, int, int]:
+    """Return the home of the chunks in a directory below an array; nowhere, too, where it takes a closer look."""
+    path, parts = directory, list[str]()
+    grid = None
+    while grid is None and path:
+        path, name = parent(path)
+        parts.insert(0, name)
+        grid = grids.get(path)
+    if grid is None or grid.size > largest or grid.encoding.separator != "/":
+        return _NOWHERE
+    if grid.encoding.name == "default" and parts.pop(0) != "c":
+        return _NOWHERE
+    if len(parts) != len(grid.counts) - 1 or not all(part.isascii() and part.isdigit() for part in parts):
+        return _NOWHERE
+    first = grid.number(grid.encoding.encode([*map(int, parts), 0]))
+    if first is None or list(map(str, map(int, parts))) != parts:
+        return _NOWHERE
+    return numbers[path], first, shapes.add(_BARE, grid.counts[-1:])

@@ -1,0 +1,147 @@
+"""What has been taken in of a reference set so far: columns, and what is no column, each with its place in the order.
+
+Nothing is decided here that a later member may change. No I/O here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from refshard_fs.columns import ABSENT, Part, Row, UInt32s
+from refshard_fs.errors import ManifestError
+from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.manifests.json_fast import Urls
+from refshard_fs.manifests.reference_set import Value
+from refshard_fs.manifests.templates import Templates
+
+__all__ = ["Aside", "Common", "Loose", "Taken", "has_odd"]
+
+# What is to be looked at more closely in keys, each of which stands between line ends; and where names begin with dots.
+_ODD: Final = ("\\", "\0", "//", "\n/", "/\n", "\n\n")
+_DOTS: Final = ("\n.", "/.")
+_ODD_DOTS: Final = ("/./", "/../", "\n./", "\n../", "/.\n", "/..\n", "\n.\n", "\n..\n")
+
+
+class Aside(NamedTuple):
+    """Data and single references; ``settled``: none of them is a chunk whose place is not known."""
+
+    sequence: int
+    members: dict[str, Value]
+    settled: bool
+
+
+class Loose(NamedTuple):
+    """References that are not placed before the end; ``settled``: they are no chunks."""
+
+    sequence: int
+    keys: list[str]
+    part: Part  # without numbers
+    settled: bool
+
+
+class Common(NamedTuple):
+    """References to chunks of small arrays, each with the number of its array."""
+
+    sequence: int
+    arrays: UInt32s
+    part: Part
+
+
+class Taken:
+    """All of it; ``where`` names the set in errors."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.urls: Urls = {}
+        self.escaped: set[bytes] = set()  # URLs that only an escape can spell: with half a surrogate pair
+        self.grids: dict[str, ChunkGrid] = {}
+        self.numbers: dict[str, int] = {}  # of arrays; one that gets another grid gets another number
+        self.parts: dict[str, list[tuple[int, Part]]] = {}
+        self.common: list[Common] = []
+        self.side: list[Aside] = []
+        self.loose: list[Loose] = []
+        self.hiding: set[str] = set()  # arrays with rows that stand for data kept aside
+        self.unsettled = False  # whether places that were known no longer count
+        self._numbers = count()
+
+    def learn(self, path: str, grid: ChunkGrid) -> None:
+        """Take note of an array. Where it had another grid before, its chunks are placed anew in the end."""
+        old = self.grids.get(path)
+        if old is None:
+            self.grids[path], self.numbers[path] = grid, next(self._numbers)
+            return
+        if grid == old:
+            return
+        self.grids[path] = grid
+        number, self.numbers[path] = self.numbers[path], next(self._numbers)
+        self.unsettled = True
+        moved = self.parts.pop(path, [])
+        for i, (sequence, arrays, part) in enumerate(self.common):
+            there = arrays == number
+            if there.any():
+                moved.append((sequence, Part(*(column[there] for column in part))))
+                self.common[i] = Common(sequence, arrays[~there], Part(*(column[~there] for column in part)))
+        for sequence, part in moved:
+            keys = (join(path, old.tail(number)) for number in part.numbers.tolist())
+            pairs = zip(keys, part.rows(), strict=True)
+            rows: dict[str, Value] = {key: row for key, row in pairs if row.target != ABSENT}
+            self.side.append(Aside(sequence, rows, False))
+
+    def expand(self, templates: Templates) -> None:
+        """Expand every URL, once each; where two become one, or change places, columns follow."""
+        if b"{{" not in b"\n".join(filter(None, self.urls)):
+            return
+        urls: Urls = {}
+        numbers = np.empty(len(self.urls), np.uint32)
+        for number, url in enumerate(self.urls):
+            if url is not None and b"{{" in url:
+                text = url.decode("utf-8", "surrogatepass")
+                try:
+                    url = templates.expand(text).encode("utf-8", "surrogatepass")
+                except ManifestError as e:
+                    raise ManifestError(f"{self._key_of(number)!r} of {self.where}: its URL {text!r}: {e}") from e
+            numbers[number] = urls.setdefault(url, len(urls))
+        moved = len(urls) < len(self.urls)
+        self.urls = urls
+        if not moved:
+            return
+        for part in (
+            *(part for parts in self.parts.values() for _, part in parts),
+            *(common.part for common in self.common),
+            *(loose.part for loose in self.loose),
+        ):
+            there = part.targets != ABSENT
+            part.targets[there] = numbers[part.targets[there]]
+        for _, members, _ in self.side:
+            for key, value in members.items():
+                if type(value) is Row:
+                    members[key] = value._replace(target=int(numbers[value.target]))
+
+    def _key_of(self, target: int) -> str:
+        """Return a key that refers to ``target``."""
+        for path, parts in self.parts.items():
+            for _, part in parts:
+                for index in np.flatnonzero(part.targets == target)[:1]:
+                    return join(path, self.grids[path].tail(int(part.numbers[index])))
+        paths = {number: path for path, number in self.numbers.items()}
+        for _, arrays, part in self.common:
+            for index in np.flatnonzero(part.targets == target)[:1]:
+                path = paths[int(arrays[index])]
+                return join(path, self.grids[path].tail(int(part.numbers[index])))
+        for _, keys, part, _ in self.loose:
+            for index in np.flatnonzero(part.targets == target)[:1]:
+                return keys[int(index)]
+        rows = (item for _, members, _ in self.side for item in members.items())
+        return next((key for key, value in rows if type(value) is Row and value.target == target), "")
+
+
+def has_odd(keys: Mapping[str, object] | list[str]) -> bool:
+    """Whether one of ``keys`` may have another normal form, or none."""
+    lines = "\n" + "\n".join(keys) + "\n"
+    if any(sign in lines for sign in _ODD):
+        return True
+    return any(sign in lines for sign in _DOTS) and any(sign in lines for sign in _ODD_DOTS)
