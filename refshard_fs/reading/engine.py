@@ -120,6 +120,7 @@ class Engine:
         late = {i for i, _ in waiting}
         found = [i for i in range(len(batch)) if i not in late]
         self._serve([batch[i] for i in found], [results[i] for i in found])
+        self.ahead.scout((batch[i].keyspace, batch[i].request.key) for i, _ in waiting if batch[i].guess)
         self._start(self._serve_late([batch[i] for i, _ in waiting], [many[i] for i, _ in waiting], waiting))
 
     async def _serve_late(
