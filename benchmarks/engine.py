@@ -114,7 +114,7 @@ class Server:
     """The loopback server in a process of its own."""
 
     def __init__(self, folder: str) -> None:
-        command = [sys.executable, "-m", "tests.servers.http", "--dir", folder, "--until-eof"]
+        command = [sys.executable, "-m", "benchmarks.server", "--dir", folder]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
         assert self._process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"

@@ -12,6 +12,7 @@ import msgspec
 __all__ = ["ChunkGrid", "ChunkKeyEncoding", "is_within", "join", "normalise", "parent"]
 
 _RUNS = re.compile(r"/{2,}")
+_SMALL = {str(number): number for number in range(2048)}  # found sooner than made, and only as a key spells them
 
 
 def normalise(path: str) -> str:
@@ -95,6 +96,26 @@ class ChunkGrid(msgspec.Struct, frozen=True):
 
     def number(self, tail: str) -> int | None:
         """Return the number of the chunk keyed ``tail``, or None if it is no chunk of this grid."""
+        encoding, counts = self.encoding, self.counts
+        parts = tail.split(encoding.separator)
+        if encoding.name == "default":
+            if parts.pop(0) != "c":
+                return None
+        elif not counts:
+            return 0 if tail == "0" else None
+        if len(parts) != len(counts):
+            return None
+        number = 0
+        for part, count in zip(parts, counts):  # noqa: B905  # checked above, at half the cost
+            coord = _SMALL.get(part)
+            if coord is None:
+                return self._number_of_large(tail)
+            if coord >= count:
+                return None
+            number = number * count + coord
+        return number
+
+    def _number_of_large(self, tail: str) -> int | None:
         coords = self.encoding.decode(tail, len(self.counts))
         return None if coords is None else self.number_of(coords)
 

@@ -44,7 +44,7 @@ class Block:
         self.missing = 0  # jobs that have not arrived
         self.reserved = 0  # bytes of the budget
         self.buffer: BytesIO | None = None
-        self.data: bytes | None = None
+        self.data: bytes | memoryview | None = None
 
     def expect(self, span: Span) -> None:
         """Hold ``span`` until it is read, once more."""

@@ -144,6 +144,7 @@ class Engine:
         late = {i for i, _ in waiting}
         found = [i for i in range(len(batch)) if i not in late]
         self._serve([batch[i] for i in found], [results[i] for i in found])
+        self.ahead.scout((batch[i].keyspace, batch[i].request.key) for i, _ in waiting if batch[i].guess)
         reads = [batch[i] for i, _ in waiting]
         task = self._start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
         _stop_with_readers(task, [read.future for read in reads])

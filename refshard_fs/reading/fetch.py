@@ -211,6 +211,7 @@ class Fetcher:
         self._spare.pop(block, None)
         self._used -= block.reserved
         block.reserved = 0
+        self.pool.buffers.give(block.data)
         block.data = block.buffer = None  # a block and its jobs know each other, so its bytes would live on
 
     def _wait(self, block: Block, reader: Reader) -> None:
@@ -245,9 +246,9 @@ class Fetcher:
         span, first = reader.span, block.span.start
         self._waiting.pop(reader.future, None)
         if span.size is None or span.size == len(block.data):
-            data = block.data
+            data = bytes(block.data)  # no copy of what is bytes
         else:
-            data = block.data[span.start - first : span.start - first + span.size]
+            data = bytes(memoryview(block.data)[span.start - first : span.start - first + span.size])
         self._stats.add(bytes_wanted=len(data))
         if self._kept is not None:
             self._kept.put(span, data, len(data))

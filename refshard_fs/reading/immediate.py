@@ -152,4 +152,4 @@ class Immediate:
             return None
         if span.stop is None or len(answer.data) != span.stop - span.start:
             check(answer, span.start, span.stop, exact=span.exact)
-        return answer.data, answer.size
+        return bytes(answer.data), answer.size

@@ -19,6 +19,8 @@ __all__ = ["Ahead", "Chunk"]
 
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
+SCOUTS = 10  # chunks whose shards' indexes are read ahead for each chunk of a run that was read
+FEW_SHARDS = 16  # whose indexes are read ahead at a time
 FEW = 64  # guesses looked up at a time where that takes reads
 
 Advance = Callable[[list[Any], list[tuple[int, Any]], int, Steps[Any], Any], None]
@@ -50,6 +52,7 @@ class _Array:
         self.policy = ReadAhead(grid)
         self.chunk = 0  # bytes of one, roughly
         self.issued: dict[int, Span] = {}
+        self.scouted: set[int] = set()  # whose shards' indexes were asked for ahead
 
 
 class Ahead:
@@ -103,6 +106,26 @@ class Ahead:
             if array.chunk:
                 ahead += self._follow(array, numbers)
         return ahead
+
+    def scout(self, reads: Iterable[tuple[KeySpace, str]]) -> None:
+        """Have the indexes of further shards read together with those that ``reads``, keys of known runs, wait for."""
+        if not self._most:
+            return
+        for keyspace, key in reads:
+            at = place(keyspace.grids, key)
+            array = None if at is None else self._arrays.get((id(keyspace), at.array))
+            if at is None or array is None or not array.grid.shards or at.number in array.scouted:
+                continue
+            policy = array.policy
+            fresh = [n for n in policy.foresee(at.number, SCOUTS) if n not in array.scouted]
+            array.scouted = array.scouted.union(fresh) if len(array.scouted) < WAVE else set(fresh)
+            ones = policy.first_of_shards(fresh)[:FEW_SHARDS]
+            many = [array.keyspace.lookup(join(array.path, array.grid.tail(n))) for n in ones]
+            if many:
+                self._start(self._find(many))
+
+    async def _find(self, many: Sequence[Steps[Entry | None]]) -> None:
+        await self._run_all(many)  # what is found, or fails, is found or fails again where it is asked for
 
     def _note_announced(self, keyspace: KeySpace, wave: dict[str, Span]) -> list[Span]:
         """Take note of what is announced; return what to fetch: that, and what may be announced next."""

@@ -10,7 +10,7 @@ an array), is dropped where the run ends, and shrinks for arrays where much was 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -48,6 +48,7 @@ class ReadAhead:
     """The policy for one array; not thread-safe."""
 
     def __init__(self, grid: ChunkGrid) -> None:
+        self._grid = grid
         self._size = grid.size
         self._lines = _lines(grid.counts)
         self._bands = _bands(grid)
@@ -82,6 +83,26 @@ class ReadAhead:
             fetch = [n for n in fetch if n not in both]
             drop = [n for n in drop if n not in both]
         return Advice(tuple(fetch), tuple(drop), tuple(hits)) if fetch or drop or hits else _NOTHING
+
+    def foresee(self, number: int, factor: int) -> list[int]:
+        """Return what is expected after ``number``, if it goes on with a run into another shard: ``factor`` chunks for
+        each that was read of it.
+        """
+        for run in reversed(self._runs):
+            if run.length >= 8 and not run.tentative and run.takes(number):
+                last = self._shard_of(run.last)
+                if self._shard_of(number) == last:
+                    return []
+                return [n for n in islice(run.ahead(self._size), factor * run.length) if self._shard_of(n) != last]
+        return []
+
+    def _shard_of(self, number: int) -> tuple[int, ...]:
+        grid = self._grid
+        return tuple(c // s for c, s in zip(grid.coords(number), grid.shards, strict=True))
+
+    def first_of_shards(self, numbers: Iterable[int]) -> list[int]:
+        """Return one of ``numbers`` for each shard that they lie in."""
+        return list({self._shard_of(number): number for number in numbers}.values())
 
     def forget(self) -> tuple[int, ...]:
         """Give all runs up; return the chunks that are not expected any more."""

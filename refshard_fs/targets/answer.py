@@ -11,9 +11,13 @@ __all__ = ["OWN", "Answer", "Target", "check"]
 
 
 class Answer(NamedTuple):
-    """Bytes of an object, and what came with them about the whole: its size, ETag and modification time."""
+    """Bytes of an object, and what came with them about the whole: its size, ETag and modification time.
 
-    data: bytes
+    They may be in one of the pool's `Buffers`: who takes a part of them makes the only copy, and who has no more use
+    for them may give that back.
+    """
+
+    data: bytes | memoryview
     size: int | None = None
     etag: str | None = None
     last_modified: str | None = None

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from aiohttp.http import SERVER_SOFTWARE
 from yarl import URL
 
+from refshard_fs.targets.buffers import Buffers
 from refshard_fs.targets.failures import ConnectionLost, Incomplete
 
 __all__ = ["Direct", "Origin", "Reply", "Request", "Unfamiliar", "prepare"]
@@ -37,6 +38,8 @@ _VALUE = re.compile(r"[\t -~]*")
 _OURS = frozenset(
     ["connection", "content-length", "expect", "host", "if-match", "range", "te", "transfer-encoding", "upgrade"]
 )
+
+_NOTHING = memoryview(b"")
 
 Judge = Callable[[int, Mapping[str, str], int], int]
 
@@ -66,7 +69,7 @@ class Reply(NamedTuple):
     status: int
     headers: Mapping[str, str]
     length: int
-    body: bytes
+    body: memoryview
 
     def release(self) -> None:
         """Nothing is held."""
@@ -94,8 +97,9 @@ def prepare(url: URL, headers: Mapping[str, str]) -> Request | None:
 class Direct:
     """The connections of one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, buffers: Buffers) -> None:
         self._loop = loop
+        self.buffers = buffers
         self._idle: dict[Origin, deque[_Connection]] = {}
         self._live: set[_Connection] = set()
         self._found: dict[Origin, tuple[float, asyncio.Task[list[str]]]] = {}
@@ -170,6 +174,8 @@ class Direct:
                 del self._idle[origin]
         if self._idle:
             self._sweeping = self._loop.call_later(_IDLE, self._sweep)
+        else:
+            self.buffers.clear()
 
     async def _connect(self, origin: Origin) -> _Connection:
         try:
@@ -240,8 +246,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._judge: Judge | None = None
         self._answer: asyncio.Future[Reply] | None = None
         self._reply: Reply | None = None  # whose body is being read
-        self._body = bytearray()
-        self._view = memoryview(b"")
+        self._body = _NOTHING
         self._got = 0
         self._keeps = False
 
@@ -269,7 +274,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._head[self._filled :] if self._reply is None else self._view[self._got :]
+        return self._head[self._filled :] if self._reply is None else self._body[self._got :]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._answer is None or self._answer.done():
@@ -316,11 +321,10 @@ class _Connection(asyncio.BufferedProtocol):
             return
         first = self._filled - end - 4
         self._keeps = keeps and wanted == length and first <= length
-        self._body = bytearray(wanted)
-        self._view = memoryview(self._body)
+        self._body = self._owner.buffers.take(wanted)
         self._got = min(first, wanted)
-        self._view[: self._got] = self._head[end + 4 : end + 4 + self._got]
-        reply = Reply(status, headers, length, b"")
+        self._body[: self._got] = self._head[end + 4 : end + 4 + self._got]
+        reply = Reply(status, headers, length, _NOTHING)
         if self._got == wanted:
             self._finish(reply)
         else:
@@ -329,19 +333,19 @@ class _Connection(asyncio.BufferedProtocol):
     def _finish(self, reply: Reply) -> None:
         future, body = self._answer, self._body
         self._answer = self._reply = self._judge = None
-        self._view, self._body = memoryview(b""), bytearray()
+        self._body = _NOTHING
         self._used, self._filled = True, 0
         if self._keeps and self.is_open:
             self._owner.put(self)
         else:
             self.close()
         if future is not None and not future.done():
-            future.set_result(Reply(reply.status, reply.headers, reply.length, bytes(body)))
+            future.set_result(Reply(reply.status, reply.headers, reply.length, body))
 
     def _fail(self, error: Exception) -> None:
         future, self._answer = self._answer, None
         self._reply = self._judge = None
-        self._view, self._body = memoryview(b""), bytearray()
+        self._body = _NOTHING
         self.close()
         if future is not None and not future.done():
             future.set_exception(error)

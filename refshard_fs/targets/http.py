@@ -19,6 +19,7 @@ from yarl import URL
 from refshard_fs.admission import Admission
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.buffers import Buffers
 from refshard_fs.targets.closing import close_with
 from refshard_fs.targets.direct import Direct, Origin, Reply, Request, Unfamiliar, prepare
 from refshard_fs.targets.failures import Unreadable
@@ -55,8 +56,9 @@ class HttpTarget:
     most_retries = 1000
     patience = 60.0
 
-    def __init__(self, fs: HTTPFileSystem, admission: Admission | None = None) -> None:
+    def __init__(self, fs: HTTPFileSystem, admission: Admission | None = None, buffers: Buffers | None = None) -> None:
         self.fs = fs
+        self._buffers = Buffers() if buffers is None else buffers
         self._admission = Admission() if admission is None else admission
         self._session: aiohttp.ClientSession | None = None
         self._bare: aiohttp.ClientSession | None = None
@@ -135,7 +137,7 @@ class HttpTarget:
             return None
         direct = self._direct
         if direct is None:
-            direct = self._direct = Direct(asyncio.get_running_loop())
+            direct = self._direct = Direct(asyncio.get_running_loop(), self._buffers)
             close_with(self, direct)
         try:
             reply = await direct.get(request, headers, judge(start, stop))

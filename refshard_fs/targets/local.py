@@ -122,11 +122,13 @@ class LocalTarget:
 
     def _file(self, path: str) -> _File:
         found = os.stat(path)
-        with self._lock:
-            file = self._files.get(path)
-            if file is not None and file.identity == (found.st_ino, found.st_mtime_ns, found.st_size):
-                self._files.move_to_end(path)
-                return file
+        file = self._files.get(path)
+        if file is not None and file.identity == (found.st_ino, found.st_mtime_ns, found.st_size):
+            if len(self._files) > OPEN_FILES // 2:  # else none will have to go soon
+                with self._lock:
+                    if path in self._files:
+                        self._files.move_to_end(path)
+            return file
         if not stat.S_ISREG(found.st_mode):
             if stat.S_ISDIR(found.st_mode):
                 raise IsADirectoryError(path)

@@ -22,6 +22,7 @@ from refshard_fs import policy
 from refshard_fs.admission import ANONYMOUS, Access, Admission
 from refshard_fs.stats import Stats
 from refshard_fs.targets.answer import Target
+from refshard_fs.targets.buffers import SHARED
 from refshard_fs.targets.chain import ChainTarget
 from refshard_fs.targets.data_url import DataTarget
 from refshard_fs.targets.deadline import Deadlines
@@ -103,6 +104,7 @@ class Pool:
         self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
         self._deadlines = None if loop is None else Deadlines(loop)
+        self.buffers = SHARED
         self._targets: dict[object, Target] = {}
         self._places: dict[str, tuple[Opened, str] | None] = {}
 
@@ -221,7 +223,7 @@ class Pool:
     def _target(self, fs: AbstractFileSystem, *, owned: bool) -> Target:
         """Return the target of an asynchronous instance on this loop."""
         if type(fs) is HTTPFileSystem:
-            return HttpTarget(fs, self._options.admission)
+            return HttpTarget(fs, self._options.admission, self.buffers)
         if self._options.fast_s3 and is_s3fs(fs):
             return S3Target(fs)
         return FsspecTarget(fs, owned=owned)

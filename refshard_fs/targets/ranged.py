@@ -85,11 +85,11 @@ async def failure_of(response: aiohttp.ClientResponse) -> OSError:
     return _status(response.status, response.headers, await _error_text(response))
 
 
-def _answer(data: bytes, total: int | None, headers: Mapping[str, str]) -> Answer:
+def _answer(data: bytes | memoryview, total: int | None, headers: Mapping[str, str]) -> Answer:
     return Answer(data, total, headers.get("etag"), headers.get("last-modified"))
 
 
-def _other(status: int, headers: Mapping[str, str], text: bytes, start: int) -> Answer:
+def _other(status: int, headers: Mapping[str, str], text: bytes | memoryview, start: int) -> Answer:
     """Return the answer that a status other than 200 and 206 still is, or raise what it means."""
     if status == 416:
         size = _size_told(headers.get("content-range", ""), text)
@@ -98,7 +98,7 @@ def _other(status: int, headers: Mapping[str, str], text: bytes, start: int) -> 
     raise _status(status, headers, text)
 
 
-def _status(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
+def _status(status: int, headers: Mapping[str, str], text: bytes | memoryview) -> OSError:
     match = _S3_CODE.search(text)
     code = match[1].decode() if match else ""
     if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
@@ -199,6 +199,6 @@ async def _error_text(response: aiohttp.ClientResponse) -> bytes:
         return b""  # the status says enough
 
 
-def _size_told(content_range: str, text: bytes) -> int | None:
+def _size_told(content_range: str, text: bytes | memoryview) -> int | None:
     match = _NO_SUCH_RANGE.match(content_range) or _S3_SIZE.search(text)
     return int(match[1]) if match else None

@@ -201,3 +201,12 @@ def test_what_is_fetched_of_a_shard_stays_within_what_may_be() -> None:
     policy = sharded(100, 10, shards=(10, 10))
     policy.observe(range(10), CHUNK, 1.0, 20 * CHUNK)
     assert len(policy.observe(range(10, 14), CHUNK, 1.0, 20 * CHUNK).fetch) <= 20
+
+
+def test_further_shards_are_foreseen_once_a_run_enters_one() -> None:
+    policy = sharded(100, 10, shards=(10, 10))
+    policy.observe(range(2, 100, 10), CHUNK, 5.0, MOST)
+    assert policy.foresee(92, 10) == policy.foresee(103, 10) == []
+    numbers = policy.foresee(102, 10)
+    assert numbers == list(range(102, 1000, 10))
+    assert policy.first_of_shards(numbers) == list(range(192, 1000, 100))

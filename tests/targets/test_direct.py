@@ -11,6 +11,7 @@ import pytest
 from yarl import URL
 
 from refshard_fs.targets import Answer
+from refshard_fs.targets.buffers import Buffers
 from refshard_fs.targets.direct import Direct, Reply, Unfamiliar, prepare
 from refshard_fs.targets.failures import ConnectionLost, Incomplete, Unfit
 from refshard_fs.targets.ranged import answer_of, judge
@@ -47,7 +48,7 @@ class Script:
 def talk(script: Script, use: Callable[[Direct, str], Awaitable[T]]) -> T:
     async def go() -> T:
         server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
-        direct = Direct(asyncio.get_running_loop())
+        direct = Direct(asyncio.get_running_loop(), Buffers())
         try:
             return await use(direct, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x?y=%2F")
         finally:

@@ -1,0 +1,157 @@
+"""A loopback server that costs little itself: ranged GETs of a directory's files, after a delay, at a bandwidth.
+
+    python -m benchmarks.server --dir DIR
+
+prints its port and serves until its standard input ends. ``GET /__set__?latency=0.05&bandwidth=1e6`` changes the pace
+of each request and of each connection, ``/__log__`` gives what was asked for as JSON, ``/__clear__`` empties that. The
+tests' server can do more, and takes so long for a request that it is what would be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import mmap
+import re
+import sys
+import time
+from email.utils import formatdate
+from functools import partial
+from pathlib import Path
+from urllib.parse import parse_qs
+
+__all__: list[str] = []
+
+_RANGE = re.compile(rb"\r\nrange: *bytes=(\d*)-(\d*)\r\n", re.IGNORECASE)
+_PIECE = 1 << 16  # bytes at a time where the bandwidth is limited
+
+
+class State:
+    """The files, the pace and the log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, memoryview | None] = {}
+        self.latency = 0.0
+        self.bandwidth: float | None = None
+        self.log: list[dict[str, object]] = []
+        self.connections = 0
+
+    def file(self, path: str) -> memoryview | None:
+        if path not in self.files:
+            place = self.folder / path.lstrip("/")
+            self.files[path] = None
+            if place.is_file():
+                with place.open("rb") as file:
+                    empty = place.stat().st_size == 0
+                    data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    self.files[path] = memoryview(data)
+        return self.files[path]
+
+    def control(self, path: str, query: str) -> bytes:
+        match path:
+            case "/__set__":
+                given = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
+                self.latency = float(given["latency"])
+                self.bandwidth = float(given["bandwidth"]) if given.get("bandwidth") else None
+            case "/__clear__":
+                self.log.clear()
+            case _:
+                return json.dumps(self.log).encode()
+        return b""
+
+
+class Connection(asyncio.Protocol):
+    """One connection, and one request of it at a time."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        state.connections += 1
+        self.number = state.connections
+        self.inbox = b""
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+
+    def data_received(self, data: bytes) -> None:
+        self.inbox += data
+        while (end := self.inbox.find(b"\r\n\r\n")) >= 0:
+            head, self.inbox = self.inbox[: end + 2], self.inbox[end + 4 :]
+            self.answer(head)
+
+    def answer(self, head: bytes) -> None:
+        method, target, _ = head[: head.index(b"\r\n")].decode().split(" ")
+        path, _, query = target.partition("?")
+        state = self.state
+        if path.startswith("/__"):
+            body = state.control(path, query)
+            self.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), memoryview(body))
+            return
+        entry: dict[str, object] = {"connection": self.number, "time": time.monotonic(), "sent": 0}
+        state.log.append(entry)
+        data = state.file(path)
+        if data is None:
+            lines, part = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", memoryview(b"")
+        else:
+            lines, part = ranged(head, data)
+        if method == "HEAD":
+            part = part[:0]
+        entry["sent"] = len(part)
+        if state.latency:
+            asyncio.get_running_loop().call_later(state.latency, self.send, lines, part)
+        else:
+            self.send(lines, part)
+
+    def send(self, lines: bytes, part: memoryview) -> None:
+        if self.transport is None:
+            return
+        bandwidth = self.state.bandwidth
+        if bandwidth is None or not part:
+            self.transport.writelines([lines, part] if part else [lines])
+            return
+        self.transport.writelines([lines, part[:_PIECE]] if lines else [part[:_PIECE]])
+        sent = min(_PIECE, len(part))
+        asyncio.get_running_loop().call_later(sent / bandwidth, self.more, part[_PIECE:])
+
+    def more(self, part: memoryview) -> None:
+        if part:
+            self.send(b"", part)
+
+
+def ranged(head: bytes, data: memoryview) -> tuple[bytes, memoryview]:
+    """Return the answer to ``head``: its lines, and the bytes of ``data`` that it asks for."""
+    size = len(data)
+    same = b'ETag: "%x"\r\nLast-Modified: %s\r\nAccept-Ranges: bytes\r\n\r\n' % (size, _MODIFIED)
+    match = _RANGE.search(head)
+    if match is None:
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % size + same, data
+    first, last = match.groups()
+    start = int(first) if first else max(size - int(last), 0)
+    stop = min(int(last) + 1, size) if first and last else size
+    if start >= stop:
+        return b"HTTP/1.1 416 No\r\nContent-Length: 0\r\nContent-Range: bytes */%d\r\n" % size + same, data[:0]
+    lines = b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n"
+    return lines % (stop - start, start, stop - 1, size) + same, data[start:stop]
+
+
+_MODIFIED = formatdate(usegmt=True).encode()
+
+
+async def serve(folder: Path) -> None:
+    """Serve until the standard input ends."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(partial(Connection, State(folder)), "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir", type=Path, required=True)
+    asyncio.run(serve(parser.parse_args().dir))
