@@ -155,6 +155,10 @@ class Edits:
                 case Span():
                     yield edit
 
+    def after_fork(self) -> None:
+        """Be usable in a child, whichever thread held the lock."""
+        self._lock = threading.Lock()
+
     # ------------------------------------------------------------------ the tree of what is there
 
     def _put(self, key: str, edit: Edit, number: int = 0) -> None:

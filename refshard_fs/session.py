@@ -37,7 +37,6 @@ from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.selection import Mode
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Given, Pool, PoolOptions, Versions
-from refshard_fs.zarrmeta import is_metadata
 
 __all__ = ["Session", "SessionOptions"]
 
@@ -399,9 +398,8 @@ class Session:
         INDEXES.discard_where(lambda key: _url_of(key) in urls)
 
     def wrote(self, key: str) -> None:
-        """Take note that ``key`` holds something else now."""
-        if is_metadata(key):
-            self._arrays.clear()
+        """Take note that metadata is not what it was."""
+        self._arrays.clear()
 
     def forget(self) -> None:
         """Forget the opened source, and which versions were read; indexes are used if they are of the same version."""
