@@ -100,6 +100,7 @@ class Overlay:
         self.lock = threading.RLock()
         self.base: Base | None = None
         self.spool = Spool()  # of values that have no object of their own before the commit
+        self.whole: frozenset[str] = frozenset()  # arrays that were written with shards of their own
         self.begun = False  # whether mode "w" has removed what the source held
         self.openings = 0  # how often the source was to be opened anew
         self._travelling: Inherited | None = None

@@ -109,7 +109,7 @@ class Session:
         elif isinstance(self.options.source, Held):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
-                found = self.look_now("", catalog.open_references(content, self.options.open))
+                found = self.look_now("", catalog.open_references(content, self._how()))
                 if found is not None:
                     self._adopt(Base(found.value, getattr(found.value, "urls", ()), None), opening)
         return self._keyspace
@@ -314,11 +314,11 @@ class Session:
             case str(url):
                 if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
                     INDEXES.discard((options.token, Stat(url)))
-                steps = catalog.open_source(url, options.open, options.format, self._recognised)
+                steps = catalog.open_source(url, self._how(), options.format, self._recognised)
             case Held(bytes(data)):
-                steps = catalog.open_bytes(data, options.open, options.format, self._recognised)
+                steps = catalog.open_bytes(data, self._how(), options.format, self._recognised)
             case Held(ReferenceSet() as refs):
-                steps = catalog.open_references(refs, self.options.open)
+                steps = catalog.open_references(refs, self._how())
             case held:
                 raise TypeError(f"{held!r} is no source")
         try:
@@ -333,7 +333,7 @@ class Session:
         except NoSuchSource:
             if options.overlay is None or not isinstance(options.source, str):
                 raise
-            return Base(catalog.empty(options.source, options.open), (), None, options.source)
+            return Base(catalog.empty(options.source, self._how()), (), None, options.source)
         except RefShardError:
             raise
         except Exception as e:  # raised again: a FileNotFoundError would make every key look missing
@@ -347,6 +347,11 @@ class Session:
             return None, ""
         facts: Facts | None = await self.engine().need(Stat(url, fresh=True))
         return facts, url
+
+    def _how(self) -> OpenOptions:
+        """Return how the source is to be opened: arrays that were written here as sharded ones stay what they were."""
+        overlay, options = self.options.overlay, self.options.open
+        return msgspec.structs.replace(options, whole=overlay.whole) if overlay is not None else options
 
     def _recognised(self, format: str) -> None:
         self.format = format

@@ -42,12 +42,12 @@ class Values:
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Do the same at once, and return True, where that takes no event loop."""
-        if self.waits:
-            overlay = self._overlay
+        overlay = self._overlay
+        if self.waits and not is_metadata(key):
             overlay.put(key, overlay.spool.keep(data, overlay.edits.get(key)))
             return True
-        if self._store is None or is_metadata(key) or len(data) <= self._options.inline_threshold:
-            self._overlay.put(key, Inline(data))
+        if self.waits or self._store is None or is_metadata(key) or len(data) <= self._options.inline_threshold:
+            overlay.put(key, Inline(data))
             return True
         if not self._store.is_at_hand:
             return False

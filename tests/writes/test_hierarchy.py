@@ -55,6 +55,20 @@ def test_values_written_are_those_that_others_read(tmp_path: Path, kind: str, da
     assert not (tmp_path / "a" / ("0.1" if kind == "prototype" else "c/0/1")).exists(), "no chunk is left in it"
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("checked", "prototype")])
+def test_tensorstore_and_zarrs_read_the_values(tmp_path: Path, data: Any, kind: str) -> None:
+    tensorstore = pytest.importorskip("tensorstore")
+    pytest.importorskip("zarrs")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    with fs.transaction:
+        array(fs)[3:19, 5:20] = data[3:19, 5:20] = 4
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "a")}}
+    assert np.array_equal(tensorstore.open(spec, read=True).result().read().result(), data)
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        assert np.array_equal(stored(tmp_path)[...], data)
+
+
 def test_nothing_is_written_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     before = objects(tmp_path)
@@ -190,12 +204,17 @@ def test_a_new_array_through_the_view_is_an_ordinary_one_unless_it_is_sharded_it
     store = zarr.storage.FsspecStore.from_mapper(fs.get_mapper())
     with fs.transaction:
         zarr.create_array(store, name="plain", shape=(8,), chunks=(2,), dtype="i4")[...] = 1
-        zarr.create_array(store, name="sharded", shape=(8,), chunks=(2,), shards=(4,), dtype="i4")[...] = 2
+        sharded = zarr.create_array(store, name="sharded", shape=(8,), chunks=(2,), shards=(4,), dtype="i4")
+        sharded[...] = 2
     assert stored(tmp_path, "plain").shards is None
     assert stored(tmp_path, "sharded").shards == (4,)
     assert (stored(tmp_path, "plain")[...] == 1).all()
     assert (stored(tmp_path, "sharded")[...] == 2).all()
-    assert array(fs, "sharded").chunks == (2,), "from now on it is shown by its inner chunks"
+    sharded[1] = 3  # who made it goes on with the shards that it was made with
+    assert sharded[:3].tolist() == [2, 3, 2]
+    fs.commit()
+    assert stored(tmp_path, "sharded")[:3].tolist() == [2, 3, 2]
+    assert array(opened(tmp_path), "sharded").shards is None
 
 
 def test_consolidated_metadata_say_how_arrays_are_stored(tmp_path: Path, kind: str, data: Any) -> None:
