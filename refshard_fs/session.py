@@ -34,6 +34,7 @@ from refshard_fs.reading.immediate import Found, Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
 from refshard_fs.reading.loading import Keep
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
+from refshard_fs.reading.repeats import Repeats
 from refshard_fs.selection import Mode
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Given, Pool, PoolOptions, Versions
@@ -82,6 +83,7 @@ class Session:
         self._home: weakref.ref[asyncio.AbstractEventLoop] | None = None  # the loop that read last
         self._arrays = Arrays(self.read, self.read_now)
         self._blocks = Cache(options.block_cache) if options.block_cache else None
+        self._repeats = Repeats()
         self._keep = _keep(options.index_cache)
         if options.overlay is not None:
             options.overlay.join(self)
@@ -125,7 +127,8 @@ class Session:
                 if engine is None:
                     pool = self._pool(loop)
                     options = self.options
-                    fetcher = Fetcher(pool, options.limits, options.budget, self.stats, self._blocks)
+                    kept = self._repeats if self._blocks is None else self._blocks
+                    fetcher = Fetcher(pool, options.limits, options.budget, self.stats, kept)
                     near = self._at_once_reader().reaches
                     engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near)
                     engine.keep = self._keep
