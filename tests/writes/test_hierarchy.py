@@ -239,6 +239,23 @@ def test_consolidated_metadata_say_how_arrays_are_stored(tmp_path: Path, kind: s
     assert array(opened(tmp_path)).chunks == CHUNKS
 
 
+def test_an_array_that_is_the_whole_source(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path / "a")
+    seen = array(fs, "")
+    with fs.transaction:
+        seen[5:12, 3:20] = data[5:12, 3:20] = 6
+        seen.resize((30, 26))
+        fs.rm("10.0" if kind == "prototype" else "c/10", recursive=kind != "prototype")
+    expected = np.full((30, 26), FILL)
+    expected[:21] = data
+    expected[20:22, slice(0, 3) if kind == "prototype" else slice(None)] = FILL
+    assert np.array_equal(stored(tmp_path)[...], expected)
+    fs.rm("", recursive=True)
+    fs.commit()
+    assert list((tmp_path / "a").rglob("*")) == []
+
+
 def test_scalars(tmp_path: Path) -> None:
     make_group(tmp_path, 2)
     doc = {"zarr_format": 2, "shape": [], "chunks": [], "dtype": "<i4", "compressor": None, "filters": None}
