@@ -11,6 +11,7 @@ import pytest
 import zarr
 
 from refshard_fs import CostlyPattern, DamagedIndex, ManifestError, RefShardFileSystem
+from refshard_fs.model import Span
 from tests.shards.writers import IS_ZARR_2, prototype_shards
 from tests.writes.arrays import FILL, array, make_group, make_sharded, objects, opened, stored
 
@@ -254,6 +255,26 @@ def test_an_array_that_is_the_whole_source(tmp_path: Path, kind: str, data: Any)
     fs.rm("", recursive=True)
     fs.commit()
     assert list((tmp_path / "a").rglob("*")) == []
+
+
+def test_copied_and_moved_keys_have_the_bytes_of_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    one, two, three = ("a/4.4", "a/4.5", "a/9.7") if kind == "prototype" else ("a/c/4/4", "a/c/4/5", "a/c/9/7")
+    fs = opened(tmp_path)
+    before = fs.cat([one, two])
+    with fs.transaction:
+        fs.cp_file(one, three)
+        fs.mv(two, one)
+    fs = opened(tmp_path)
+    assert (fs.cat_file(three), fs.cat_file(one)) == (before[one], before[two])
+    assert not fs.exists(two)
+    fs = opened(tmp_path)
+    assert fs._overlay is not None
+    url, start, stop = fs.resolve(one)
+    fs._overlay.put(two, Span(str(url), int(start), stop and int(stop)))  # as another process may have left it
+    fs.pipe_file(one, b"x" * 24)
+    fs.commit()
+    assert opened(tmp_path).cat_file(two) == before[two]
 
 
 def test_scalars(tmp_path: Path) -> None:
