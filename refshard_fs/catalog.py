@@ -140,7 +140,7 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
 
 
 def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
-    view = ShardView(keyspace, options.shard_options)
+    view = ShardView(keyspace, options.shard_options, options.whole)
     yield from view.learn()
     match keyspace:
         case FlatKeySpace(holds_all_metadata=True) if not view.shards_anything:

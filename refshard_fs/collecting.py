@@ -50,7 +50,7 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
     match keyspace:
         case EditedKeySpace(base=base, edits=edits):
             refuse_inner_chunks(base, edits)
-            return with_edits(collect(base, run, respell), edits.copy(), "what was written")
+            return with_edits(collect(base, run, respell), edits.at_hand(), "what was written")
         case ManifestView(maps_anything=True):
             pass
         case _:

@@ -7,7 +7,7 @@ An edit is what a key holds now (bytes at hand, `Inline` or `Spooled`, or a `Spa
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -128,11 +128,15 @@ class Edits:
 
     def at_hand(self) -> Edits:
         """Return a savepoint in which no bytes are kept aside."""
+        return self.resolved(lambda edit: Inline(edit.read()) if isinstance(edit, Spooled) else edit)
+
+    def resolved(self, resolve: Callable[[Edit], Edit]) -> Edits:
+        """Return a savepoint in which each edit is what ``resolve`` makes of it."""
         new = self.copy()
-        for key, change in new._changes.items():
-            match change.edit:
-                case Spooled() as aside:
-                    new._changes[key] = Change(Inline(aside.read()), change.number)
+        for key, (edit, number) in new._changes.items():
+            found = resolve(edit)
+            if found is not edit:
+                new._changes[key] = Change(found, number)
         return new
 
     def since(self, earlier: Edits) -> Edits:
@@ -154,6 +158,10 @@ class Edits:
             match edit:
                 case Span():
                     yield edit
+
+    def after_fork(self) -> None:
+        """Be usable in a child, whichever thread held the lock."""
+        self._lock = threading.Lock()
 
     # ------------------------------------------------------------------ the tree of what is there
 

@@ -50,6 +50,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     bare_as_is: bool = False  # bare URLs are paths of the filesystem that the user gave
     shards: str = "inner"  # or "whole"
     shard_options: tuple[tuple[str, Any], ...] = ()
+    whole: frozenset[str] = frozenset()  # arrays whose shards are left as they are
     cache_size: int = 128
     zarr_format: int = 2  # of the metadata shown for sources that have none of zarr's own
     verify: bool = False  # checksums of chunks, where the source has them

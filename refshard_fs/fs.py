@@ -21,6 +21,7 @@ from refshard_fs import catalog, listing
 from refshard_fs.configured import configured
 from refshard_fs.formats import MANIFEST_BYTES, RECORD_SIZE, OpenOptions
 from refshard_fs.held import Held, Source, settle
+from refshard_fs.inherited import Inherited
 from refshard_fs.interface import Interface
 from refshard_fs.keys import normalise
 from refshard_fs.keyspace import KeySpace
@@ -68,7 +69,7 @@ class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untype
         fo = named if fo is None else fo
         if fo is None:
             raise TypeError("refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file")
-        if kwargs.get("mode", "r") != "r" and kwargs.get("overlay") is None:
+        if kwargs.get("mode") not in (None, "r") and kwargs.get("overlay") is None:
             kwargs["overlay"] = uuid.uuid4().hex  # among the arguments, so that whoever is made anew shares it
         overrides, simple = kwargs.get("template_overrides"), kwargs.get("simple_templates", True)
         settled = settle(fo, kwargs.get("target_protocol"), overrides, simple)
@@ -161,6 +162,9 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         ``"r"`` refuses writes. ``"a"`` takes them into an overlay, which reads see at once and
         `commit` (or the end of ``with fs.transaction:``) makes part of the source; a source
         that does not exist begins as an empty one. ``"w"`` begins with an empty one in any case.
+    overlay:
+        `overlay` of another filesystem of this process: what is written goes there, and is
+        committed with the rest. Implies ``mode="a"``, which fsspec keeps from URLs' options.
     data_url, inline_threshold, content_addressed:
         Values of more than ``inline_threshold`` bytes become objects in the directory
         ``data_url``, as they are written; by default ``<fo>.data``. ``content_addressed``
@@ -220,12 +224,12 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         block_cache: int = 0,
         max_manifest_bytes: int = MANIFEST_BYTES,
         index_cache: bool | str | os.PathLike[str] | None = None,
-        mode: str = "r",
+        mode: str | None = None,
         data_url: str | None = None,
         inline_threshold: int = INLINE,
         content_addressed: bool = False,
         record_size: int = RECORD_SIZE,
-        overlay: str | None = None,
+        overlay: str | Inherited | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -237,7 +241,7 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
         fo = cast("str | Held", fo)  # what the metaclass made of it
         self.fo = fo
-        self.mode = mode
+        self.mode = mode = mode or ("r" if overlay is None else "a")
         writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format, record_size)
         self._writes_with(overlay_for(mode, overlay, fo), writes)
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
@@ -292,6 +296,8 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
     def references(self) -> Mapping[str, Any]:
         """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``."""
         keyspace = self._opened()
+        if self._overlay is not None and not self._overlay.is_empty:
+            return self._edited_references(keyspace)
         if self._references is None or self._references[0] is not keyspace:
             self._references = keyspace, catalog.references_of(keyspace, self._look)
         return self._references[1]
@@ -383,7 +389,8 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         """Return a JSON form of the arguments, as fsspec's; a source held in memory is named, and spelled if small."""
         stand_in = object.__new__(type(self))
         stand_in.storage_args = tuple(_spelled(value) for value in self.storage_args)
-        stand_in.storage_options = {name: _spelled(value) for name, value in self.storage_options.items()}
+        named = {} if self.overlay is None else {"overlay": self.overlay}
+        stand_in.storage_options = {name: _spelled(value) for name, value in (self.storage_options | named).items()}
         out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
         return out
 

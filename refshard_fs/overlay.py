@@ -6,18 +6,22 @@ from by the id among them. Whoever commits or discards does so for all.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import uuid
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
-from refshard_fs.edits import REMOVED, Edit, Edits
+from refshard_fs.edits import Edit, Edits
+from refshard_fs.inherited import Inherited, inherited
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts
 from refshard_fs.spool import Spool
+from refshard_fs.zarrmeta import is_metadata
 
 __all__ = ["Base", "Overlay", "Reader", "overlay_of"]
 
@@ -42,6 +46,24 @@ class Reader(Protocol):
 
     def replaced(self, urls: Collection[str]) -> None:
         """Take note that these objects are others now."""
+
+    def wrote(self, key: str) -> None:
+        """Know that metadata is not what it was."""
+
+
+class Worker:
+    """What makes an overlay that of another process: its name there, and what it put into the staging place."""
+
+    def __init__(self, seen: int, commits: int) -> None:
+        self.name = uuid.uuid4().hex
+        self.seen = seen
+        self.commits = commits
+        self.staged: list[tuple[int, str]] = []  # the number of the edit before it, and the URL
+        self._count = itertools.count(1)
+
+    def next(self) -> int:
+        """Return the number of the next write."""
+        return next(self._count)
 
 
 class _Pending:
@@ -70,11 +92,18 @@ class Overlay:
     def __init__(self, identity: str, source: str) -> None:
         self.id = identity
         self.edits = Edits()
+        self.worker: Worker | None = None  # of a process whose writes are merged by the commit of another
+        self.is_shared = False  # whether another process may have it
+        self.commits = 0
+        self.merged: set[str] = set()  # what other processes staged, and was taken in
+        self.names: set[str] = set()  # of objects that are named by their content, and are there
         self.lock = threading.RLock()
         self.base: Base | None = None
         self.spool = Spool()  # of values that have no object of their own before the commit
+        self.whole: frozenset[str] = frozenset()  # arrays that were written with shards of their own
         self.begun = False  # whether mode "w" has removed what the source held
         self.openings = 0  # how often the source was to be opened anew
+        self._travelling: Inherited | None = None
         self._expected: tuple[Facts | None] | None = None
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
@@ -88,26 +117,26 @@ class Overlay:
         """Let ``key`` hold ``edit``, or be removed."""
         with self._guard:
             self.edits.put(key, edit)
-            self._pending.count += 1
-
-    def remove(self, key: str) -> None:
-        """Let there be no ``key``."""
-        self.put(key, REMOVED)
+            self._pending.count += self.worker is None
+        if is_metadata(key):
+            self._tell_of(key)
 
     def remove_below(self, prefix: str) -> None:
         """Let there be nothing at ``prefix``, nor below it."""
         with self._guard:
             self.edits.remove_below(prefix)
-            self._pending.count += 1
+            self._pending.count += self.worker is None
+        self._tell_of(prefix)
 
     def made(self, url: str) -> None:
         """Take note of an object that was put for an edit."""
         with self._guard:
             self._objects[url] = None
 
-    def has_made(self, url: str) -> bool:
-        """Whether the object at ``url`` was put for an edit."""
-        return url in self._objects
+    def entrust(self) -> None:
+        """Take note that others may refer to the objects: none of them is ever removed."""
+        with self._guard:
+            self._objects.clear()
 
     def objects(self) -> list[str]:
         """Return the URLs of the objects that were put for edits."""
@@ -159,9 +188,46 @@ class Overlay:
         self.base = None
         self.openings += 1
 
+    def _tell_of(self, key: str) -> None:
+        for reader in list(self._readers):
+            reader.wrote(key)
+
     def _tell(self) -> None:
         for reader in list(self._readers):
             reader.forget()
+
+    # ------------------------------------------------------------------ other processes
+
+    def travelling(self) -> Inherited:
+        """Return what another process needs to write to this overlay."""
+        self.is_shared = True
+        edits = self.edits
+        known = self._travelling
+        if known is None or known.number != edits.number or known.commits != self.commits:
+            known = self._travelling = inherited(self.id, edits.copy(), self.commits)
+        return known
+
+    def inherit(self, given: Inherited) -> None:
+        """Be what another process's overlay was, for one more process to write to; later ones take the place of it."""
+        with self._guard:
+            worker = self.worker
+            if worker is not None and (given.commits, given.number) <= (worker.commits, worker.seen):
+                return
+            edits = given.edits()
+            if worker is None:
+                self.worker = Worker(given.number, given.commits)
+            else:
+                if given.commits == worker.commits:
+                    own = self.edits.since(_numbered(worker.seen))
+                    for prefix in own.prefixes():
+                        edits.remove_below(prefix)
+                    for key, change in own.changes().items():
+                        edits.put(key, change.edit)
+                worker.seen, worker.commits = given.number, given.commits
+            self.edits = edits
+            self._pending.count = 0
+            self._begin_anew()
+        self._tell()
 
     # ------------------------------------------------------------------ states
 
@@ -172,9 +238,14 @@ class Overlay:
     def go_back(self, edits: Edits) -> list[str]:
         """Let ``edits``, a savepoint, be all there are; return the URLs of objects that nobody needs any more."""
         with self._guard:
+            number = self.edits.number
             self.edits = edits.copy()
+            self.edits.number = number
             self._pending.count = len(edits)
             left = self._forget()
+            if self.worker is not None:
+                left += [url for before, url in self.worker.staged if before >= edits.number]
+                self.worker.staged = [known for known in self.worker.staged if known[0] < edits.number]
             self.openings += 1
         self._tell()
         return left
@@ -182,7 +253,9 @@ class Overlay:
     def drop(self) -> list[str]:
         """Let there be no edits, and the source be opened anew; return the URLs of objects that nobody needs."""
         with self._guard:
+            number = self.edits.number
             self.edits = Edits()
+            self.edits.number = number  # numbers are never used again: other processes know them
             self.spool.clear()
             self._pending.count = 0
             left = self._forget()
@@ -197,6 +270,7 @@ class Overlay:
             needed = {span.url for span in committed.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
             self.edits = self.edits.since(committed)
+            self.commits += 1
             if not len(self.edits):
                 self.spool.clear()
             self._pending.count = len(self.edits)
@@ -219,14 +293,36 @@ _known: weakref.WeakValueDictionary[str, Overlay] = weakref.WeakValueDictionary(
 _registry = threading.Lock()
 
 
-def overlay_of(identity: str | None, source: str) -> Overlay:
-    """Return the overlay called ``identity``, a new one if there is none here or it has no name yet."""
+_workers: OrderedDict[str, Overlay] = OrderedDict()  # kept, so that one process has one name from task to task
+WORKERS = 16
+
+
+def _numbered(number: int) -> Edits:
+    edits = Edits()
+    edits.number = number
+    return edits
+
+
+def overlay_of(identity: str | Inherited | None, source: str) -> Overlay:
+    """Return the overlay called ``identity``; a new one if there is none here, which may come from another process."""
+    name = identity.id if isinstance(identity, Inherited) else identity
     with _registry:
-        known = None if identity is None else _known.get(identity)
+        known = None if name is None else _known.get(name)
+        is_new = known is None
         if known is None:
-            known = Overlay(identity or uuid.uuid4().hex, source)
+            known = Overlay(name or uuid.uuid4().hex, source)
             _known[known.id] = known
+        if isinstance(identity, Inherited) and (is_new or known.worker is not None):
+            known.inherit(identity)
+            _workers[known.id] = known
+            while len(_workers) > WORKERS:
+                _workers.popitem(last=False)
         return known
+
+
+def _before_fork() -> None:
+    for overlay in list(_known.values()):
+        overlay.is_shared = True
 
 
 def _after_fork() -> None:
@@ -235,7 +331,13 @@ def _after_fork() -> None:
     for overlay in list(_known.values()):
         overlay.lock = threading.RLock()
         overlay._guard = threading.Lock()
+        overlay.edits.after_fork()
+        seen, commits = overlay.edits.number, overlay.commits
+        if overlay.worker is not None:
+            seen, commits = overlay.worker.seen, overlay.worker.commits
+        overlay.worker = Worker(seen, commits)
+        _workers[overlay.id] = overlay
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -34,10 +34,10 @@ from refshard_fs.reading.immediate import Found, Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
 from refshard_fs.reading.loading import Keep
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
+from refshard_fs.reading.repeats import Repeats
 from refshard_fs.selection import Mode
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Given, Pool, PoolOptions, Versions
-from refshard_fs.zarrmeta import is_metadata
 
 __all__ = ["Session", "SessionOptions"]
 
@@ -83,6 +83,7 @@ class Session:
         self._home: weakref.ref[asyncio.AbstractEventLoop] | None = None  # the loop that read last
         self._arrays = Arrays(self.read, self.read_now)
         self._blocks = Cache(options.block_cache) if options.block_cache else None
+        self._repeats = Repeats()
         self._keep = _keep(options.index_cache)
         if options.overlay is not None:
             options.overlay.join(self)
@@ -110,7 +111,7 @@ class Session:
         elif isinstance(self.options.source, Held):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
-                found = self.look_now("", catalog.open_references(content, self.options.open))
+                found = self.look_now("", catalog.open_references(content, self._how()))
                 if found is not None:
                     self._adopt(Base(found.value, getattr(found.value, "urls", ()), None), opening)
         return self._keyspace
@@ -126,7 +127,8 @@ class Session:
                 if engine is None:
                     pool = self._pool(loop)
                     options = self.options
-                    fetcher = Fetcher(pool, options.limits, options.budget, self.stats, self._blocks)
+                    kept = self._repeats if self._blocks is None else self._blocks
+                    fetcher = Fetcher(pool, options.limits, options.budget, self.stats, kept)
                     near = self._at_once_reader().reaches
                     engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near)
                     engine.keep = self._keep
@@ -315,11 +317,11 @@ class Session:
             case str(url):
                 if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
                     INDEXES.discard((options.token, Stat(url)))
-                steps = catalog.open_source(url, options.open, options.format, self._recognised)
+                steps = catalog.open_source(url, self._how(), options.format, self._recognised)
             case Held(bytes(data)):
-                steps = catalog.open_bytes(data, options.open, options.format, self._recognised)
+                steps = catalog.open_bytes(data, self._how(), options.format, self._recognised)
             case Held(ReferenceSet() as refs):
-                steps = catalog.open_references(refs, self.options.open)
+                steps = catalog.open_references(refs, self._how())
             case held:
                 raise TypeError(f"{held!r} is no source")
         try:
@@ -334,7 +336,7 @@ class Session:
         except NoSuchSource:
             if options.overlay is None or not isinstance(options.source, str):
                 raise
-            return Base(catalog.empty(options.source, options.open), (), None, options.source)
+            return Base(catalog.empty(options.source, self._how()), (), None, options.source)
         except RefShardError:
             raise
         except Exception as e:  # raised again: a FileNotFoundError would make every key look missing
@@ -348,6 +350,11 @@ class Session:
             return None, ""
         facts: Facts | None = await self.engine().need(Stat(url, fresh=True))
         return facts, url
+
+    def _how(self) -> OpenOptions:
+        """Return how the source is to be opened: arrays that were written here as sharded ones stay what they were."""
+        overlay, options = self.options.overlay, self.options.open
+        return msgspec.structs.replace(options, whole=overlay.whole) if overlay is not None else options
 
     def _recognised(self, format: str) -> None:
         self.format = format
@@ -399,9 +406,8 @@ class Session:
         INDEXES.discard_where(lambda key: _url_of(key) in urls)
 
     def wrote(self, key: str) -> None:
-        """Take note that ``key`` holds something else now."""
-        if is_metadata(key):
-            self._arrays.clear()
+        """Take note that metadata is not what it was."""
+        self._arrays.clear()
 
     def forget(self) -> None:
         """Forget the opened source, and which versions were read; indexes are used if they are of the same version."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
@@ -23,11 +23,16 @@ from refshard_fs.session import Session
 from refshard_fs.targets.store import Store
 from refshard_fs.writes.destination import waits
 from refshard_fs.writes.options import WriteOptions
+from refshard_fs.writes.staging import StagedValues, clear, merge
 from refshard_fs.writes.transaction import OverlayTransaction
 from refshard_fs.writes.values import Values
 
 __all__ = ["Writable", "WrittenFile"]
 
+_ELSEWHERE = (
+    "this filesystem came from another process, and writes for that: what was written here is safe, and is committed, "
+    "or discarded, there"
+)
 _GLOB = frozenset("*?[")
 
 
@@ -62,7 +67,11 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         from refshard_fs.writes.commit import Committing, commit  # what writes: who reads need not wait for it
 
         overlay = self._writing("commit")
+        if overlay.worker is not None:
+            raise ReadOnlyError(_ELSEWHERE)
         with overlay.lock:
+            if overlay.is_shared and self._write_options.data_url is not None:
+                self._merge(overlay)
             if overlay.is_empty:
                 return
             self._opened()
@@ -76,6 +85,13 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             left = overlay.settle(edits)
         self._remove_objects(left)
 
+    def _merge(self, overlay: Overlay) -> None:
+        self._opened()
+        base = overlay.base
+        assert base is not None, "whoever opens the source shares it"
+        does_wait = waits(self._session.options.source, base, self._write_options)
+        merge(overlay, self._store(), self._write_options, waits=does_wait)
+
     async def _commit(self) -> None:
         await asyncio.to_thread(self.commit)
 
@@ -86,7 +102,11 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
     def discard(self) -> None:
         """Forget all that was written and not committed, and remove its objects; reads see the source as it is now."""
         overlay = self._writing("discard")
+        if overlay.worker is not None:
+            raise ReadOnlyError(_ELSEWHERE)
         with overlay.lock:
+            if overlay.is_shared and self._write_options.data_url is not None:
+                clear(overlay, self._store())
             left = overlay.drop()
         self._remove_objects(left)
 
@@ -101,11 +121,24 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             left = overlay.go_back(savepoint)
         self._remove_objects(left)
 
+    def end_of_transaction(self) -> None:
+        """Commit; in a process that writes for another one, whose commit it will be, do nothing."""
+        if self._writing("commit").worker is None:
+            self.commit()
+
     def _remove_objects(self, urls: list[str]) -> None:
         if urls and self._write_options.data_url is not None:
             store = self._store()
             store.remove(urls)
             store.tidy()
+
+    # ------------------------------------------------------------------ other processes
+
+    def __reduce__(self) -> Any:
+        make, (cls, args, options) = super().__reduce__()
+        if self._overlay is not None and self._overlay.worker is None:
+            options = {**options, "overlay": self._overlay.travelling()}
+        return make, (cls, args, options)
 
     # ------------------------------------------------------------------ sets written elsewhere
 
@@ -139,6 +172,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         source = options.source if isinstance(options.source, str) else None
         respell = respelling(options.open, source, None if kind == "chunk-manifest" else url)
         save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options)
+        self._entrust()
 
     def collect(self) -> ReferenceSet:
         """Return the references in columns, URLs absolute and shards whole; `refshard_fs.concat` and others use it."""
@@ -147,6 +181,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
 
         options = self._session.options
         source = options.source if isinstance(options.source, str) else None
+        self._entrust()
         return collect(self._opened(), self._look, respelling(options.open, source, None))
 
     def pinned(self, inline_threshold: int, *, flatten: bool) -> ReferenceSet:
@@ -158,7 +193,19 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         source = options.source if isinstance(options.source, str) else None
         respell = respelling(options.open, source, None)
         shard_options = options.open.shard_options if flatten else None
+        self._entrust()
         return pin(self._opened(), self._look, respell, inline_threshold, shard_options)
+
+    def _edited_references(self, keyspace: KeySpace) -> Mapping[str, Any]:
+        """Return the references with what was written and not committed; URLs are as they were written."""
+        from refshard_fs.collecting import collect  # as in `commit`
+        from refshard_fs.manifests.reference_set import References
+
+        return References(collect(keyspace, self._look, lambda url: url))
+
+    def _entrust(self) -> None:
+        if self._overlay is not None:
+            self._overlay.entrust()
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""
@@ -173,7 +220,6 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         data = bytes(value)
         writer = self._writer(overlay)
         if mode == "overwrite" and key and writer is not None and writer.write_now(key, data):
-            self._session.wrote(key)
             return
         sync(self.loop or get_loop(), self._pipe_file, path, data, mode=mode)
 
@@ -184,11 +230,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             raise IsADirectoryError("the root is a directory")
         if mode == "create" and await self._exists(key):
             raise FileExistsError(key)
-        await self._session.keyspace()
-        writer = self._writer(overlay)
-        assert writer is not None, "the source is open"
-        await writer.write(key, bytes(value))
-        self._session.wrote(key)
+        await (await self._opened_writer(overlay)).write(key, bytes(value))
 
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -216,8 +258,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             case Span(optional=False, pin=None) as span if (
                 span.stop is None and not span.start
             ) or span.size is not None:
-                overlay.put(key, span)
-                self._session.wrote(key)
+                await (await self._opened_writer(overlay)).refer(key, span)
             case Inline(data):
                 await self._pipe_file(key, data)
             case _:
@@ -236,24 +277,22 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             if maxdepth is not None or _GLOB.intersection(name):
                 keys = await self._expand_path(name, recursive=recursive, maxdepth=maxdepth)
                 for key in [key for key in keys if await self._isfile(key)]:
-                    self._remove(overlay, key)
+                    await self._remove(overlay, key)
                 continue
             key = self._key(name)
             kind = (await self._info(key))["type"]
             if kind != "directory":
-                self._remove(overlay, key)
+                await self._remove(overlay, key)
             elif recursive:
-                overlay.remove_below(key)
-                self._session.wrote("zarr.json")
+                await (await self._opened_writer(overlay)).remove_below(key)
             else:
                 raise IsADirectoryError(f"{key!r} is a directory: recursive=True removes it")
 
     async def _rm_file(self, path: str, **kwargs: Any) -> None:
         await self._rm(path)
 
-    def _remove(self, overlay: Overlay, key: str) -> None:
-        overlay.remove(key)
-        self._session.wrote(key)
+    async def _remove(self, overlay: Overlay, key: str) -> None:
+        await (await self._opened_writer(overlay)).remove(key)
 
     async def _touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
         if truncate or not await self._exists(path):
@@ -314,10 +353,19 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         if base is None:
             return None
         options = self._write_options
-        if self._values is None:
-            self._values = Values(overlay, options, None if options.data_url is None else self._store())
+        staged = overlay.worker is not None
+        if self._values is None or isinstance(self._values, StagedValues) != staged:
+            store = None if options.data_url is None else self._store()
+            self._values = (StagedValues if staged else Values)(overlay, options, store)
         self._values.waits = waits(self._session.options.source, base, options)
         return self._values
+
+    async def _opened_writer(self, overlay: Overlay) -> Values:
+        while True:
+            await self._session.keyspace()
+            writer = self._writer(overlay)
+            if writer is not None:  # it is open, and no other thread has begun anew meanwhile
+                return writer
 
     def _store(self) -> Store:
         url = self._write_options.data_url

@@ -89,8 +89,10 @@ def _renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str 
             return {}
         case {"partitions": dict(arrays)}:
             pass
+        case {"commit": str()}:
+            return {}
         case _:
-            raise ManifestError(f"{where}: its member 'refshard' is no object with 'partitions'")
+            raise ManifestError(f"{where}: its member 'refshard' is no object with 'partitions' or 'commit'")
     found: dict[str, dict[int, str | None]] = {}
     for array, names in arrays.items():
         known = found[array] = {}

@@ -127,8 +127,12 @@ def edited_partition(old: Partition | None, count: int, rows: Mapping[int, Edit]
     return Partition([known[code] for code in used.tolist()], targets, offsets, lengths, inline)
 
 
-def document_with(document: bytes, renamed: Mapping[str, Mapping[int, str | None]], at: int) -> bytes:
-    """Return ``.zmetadata`` with the names of partitions that are not yet, or no longer, where they belong."""
+def document_with(document: bytes, renamed: Mapping[str, Mapping[int, str | None]], token: str, at: int) -> bytes:
+    """Return ``.zmetadata`` with the names of partitions that are not yet, or no longer, where they belong.
+
+    ``token`` tells the commit from others: stores name versions by content, and that of two may be the same but for it.
+    """
     spelled = zarrmeta.loads(document)
     partitions = {array: {str(n): name for n, name in names.items()} for array, names in renamed.items() if names}
-    return zarrmeta.dumps({**spelled, "refshard": {"partitions": partitions, "at": at}})
+    ours = {"partitions": partitions, "at": at, "commit": token} if partitions else {"commit": token}
+    return zarrmeta.dumps({**spelled, "refshard": ours})

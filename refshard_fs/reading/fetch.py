@@ -19,6 +19,7 @@ from refshard_fs.model import Span
 from refshard_fs.reading import plan
 from refshard_fs.reading.blocks import Block, Host, Job, Reader, Shelf
 from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.repeats import Repeats
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, Unfit, check
 
@@ -48,7 +49,7 @@ class Fetcher:
     """Reads ranges of targets on one event loop; to be used from that loop only."""
 
     def __init__(
-        self, pool: Pool, limits: plan.Limits, budget: Budget, stats: Stats, kept: Cache | None = None
+        self, pool: Pool, limits: plan.Limits, budget: Budget, stats: Stats, kept: Cache | Repeats | None = None
     ) -> None:
         self.pool = pool
         self.limits = limits

@@ -11,7 +11,7 @@ from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import ABSENT, blame, describe, fail
-from refshard_fs.reading.recall import recalled
+from refshard_fs.reading.recall import bound, recalled
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, check
 
@@ -111,7 +111,7 @@ class Immediate:
         if not isinstance(entry, Span) or hasattr(index, "decoder"):
             return None
         with self._loading:  # of several threads one loads, and the others find it
-            value = self._cache.get((self._token, need))
+            value = recalled(self._cache.get((self._token, need)), self._pool)
             if value is not None:
                 return Found(value)
             try:
@@ -129,7 +129,7 @@ class Immediate:
             except ValueError as e:
                 raise DamagedIndex("", describe(entry), str(e)) from e
             weight = getattr(value, "nbytes", len(got[0]))
-            self._cache.put((self._token, need), value, weight, getattr(index, "quota", None))
+            self._cache.put((self._token, need), bound(need, value, self._pool), weight, getattr(index, "quota", None))
             return Found(value)
 
     def _bytes(self, entry: Entry) -> bytes | None:

@@ -27,9 +27,10 @@ class Seen(NamedTuple):
 
 
 class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
-    """Shows sharded arrays as arrays of inner chunks; ``options`` are the user's ``shard_options``."""
+    """Shows sharded arrays, but for ``whole``, as arrays of inner chunks; ``options``: the user's ``shard_options``."""
 
     options: tuple[tuple[str, Any], ...] = ()
+    whole: frozenset[str] = frozenset()
 
     def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[Seen]]:
         fitting = [known for known in shard_formats() if any(mark in data for mark in known.marks)]
@@ -38,7 +39,7 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
         def rewrite(doc: Mapping[str, Any], path: str) -> Shown[Seen]:
             if doc.get("node_type") == "group":
                 return doc, None
-            for known in fitting:
+            for known in () if path in self.whole else fitting:
                 try:
                     found = known.unshard(doc, options)
                 except ValueError as e:

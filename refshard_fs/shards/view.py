@@ -30,13 +30,18 @@ _BATCH = 64  # shards whose indexes are asked for at a time when chunks are list
 
 
 class ShardView:
-    """The keys of ``base``, inner chunks in place of shards; ``options`` are the user's ``shard_options``."""
+    """The keys of ``base``, inner chunks in place of shards, but for the arrays ``whole``.
 
-    def __init__(self, base: KeySpace, options: tuple[tuple[str, Any], ...] = ()) -> None:
+    ``options`` are the user's ``shard_options``.
+    """
+
+    def __init__(
+        self, base: KeySpace, options: tuple[tuple[str, Any], ...] = (), whole: frozenset[str] = frozenset()
+    ) -> None:
         self.base = base
         self.reports: dict[str, str] = dict(getattr(base, "reports", {}))
         self.options = options
-        self._documents = Documents(base, Unshard(options), self._report)
+        self._documents = Documents(base, Unshard(options, whole), self._report)
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
 
     @property

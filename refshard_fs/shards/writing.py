@@ -5,7 +5,7 @@ No I/O here: what has to be read for it is yielded as a need.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +20,7 @@ from refshard_fs.shards.layout import ShardLayout
 from refshard_fs.shards.resharding import resharded
 from refshard_fs.shards.view import ShardView
 
-__all__ = ["InShard", "Restored", "in_shard", "inside", "restored"]
+__all__ = ["InShard", "Restored", "in_shard", "inside", "restored", "sharded_by"]
 
 
 class Restored(NamedTuple):
@@ -73,6 +73,17 @@ def inside(layout: ShardLayout, shard: tuple[int, ...]) -> tuple[int, ...]:
     """Return how many chunks along each dimension of ``shard`` are of the array; the rest of an edge shard is not."""
     cuts = zip(layout.cuts, shard, layout.grid.counts, strict=True)
     return tuple(max(min(c.chunks(number).stop, count) - c.chunks(number).start, 0) for c, number, count in cuts)
+
+
+def sharded_by(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:
+    """Return the paths of the arrays that ``documents`` (key and bytes), as they are written, shard by themselves."""
+    found: set[str] = set()
+    for key, data in documents:
+        path, name = parent(key)
+        if name in ("zarr.json", ".zarray"):
+            arrays = DocumentIndex(path, name, -1, Unshard()).decode(data).arrays
+            found |= {array for array, seen in arrays.items() if seen.layout is not None}
+    return frozenset(found)
 
 
 class _Noting(msgspec.Struct, frozen=True):

@@ -10,9 +10,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-__all__ = ["DRAFT", "replacing", "sync_file"]
+__all__ = ["is_draft", "replacing", "sync_file"]
 
-DRAFT = re.compile(r"\.[0-9a-f]{32}\.tmp$")
+_DRAFT = re.compile(r"\.[0-9a-f]{32}\.tmp$")
+
+
+def is_draft(path: str) -> bool:
+    """Whether ``path`` is a file that has not taken its place: of a writer who is at it, or who was killed."""
+    return path.endswith(".tmp") and _DRAFT.search(path) is not None
 
 
 @contextlib.contextmanager

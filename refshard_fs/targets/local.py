@@ -14,6 +14,7 @@ from collections import OrderedDict
 
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import OWN, Answer
+from refshard_fs.targets.draft import is_draft
 from refshard_fs.targets.failures import Unreadable
 
 __all__ = ["LocalTarget", "facts_of"]
@@ -109,7 +110,7 @@ class LocalTarget:
             return tuple(
                 Listed(e.name, None, True) if e.is_dir() else _listed(e)
                 for e in sorted(entries, key=lambda e: e.name)
-                if e.is_dir() or e.is_file()
+                if (e.is_dir() or e.is_file()) and not is_draft(e.name)
             )
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.errors import ConflictError, SourceNotReachable
 from refshard_fs.model import Facts
 from refshard_fs.policy import locator
-from refshard_fs.targets.draft import DRAFT, replacing
+from refshard_fs.targets.draft import is_draft, replacing
 from refshard_fs.targets.failures import as_failure
 from refshard_fs.targets.local import facts_of
 from refshard_fs.targets.pool import AT_HAND, Given
@@ -116,7 +116,7 @@ class Objects:
         except FileNotFoundError:
             return []
         stem = len(self._root) + 1
-        return sorted(path[stem:] for path in map(str, found) if not DRAFT.search(path))
+        return sorted(path[stem:] for path in map(str, found) if not is_draft(path))
 
     # ------------------------------------------------------------------ writing
 
@@ -184,7 +184,7 @@ class Objects:
         for folder in {os.path.dirname(self._path(name)) for name in names}:
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
                 for entry in entries:
-                    if DRAFT.search(entry.name):
+                    if is_draft(entry.name):
                         os.unlink(entry.path)
 
     def tidy(self, names: Iterable[str]) -> None:

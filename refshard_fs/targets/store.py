@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.policy import locator
-from refshard_fs.targets.draft import DRAFT, replacing, sync_file
+from refshard_fs.targets.draft import is_draft, replacing, sync_file
 from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.pool import Given
 
@@ -37,6 +37,9 @@ def opened(url: str, given: Given) -> tuple[AbstractFileSystem, str]:
         options = {name: value for name, value in fs.storage_options.items() if name not in _BOUND}
         fs = type(fs)(*fs.storage_args, **options)
     return fs, path
+
+
+MANY = 64  # files that take longer one by one than the whole system does at once
 
 
 class Store:
@@ -89,6 +92,9 @@ class Store:
         fs, root = self._fs()
         if type(fs) is LocalFileSystem:
             paths = [f"{root}/{url[len(self.url) + 1 :]}" for url in urls]
+            if len(paths) > MANY and hasattr(os, "sync"):
+                os.sync()
+                return
             for path in paths:
                 sync_file(path)
             for folder in {os.path.dirname(path) for path in paths}:
@@ -118,15 +124,19 @@ class Store:
         found: Mapping[str, bytes] = fs.cat(list(paths))
         return {paths[path]: data for path, data in found.items()}
 
-    def names(self, below: str) -> list[str]:
-        """Return the names of all objects in the directory ``below``, at any depth, without drafts."""
+    def name_of(self, url: str) -> str | None:
+        """Return the name of the object at ``url``; None if it is not below this one."""
+        return url[len(self.url) + 1 :] if url.startswith(self.url + "/") else None
+
+    def sizes(self, below: str) -> dict[str, int]:
+        """Return the names and sizes of all objects in the directory ``below``, at any depth, without drafts."""
         fs, root = self._fs()
         fs.invalidate_cache()
         try:
-            found = fs.find(f"{root}/{below}")
+            found = fs.find(f"{root}/{below}", detail=True)
         except FileNotFoundError:
-            return []
-        return sorted(path[len(root) + 1 :] for path in map(str, found) if not DRAFT.search(path))
+            return {}
+        return {str(path)[len(root) + 1 :]: info["size"] for path, info in found.items() if not is_draft(str(path))}
 
     def remove(self, urls: Iterable[str]) -> None:
         """Remove the objects at ``urls``, which are below this one, as far as that can be done."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -13,13 +14,17 @@ from refshard_fs.edited import edited
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.keys import parent
 from refshard_fs.manifests.reference_stream import FlatStream
+from refshard_fs.model import Inline
 from refshard_fs.save import save_json
+from refshard_fs.shards.writing import sharded_by
 from refshard_fs.targets.document import Document
 from refshard_fs.writes.chunk_manifests import commit_manifests
 from refshard_fs.writes.committing import Committing
+from refshard_fs.writes.compressed import compressing
 from refshard_fs.writes.destination import HIERARCHY, format_of, manifests_of
 from refshard_fs.writes.hierarchy import commit_hierarchy
 from refshard_fs.writes.parquet import commit_parquet
+from refshard_fs.zarrmeta import is_metadata
 
 __all__ = ["COMMITTERS", "Committing", "commit"]
 
@@ -40,6 +45,14 @@ def commit(committing: Committing) -> None:
     if format != HIERARCHY:
         committing = msgspec.structs.replace(committing, edits=committing.edits.at_hand())
     COMMITTERS[format](committing)
+    _leave_whole(committing)
+
+
+def _leave_whole(committing: Committing) -> None:
+    """Take note of the arrays that were written with shards of their own: who wrote them goes on with whole shards."""
+    changes = committing.edits.changes().items()
+    written = ((key, edit.data) for key, (edit, _) in changes if is_metadata(key) and isinstance(edit, Inline))
+    committing.overlay.whole |= sharded_by(written)
 
 
 def _has_manifests(committing: Committing) -> bool:
@@ -56,7 +69,20 @@ def _commit_json(committing: Committing) -> None:
     base = committing.base
     refs = collect(edited(base.keyspace, committing.edits), committing.run, _as_written)
     document = Document(base.url, committing.given(base.url), base.facts)
-    save_json(FlatStream(refs, _as_written), committing.run, document)
+    save_json(FlatStream(refs, _as_written), committing.run, _Compressed(document))
+
+
+class _Compressed:
+    """A document that is written compressed, if its name says so."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[BinaryIO]:
+        """Give a file to write the content to; it takes its place when the block ends without an error."""
+        with self._document.stream() as file, compressing(self._document.url, file) as plain:
+            yield plain
 
 
 def _as_written(url: str | None) -> str | None:

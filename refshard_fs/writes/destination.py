@@ -24,7 +24,7 @@ HIERARCHY: Final = "zarr-hierarchy"
 def format_of(source: str | Held, base: Base, options: WriteOptions) -> str:
     """Return the name of the source's format, or of that in which it is to be made."""
     found = beneath(base.keyspace)
-    if base.facts is None and not isinstance(found, Hierarchy):
+    if _is_new(source, base):
         return _new_format(str(source), options.format)
     match found:
         case FlatKeySpace():
@@ -39,10 +39,18 @@ def format_of(source: str | Held, base: Base, options: WriteOptions) -> str:
     )
 
 
+def _is_new(source: str | Held, base: Base) -> bool:
+    """Whether there was nothing at the source's URL."""
+    return base.facts is None and base.url == source and not isinstance(beneath(base.keyspace), Hierarchy)
+
+
 def waits(source: str | Held, base: Base, options: WriteOptions) -> bool:
     """Whether values are kept until the commit, which has a place for them: that of a hierarchy without manifests."""
     view = manifests_of(base.keyspace)
-    return format_of(source, base, options) == HIERARCHY and not (view is not None and view.maps_anything)
+    is_hierarchy = isinstance(beneath(base.keyspace), Hierarchy)
+    if _is_new(source, base):
+        is_hierarchy = _new_format(str(source), options.format) == HIERARCHY
+    return is_hierarchy and not (view is not None and view.maps_anything)
 
 
 def manifests_of(keyspace: KeySpace) -> ManifestView | None:

@@ -18,12 +18,13 @@ from functools import partial
 from typing import Any, Final
 
 from refshard_fs.catalog import beneath
-from refshard_fs.edits import Edits
+from refshard_fs.edits import Edit, Edits
 from refshard_fs.errors import ConflictError, CostlyPattern, DamagedIndex, ManifestError, TargetChanged
+from refshard_fs.formats import Raw
 from refshard_fs.keys import is_within, parent
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.hierarchy import Hierarchy
-from refshard_fs.model import Facts, Inline, Steps
+from refshard_fs.model import Facts, Inline, Load, Span, Steps
 from refshard_fs.overlay import Overlay
 from refshard_fs.shards.layout import Buffer, Misfit
 from refshard_fs.spool import Spooled, views
@@ -121,7 +122,7 @@ class HierarchyCommit:
         Raises ConflictError if somebody else replaced what was read here and is to be replaced.
         """
         try:
-            plan: Plan = self._run("", partial(planned, self._keyspace, self._edits))
+            plan: Plan = self._run("", partial(planned, self._keyspace, self._edits.resolved(self._at_hand)))
         except TargetChanged as e:
             raise ConflictError(f"{e.target} {_SINCE}. {_KEPT}{_DISCARD}") from e
         try:
@@ -141,6 +142,14 @@ class HierarchyCommit:
             self._overlay.replaced({self._objects.url_of(name) for name in (*self._put, *self._gone)})
         for shard, read in self._read:
             self._costs.put(shard, read=read)
+
+    def _at_hand(self, edit: Edit) -> Edit:
+        """Return the bytes of what lies elsewhere: objects of this hierarchy may not be there when they are needed."""
+        match edit:
+            case Span():
+                data: bytes = self._run("", partial(_read, edit))
+                return self._overlay.spool.keep(data)
+        return edit
 
     def _precheck(self, plan: Plan) -> dict[str, Condition]:
         """See, before anything is put, that nobody replaced what was read here; of documents, what is to be replaced.
@@ -246,6 +255,11 @@ class HierarchyCommit:
             self._objects.remove(name)
             self._gone[name] = None
         self._objects.tidy(self._gone)
+
+
+def _read(span: Span) -> Steps[bytes]:
+    found: bytes = yield Load(span, Raw())
+    return found
 
 
 def _weight(shard: ShardPlan) -> int:

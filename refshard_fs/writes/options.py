@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from refshard_fs.held import Held
+from refshard_fs.inherited import Inherited
 from refshard_fs.overlay import Overlay, overlay_of
 from refshard_fs.policy import LOCAL, protocol_of
 
@@ -45,7 +46,7 @@ def data_url_of(source: str | Held, given: str | None) -> str | None:
     return f"file://{beside}" if protocol_of(source) is None else beside
 
 
-def overlay_for(mode: str, identity: str | None, source: str | Held) -> Overlay | None:
+def overlay_for(mode: str, identity: str | Inherited | None, source: str | Held) -> Overlay | None:
     """Return what a filesystem of this ``mode`` writes to; "w" begins with nothing, whatever the source holds."""
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}: it is 'r', 'a' (reads and writes) or 'w' (begins with an empty source)")

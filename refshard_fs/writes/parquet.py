@@ -79,7 +79,7 @@ class _Commit:
                 self._change(layout, array, change)
             now = int(time.time())
             self._renamed = {array: names for array, names in self._renamed.items() if names}
-            visible = document_with(document, self._renamed, now) if self._renamed else document
+            visible = document_with(document, self._renamed, self._token, now)
             commit = Document(self._url, self._given, facts)
             commit.put(visible)
         except BaseException:
@@ -88,7 +88,7 @@ class _Commit:
             raise
         if self._renamed and self._may_tidy(now):
             with contextlib.suppress(OSError, ConflictError):  # the commit is done: the names in it do as well
-                self._tidy(Document(self._url, self._given, commit.made), document)
+                self._tidy(Document(self._url, self._given, commit.made), document_with(document, {}, self._token, now))
 
     # ------------------------------------------------------------------ partitions under names of their own
 

@@ -30,6 +30,6 @@ class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untype
         fs._intrans = False
         fs._transaction = None
         if commit:
-            fs.commit()
+            fs.end_of_transaction()
         else:
             fs.go_back(self._savepoint)

@@ -11,6 +11,7 @@ import pytest
 import zarr
 
 from refshard_fs import CostlyPattern, DamagedIndex, ManifestError, RefShardFileSystem
+from refshard_fs.model import Span
 from tests.shards.writers import IS_ZARR_2, prototype_shards
 from tests.writes.arrays import FILL, array, make_group, make_sharded, objects, opened, stored
 
@@ -53,6 +54,20 @@ def test_values_written_are_those_that_others_read(tmp_path: Path, kind: str, da
     if IS_ZARR_2:
         return  # which writes chunks of nothing but the fill value too
     assert not (tmp_path / "a" / ("0.1" if kind == "prototype" else "c/0/1")).exists(), "no chunk is left in it"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("checked", "prototype")])
+def test_tensorstore_and_zarrs_read_the_values(tmp_path: Path, data: Any, kind: str) -> None:
+    tensorstore = pytest.importorskip("tensorstore")
+    pytest.importorskip("zarrs")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    with fs.transaction:
+        array(fs)[3:19, 5:20] = data[3:19, 5:20] = 4
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "a")}}
+    assert np.array_equal(tensorstore.open(spec, read=True).result().read().result(), data)
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        assert np.array_equal(stored(tmp_path)[...], data)
 
 
 def test_nothing_is_written_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
@@ -190,12 +205,17 @@ def test_a_new_array_through_the_view_is_an_ordinary_one_unless_it_is_sharded_it
     store = zarr.storage.FsspecStore.from_mapper(fs.get_mapper())
     with fs.transaction:
         zarr.create_array(store, name="plain", shape=(8,), chunks=(2,), dtype="i4")[...] = 1
-        zarr.create_array(store, name="sharded", shape=(8,), chunks=(2,), shards=(4,), dtype="i4")[...] = 2
+        sharded = zarr.create_array(store, name="sharded", shape=(8,), chunks=(2,), shards=(4,), dtype="i4")
+        sharded[...] = 2
     assert stored(tmp_path, "plain").shards is None
     assert stored(tmp_path, "sharded").shards == (4,)
     assert (stored(tmp_path, "plain")[...] == 1).all()
     assert (stored(tmp_path, "sharded")[...] == 2).all()
-    assert array(fs, "sharded").chunks == (2,), "from now on it is shown by its inner chunks"
+    sharded[1] = 3  # who made it goes on with the shards that it was made with
+    assert sharded[:3].tolist() == [2, 3, 2]
+    fs.commit()
+    assert stored(tmp_path, "sharded")[:3].tolist() == [2, 3, 2]
+    assert array(opened(tmp_path), "sharded").shards is None
 
 
 def test_consolidated_metadata_say_how_arrays_are_stored(tmp_path: Path, kind: str, data: Any) -> None:
@@ -218,6 +238,43 @@ def test_consolidated_metadata_say_how_arrays_are_stored(tmp_path: Path, kind: s
         assert found["chunk_grid"] == own["chunk_grid"]
     assert found["shape"] == own["shape"] == [30, 26]
     assert array(opened(tmp_path)).chunks == CHUNKS
+
+
+def test_an_array_that_is_the_whole_source(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path / "a")
+    seen = array(fs, "")
+    with fs.transaction:
+        seen[5:12, 3:20] = data[5:12, 3:20] = 6
+        seen.resize((30, 26))
+        fs.rm("10.0" if kind == "prototype" else "c/10", recursive=kind != "prototype")
+    expected = np.full((30, 26), FILL)
+    expected[:21] = data
+    expected[20:22, slice(0, 3) if kind == "prototype" else slice(None)] = FILL
+    assert np.array_equal(stored(tmp_path)[...], expected)
+    fs.rm("", recursive=True)
+    fs.commit()
+    assert list((tmp_path / "a").rglob("*")) == []
+
+
+def test_copied_and_moved_keys_have_the_bytes_of_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    one, two, three = ("a/4.4", "a/4.5", "a/9.7") if kind == "prototype" else ("a/c/4/4", "a/c/4/5", "a/c/9/7")
+    fs = opened(tmp_path)
+    before = fs.cat([one, two])
+    with fs.transaction:
+        fs.cp_file(one, three)
+        fs.mv(two, one)
+    fs = opened(tmp_path)
+    assert (fs.cat_file(three), fs.cat_file(one)) == (before[one], before[two])
+    assert not fs.exists(two)
+    fs = opened(tmp_path)
+    assert fs._overlay is not None
+    url, start, stop = fs.resolve(one)
+    fs._overlay.put(two, Span(str(url), int(start), stop and int(stop)))  # as another process may have left it
+    fs.pipe_file(one, b"x" * 24)
+    fs.commit()
+    assert opened(tmp_path).cat_file(two) == before[two]
 
 
 def test_scalars(tmp_path: Path) -> None:

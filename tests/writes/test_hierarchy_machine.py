@@ -165,5 +165,5 @@ class Machine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-Machine.TestCase.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+Machine.TestCase.settings = settings(max_examples=8, stateful_step_count=12, deadline=None)
 TestMachine = pytest.mark.filterwarnings(f"ignore::{CostlyPattern.__module__}.CostlyPattern")(Machine.TestCase)

@@ -60,6 +60,44 @@ def test_append_within_a_transaction_is_committed_at_its_end(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_url_writes_to_the_overlay_that_it_names(tmp_path: Path, name: str) -> None:
+    fs = writable(tmp_path / name)
+    options = {**fs.storage_options, "fo": str(tmp_path / name)}
+    assert options["overlay"] == fs.overlay
+    with fs.transaction:
+        store = fs.get_mapper() if IS_2 else "refshard://"
+        given = {} if IS_2 else {"storage_options": options}
+        dataset(0, 4).to_zarr(store, consolidated=False, **given)
+        dataset(4, 4).to_zarr(store, consolidated=False, append_dim="time", **given)
+    assert opened(tmp_path / name).identical(dataset(0, 8).load())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_regions_and_modes_of_zarr_write_what_they_say(tmp_path: Path, name: str) -> None:
+    fs = writable(tmp_path / name)
+    with fs.transaction:
+        dataset(0, 8).to_zarr(fs.get_mapper(), consolidated=False)
+    with fs.transaction:
+        group = zarr.open_group(fs.get_mapper(), mode="r+")
+        group["air"][2:4] = 7.0
+        group.attrs["title"] = "changed"
+    with fs.transaction:
+        part = dataset(4, 2).drop_vars(["time", "y", "x"]) * 0 + 5.0
+        part.to_zarr(fs.get_mapper(), consolidated=False, region={"time": slice(4, 6)})
+    found = opened(tmp_path / name)
+    expected = dataset(0, 8).load()
+    expected["air"][2:4] = 7.0
+    expected["air"][4:6] = 5.0
+    assert found.equals(expected)
+    assert found.attrs["title"] == "changed"
+    with fs.transaction:
+        zarr.open_group(fs.get_mapper(), mode="w")
+    assert not [
+        key for key in RefShardFileSystem(str(tmp_path / name)).find("") if "air" in key and "manifest" not in key
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_exception_in_a_transaction_leaves_nothing(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     fs = writable(path)

@@ -1,0 +1,48 @@
+"""JSON sets compressed as their names say: ``.gz``, ``.bz2``, ``.xz``, ``.zst``."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import importlib
+import importlib.util
+import io
+import lzma
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from refshard_fs.errors import ReadOnlyError
+
+__all__ = ["compressing"]
+
+
+@contextlib.contextmanager
+def compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
+    """Give a file whose content goes to ``file``, compressed as the name at the end of ``url`` says, or as it is."""
+    match url.rpartition(".")[2].lower():
+        case "gz":
+            with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
+                yield packed  # type: ignore[misc]  # it writes as a file does
+        case "bz2":
+            with bz2.BZ2File(file, "wb") as packed:
+                yield packed  # type: ignore[misc]  # as above
+        case "xz":
+            with lzma.LZMAFile(file, "wb") as packed:
+                yield packed  # type: ignore[misc]  # as above
+        case "zst" | "zstd":
+            compress = _zstd()
+            plain = io.BytesIO()
+            yield plain
+            file.write(compress(plain.getvalue()))
+        case _:
+            yield file
+
+
+def _zstd() -> Callable[[bytes], bytes]:
+    if importlib.util.find_spec("zstandard") is not None:
+        return importlib.import_module("zstandard").ZstdCompressor().compress  # type: ignore[no-any-return]  # untyped
+    if importlib.util.find_spec("numcodecs") is not None:
+        encode: Callable[[bytes], bytes] = importlib.import_module("numcodecs.zstd").Zstd(level=3).encode
+        return encode
+    raise ReadOnlyError("to write a set compressed with zstd, install zstandard or numcodecs")
