@@ -16,7 +16,7 @@ import pytest
 from refshard_fs import ConflictError, RefShardFileSystem
 from tests.writes.model import array_document, group_document, writable
 
-FORMATS = ("json", "parquet")
+SOURCES = {"json": "refs.json", "parquet": "refs.parq", "zarr-hierarchy": "store.zarr"}
 BODY = """
 import pickle, sys
 fs = pickle.load(sys.stdin.buffer)
@@ -127,14 +127,14 @@ def test_forked_children_write_for_their_parent(fs: RefShardFileSystem) -> None:
     assert {key: fs.cat_file(key) for key in fs.find("a/c")} == {f"a/c/{n}": bytes([n]) * 64 for n in range(3)}
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", SOURCES)
 def test_dask_workers_write_disjoint_regions_of_one_set(tmp_path: Path, format: str) -> None:
     distributed = pytest.importorskip("distributed")
     xr = pytest.importorskip("xarray")
     pytest.importorskip("zarr")
     values = np.random.default_rng(1).random((8, 30, 20))
     dataset = xr.Dataset({"v": (("t", "y", "x"), values)}, coords={"t": np.arange(8)})
-    path = tmp_path / ("refs.json" if format == "json" else "refs.parq")
+    path = tmp_path / SOURCES[format]
     fs = writable(path, format, record_size=3)
     _run(distributed, fs, dataset)
     found: Any = xr.open_zarr(RefShardFileSystem(str(path)).get_mapper(), consolidated=False)
