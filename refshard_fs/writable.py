@@ -12,14 +12,15 @@ from typing import Any
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 
-from refshard_fs.edits import Edits
+from refshard_fs.edits import Edit, Edits
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.formats import RECORD_SIZE, SetFormat
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.model import Inline, Span, Steps
-from refshard_fs.overlay import Overlay
+from refshard_fs.overlay import Base, Overlay
 from refshard_fs.session import Session
+from refshard_fs.targets import Given
 from refshard_fs.targets.store import Store
 from refshard_fs.writes.destination import waits
 from refshard_fs.writes.options import WriteOptions
@@ -159,6 +160,23 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         respell = respelling(options.open, source, None)
         shard_options = options.open.shard_options if flatten else None
         return pin(self._opened(), self._look, respell, inline_threshold, shard_options)
+
+    def base(self) -> Base:
+        """Return the source as it was opened, below the edits; `refshard_fs.append` uses it."""
+        overlay = self._writing("append")
+        self._opened()
+        assert overlay.base is not None, "whoever opens the source shares it"
+        return overlay.base
+
+    def given(self, url: str) -> Given:
+        """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
+        return self._session.given(url)
+
+    def edit(self, path: str, edit: Edit) -> None:
+        """Let ``path`` refer to a range of an object, hold data, or be gone; nothing is copied, or looked at."""
+        key = self._key(path)
+        self._writing(f"write {key!r}").put(key, edit)
+        self._session.wrote(key)
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""

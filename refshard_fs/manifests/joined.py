@@ -107,6 +107,8 @@ class Joined:
     ) -> None:
         self.first = first
         self.document = document
+        self.document_url = where
+        self.resolve: Callable[[str], str] = str  # what URLs in the document stand for
         self.where = where
         self._documents = Documents(first, _Lengthened(document, where))
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
@@ -373,6 +375,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
     first = yield from open_part(0)
     joined = Joined(document, probe.url, first, open_part, options.cache_size)
+    joined.resolve = resolve
     yield from joined.learn()
     return joined
 

@@ -29,7 +29,7 @@ from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.save import respelling
 from refshard_fs.sets.rebasing import opened
 
-__all__ = ["take"]
+__all__ = ["take", "with_coordinates"]
 
 TOGETHER: Final = 16  # sets that are opened at a time
 DOCUMENTS: Final = 32  # that are read at a time
@@ -65,7 +65,7 @@ def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], 
         fs = opened(sets[number], options)
         name = _name(number, sets[number])
         refs = fs.collect()
-        part = _with_coordinates(Named(name, refs, variables(refs, name, known)), fs)
+        part = with_coordinates(Named(name, refs, variables(refs, name, known)), fs)
         tell(1)
         return part
 
@@ -163,7 +163,8 @@ def _to_read(part: Named) -> Iterator[Variable]:
             yield variable
 
 
-def _with_coordinates(part: Named, fs: RefShardFileSystem) -> Named:
+def with_coordinates(part: Named, fs: RefShardFileSystem) -> Named:
+    """Return ``part``, which ``fs`` shows, with the values of its coordinates inline."""
     refs = part.refs
     tables, side = dict(refs.tables), dict(refs.side)
     for variable in _to_read(part):
