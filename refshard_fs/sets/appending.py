@@ -121,9 +121,11 @@ def _edits(
 
 def _from(table: ChunkTable, first: int) -> Iterator[tuple[int, Row]]:
     """Yield number and reference of the chunks whose target is ``first`` or a later one."""
-    for number in table.present().tolist():
+    numbers = table.present()
+    targets = table.targets if table.numbers is not None else table.targets[numbers]
+    for number in numbers[targets >= first].tolist():
         row = table.row(number)
-        if row is not None and row.target >= first:
+        if row is not None:
             yield number, row
 
 
