@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
-from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.edits import Edit, Edits
 from refshard_fs.errors import ReadOnlyError
@@ -116,6 +116,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         format: SetFormat | None = None,
         record_size: int = RECORD_SIZE,
         overwrite: bool = False,
+        callback: Callback = DEFAULT_CALLBACK,
         **storage_options: Any,
     ) -> None:
         """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
@@ -131,7 +132,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
 
         Raises ManifestError, which names the key, where the format cannot hold a reference:
         then nothing is written. fsspec's own reader takes parquet sets of zarr version 2
-        with ``.`` between coordinates.
+        with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
         from refshard_fs.save import respelling, save  # as in `commit`
 
@@ -139,7 +140,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         options = self._session.options
         source = options.source if isinstance(options.source, str) else None
         respell = respelling(options.open, source, None if kind == "chunk-manifest" else url)
-        save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options)
+        save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options, callback)
 
     def collect(self) -> ReferenceSet:
         """Return the references in columns, URLs absolute and shards whole; `refshard_fs.concat` and others use it."""
@@ -150,7 +151,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         source = options.source if isinstance(options.source, str) else None
         return collect(self._opened(), self._look, respelling(options.open, source, None))
 
-    def pinned(self, inline_threshold: int, *, flatten: bool) -> ReferenceSet:
+    def pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
         """Return the references pinned to what their targets are now; `refshard_fs.snapshot` uses it."""
         from refshard_fs.collecting import pin  # as in `commit`
         from refshard_fs.save import respelling
@@ -159,7 +160,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         source = options.source if isinstance(options.source, str) else None
         respell = respelling(options.open, source, None)
         shard_options = options.open.shard_options if flatten else None
-        return pin(self._opened(), self._look, respell, inline_threshold, shard_options)
+        return pin(self._opened(), self._look, respell, inline_threshold, shard_options, callback.relative_update)
 
     def base(self) -> Base:
         """Return the source as it was opened, below the edits; `refshard_fs.append` uses it."""

@@ -11,6 +11,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, TargetChanged
+from refshard_fs.cli import main
 from refshard_fs.sets import appending
 from refshard_fs.writes.commit import COMMITTERS
 from tests.servers.s3 import SeaweedServer
@@ -181,3 +182,15 @@ def test_a_document_on_s3_is_one_put(s3_server: SeaweedServer, tmp_path: Path) -
     refshard_fs.append(url, day(2, 2), "time", **options)
     found = opened(url, **options)
     assert found.cat_file("time/0") == np.arange(4, dtype="<i4").tobytes()
+
+
+def test_the_commands_make_a_document_and_let_it_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [day(2 * i, 2) for i in range(3)]
+    paths = [written(tmp_path, part, i) for i, part in enumerate(parts)]
+    url = str(tmp_path / "all.json")
+    assert main(["concat", *paths[:2], "-o", url, "--dim", "time", "--lazy"]) == 0
+    assert main(["append", url, paths[2], "--dim", "time"]) == 0
+    assert read(url)["time"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert main(["append", url, paths[2], "--dim", "x"]) == 2
+    assert "not 'x'" in capsys.readouterr().err
+    assert main(["concat", *paths, "-o", url, "--dims", "time", "--counts", "3", "--lazy"]) == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.callbacks import Callback
 from fsspec.implementations.memory import MemoryFileSystem
 
 import refshard_fs
@@ -279,3 +280,33 @@ def test_what_is_no_list_of_lists_is_a_type_error() -> None:
         refshard_fs.concat([day(0, 2)], dims=("time", "x"))
     with pytest.raises(ValueError, match="no sets"):
         refshard_fs.concat([], dim="time")
+
+
+def test_the_command_joins_a_grid_of_sets(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = [[day(t, 2, 2, 2, x) for x in (0, 2)] for t in (0, 2)]
+    paths = []
+    for part in [part for row in grid for part in row]:
+        paths.append(str(tmp_path / f"{len(paths)}.json"))
+        RefShardFileSystem(part).save(paths[-1], "json")
+    command = ["concat", *paths, "-o", str(tmp_path / "all.json"), "--dims", "time,x"]
+    assert main([*command, "--counts", "2,3"]) == 2
+    assert "their product is 4" in capsys.readouterr().err
+    assert main([*command, "--counts", "2,2"]) == 0
+    expected = read(refshard_fs.concat(grid, dims=("time", "x")))
+    np.testing.assert_array_equal(read(str(tmp_path / "all.json"))["air"], expected["air"])
+
+
+class Counting(Callback):  # type: ignore[misc]  # fsspec is untyped
+    """Remembers what it was told."""
+
+
+def test_callbacks_count_sets_and_chunks(tmp_path: Any) -> None:
+    sets = Counting()
+    both = refshard_fs.concat([day(0, 2), day(2, 2)], dim="time", callback=sets)
+    assert (sets.size, sets.value) == (2, 2)
+    chunks = Counting()
+    both.save(str(tmp_path / "all.json"), callback=chunks)
+    assert (chunks.size, chunks.value) == (6, 6)
+    keys = Counting()
+    refshard_fs.snapshot(str(tmp_path), callback=keys)
+    assert keys.value == 1
