@@ -162,6 +162,10 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         shard_options = options.open.shard_options if flatten else None
         return pin(self._opened(), self._look, respell, inline_threshold, shard_options, callback.relative_update)
 
+    def admit(self, urls: Iterable[str | None]) -> None:
+        """Raise TargetNotAllowed if the source may not point to all of ``urls``: what is made of it is the user's."""
+        self._session.admit(url for url in urls if url is not None)
+
     def base(self) -> Base:
         """Return the source as it was opened, below the edits; `refshard_fs.append` uses it."""
         overlay = self._writing("append")

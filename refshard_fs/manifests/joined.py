@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -171,10 +172,12 @@ class Joined:
         part = self.first if number == 0 else self._parts.get(number)
         if part is None:
             part = self._parts[number] = yield from self._open_part(number)
-            while len(self._parts) > self._keep:
-                self._parts.popitem(last=False)
+            with suppress(KeyError):  # other threads do the same
+                while len(self._parts) > self._keep:
+                    self._parts.popitem(last=False)
         elif number:
-            self._parts.move_to_end(number)
+            with suppress(KeyError):
+                self._parts.move_to_end(number)
         if (number, path) not in self._seen:
             yield from self._check(number, part, path, known)
             self._seen.add((number, path))

@@ -13,7 +13,7 @@ import msgspec
 
 from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Part, Row
-from refshard_fs.errors import NotListable
+from refshard_fs.errors import NotListable, SourceNotReachable, redacted
 from refshard_fs.formats import Raw
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import place
@@ -75,8 +75,7 @@ def pinned(refs: ReferenceSet, tell: Tell) -> Steps[ReferenceSet]:
     pins: list[Pin | None] = []
     for first in range(0, len(urls), TOGETHER):
         part = urls[first : first + TOGETHER]
-        answers = yield tuple(Stat(url, fresh=True) for url in part if url is not None)
-        found = iter(answers)
+        found = iter((yield from _facts([url for url in part if url is not None])))
         pins += [None if url is None else _pin(next(found)) for url in part]
         tell(len(part))
     return msgspec.structs.replace(refs, pins=Pins.of(pins))
@@ -107,13 +106,23 @@ def _asked(hierarchy: Hierarchy, keys: Iterable[str], tell: Tell) -> Steps[dict[
         if key is not None:
             wanted.append(key)
         if wanted and (key is None or len(wanted) == TOGETHER):
-            answers = yield tuple(Stat(hierarchy.url_of(name), fresh=True) for name in wanted)
+            answers = yield from _facts([hierarchy.url_of(name) for name in wanted])
             for name, facts in zip(wanted, answers, strict=True):
                 pin = _pin(facts)
                 if pin is not None:
                     found[name] = pin
             tell(len(wanted))
             wanted = []
+    return found
+
+
+def _facts(urls: Sequence[str]) -> Steps[Sequence[Facts | None]]:
+    """Return what is known now of the objects at ``urls``; None for those that are not there."""
+    try:
+        found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True) for url in urls)
+    except OSError as e:
+        where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
+        raise SourceNotReachable(redacted(f"{where} cannot be asked what it is now: {e}")) from e
     return found
 
 

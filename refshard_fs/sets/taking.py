@@ -6,13 +6,14 @@ parsed, the rest compared with it. All others, and those whose coordinates are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
 
 from refshard_fs import zarrmeta
+from refshard_fs.admission import is_trusted
 from refshard_fs.collecting import respelled
 from refshard_fs.columns import ChunkTable
 from refshard_fs.errors import RefShardError
@@ -26,6 +27,7 @@ from refshard_fs.manifests.kerchunk_json import parse, parse_document
 from refshard_fs.manifests.plain_values import dtype_of
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.policy import LOCAL, protocol_of
+from refshard_fs.routing import route
 from refshard_fs.save import respelling
 from refshard_fs.sets.rebasing import opened
 
@@ -47,7 +49,10 @@ READING: Final = frozenset(["concurrency", "fast_s3", "max_memory", "options", "
 
 
 def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], object]) -> list[Named]:
-    """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``tell(1)`` is called for each."""
+    """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``tell(1)`` is called for each.
+
+    TargetNotAllowed where one that is somebody else's points to where it may not.
+    """
     known: Known = {}
     found: list[Named | None] = [None] * len(sets)
     if options.keys().isdisjoint(MEANING):
@@ -55,6 +60,7 @@ def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], 
         for number, document in _documents(sets, options):
             refs = alike.read(document, sets[number])
             if refs is not None:
+                _judge(sets[number], refs.urls, options)
                 name = _name(number, sets[number])
                 part = Named(name, refs, variables(refs, name, known))
                 if not any(True for _ in _to_read(part)):
@@ -65,6 +71,7 @@ def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], 
         fs = opened(sets[number], options)
         name = _name(number, sets[number])
         refs = fs.collect()
+        fs.admit(refs.urls)
         part = with_coordinates(Named(name, refs, variables(refs, name, known)), fs)
         tell(1)
         return part
@@ -76,6 +83,25 @@ def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], 
         for number, part in zip(left, pool.map(read, left), strict=True):
             found[number] = part
     return [part for part in found if part is not None]
+
+
+def _judge(fo: Any, urls: Iterable[str | None], options: Mapping[str, Any]) -> None:
+    """Raise TargetNotAllowed if the set ``fo`` is somebody else's, and names URLs that it may not.
+
+    What becomes of it is the user's own, which may point anywhere.
+    """
+    if not isinstance(fo, str) or is_trusted(fo):
+        return
+    named = {name: options.get(name) for name in ("fs", "remote_protocol", "remote_options", "options", "allow")}
+    routes = route(fo, source_options=options.get("ref_storage_args", options.get("target_options")), **named)
+    rule, first = routes.admission, True
+    for url in urls:
+        if url is None:
+            continue
+        if first and routes.fallback:
+            rule = rule.naming(protocol_of(url) or "file")
+        first = False
+        rule.admit(url)
 
 
 def _name(number: int, fo: Any) -> str:

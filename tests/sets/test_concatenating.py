@@ -12,7 +12,7 @@ from fsspec.callbacks import Callback
 from fsspec.implementations.memory import MemoryFileSystem
 
 import refshard_fs
-from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
 
 zarr = pytest.importorskip("zarr")
@@ -239,7 +239,7 @@ def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
             part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes()
         inline = {key: value for key, value in part.items() if not key.startswith(("x/", "time/"))}
         urls.append(http_server.put(f"{i}.json", json.dumps(inline).encode()))
-    refshard_fs.concat(urls, dim="time")
+    refshard_fs.concat(urls, dim="time", allow="any")
     assert sorted(entry.path for entry in http_server.log.requests(method="GET")) == [f"/{i}.json" for i in range(3)]
 
 
@@ -310,3 +310,20 @@ def test_callbacks_count_sets_and_chunks(tmp_path: Any) -> None:
     keys = Counting()
     refshard_fs.snapshot(str(tmp_path), callback=keys)
     assert keys.value == 1
+
+
+@pytest.mark.parametrize("name", ["part.json", "part"])
+def test_a_set_from_elsewhere_is_not_made_the_users_own_with_what_it_may_not_reach(
+    http_server: Any, tmp_path: Any, name: str
+) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    part = {key: value for key, value in day(0, 2).items() if key.startswith((".z", "air/.z"))}
+    part |= {f"air/0.{i}": [str(tmp_path / "secret"), 0, 6] for i in range(2)}
+    url = http_server.put(name, json.dumps(part).encode())
+    with pytest.raises(TargetNotAllowed, match="this machine's files"):
+        refshard_fs.concat([url], "time")
+    with pytest.raises(TargetNotAllowed, match="this machine's files"):
+        refshard_fs.rebase(url, {"s3://a/": "s3://b/"})
+    named = [str(tmp_path) + "/", http_server.url + "/"]
+    assert len(refshard_fs.concat([url], "time", allow=named)) == len(part)
+    assert len(refshard_fs.rebase(url, {str(tmp_path) + "/": "s3://b/"})) == len(part)
