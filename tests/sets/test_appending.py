@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, TargetChanged
@@ -16,6 +19,7 @@ from refshard_fs.sets import appending
 from refshard_fs.writes.commit import COMMITTERS
 from tests.servers.s3 import SeaweedServer
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
+from tests.sets.test_lazy import archives
 
 pytest.importorskip("zarr")
 
@@ -194,3 +198,22 @@ def test_the_commands_make_a_document_and_let_it_go_on(tmp_path: Path, capsys: p
     assert main(["append", url, paths[2], "--dim", "x"]) == 2
     assert "not 'x'" in capsys.readouterr().err
     assert main(["concat", *paths, "-o", url, "--dims", "time", "--counts", "3", "--lazy"]) == 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(archives(), st.sampled_from(["json", "parquet"]), st.integers(1, 9))
+def test_whatever_the_sets_it_grows_into_their_concatenation(
+    archive: tuple[list[dict[str, Any]], int], kind: Any, record_size: int
+) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    parts, axis = archive
+    dim = ["t", "y", "x"][axis]
+    url = f"memory://appended/{uuid.uuid4().hex}"
+    opened(parts[0]).save(url, kind, record_size=record_size)
+    for part in parts[1:]:
+        refshard_fs.append(url, part, dim)
+    found, expected = opened(url), opened(refshard_fs.concat(parts, dim))
+    keys = [key for key in expected.find("a") if not key.endswith((".zarray", "zarr.json", ".zattrs"))]
+    assert [key for key in found.find("a") if not key.endswith((".zarray", "zarr.json", ".zattrs"))] == keys
+    assert found.cat(keys) == expected.cat(keys)
