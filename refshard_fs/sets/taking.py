@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -125,11 +126,16 @@ def _documents(sets: Sequence[Any], options: Mapping[str, Any]) -> Iterator[tupl
         passed["fs"] = {protocol_of(sets[number]) or "file": dict(credentials) for number in named}
         passed.pop("options", None)
     reader = opened({str(number): [sets[number]] for number in named}, passed)
-    for first in range(0, len(named), DOCUMENTS):
-        keys = [str(number) for number in named[first : first + DOCUMENTS]]
+    near = [number for number in named if protocol_of(sets[number]) in (None, *LOCAL)]
+    for number in near:  # at once, without an event loop
+        with suppress(OSError, RefShardError):  # which is told by who opens it alone
+            yield number, reader.cat_file(str(number))
+    far = list(map(str, sorted(set(named).difference(near))))
+    for first in range(0, len(far), DOCUMENTS):
+        keys = far[first : first + DOCUMENTS]
         found: Mapping[str, Any] = reader.cat(keys, on_error="return")
         for key in keys:
-            if isinstance(found[key], bytes):  # else the error is told by who opens it alone
+            if isinstance(found[key], bytes):  # else an error: as above
                 yield int(key), found[key]
 
 
