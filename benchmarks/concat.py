@@ -1,8 +1,9 @@
-"""A thousand reference sets of a thousand references made one, side by side with kerchunk's MultiZarrToZarr.
+"""A thousand reference sets of a thousand references made one, and grown, beside kerchunk's MultiZarrToZarr.
 
     python -m benchmarks.concat [--quick] [--large]
 
-Both take the same dicts, and in turn the same files; what they return has the same references and the same times.
+Both take the same dicts, and in turn the same files; what they return has the same references and the same times. The
+set is then opened by fsspec's `reference`, beside a document that names the thousand sets, and a day appended to both.
 ``--quick``: 100 sets. ``--large``: also a thousand sets of 10,000 references, ours alone.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import zarr
 from kerchunk.combine import MultiZarrToZarr
@@ -91,10 +93,52 @@ def main() -> None:
             base, expected = timed(theirs, sets)
             compare(made.references, expected)
             rows.append(Row(f"{count} sets of {STEPS * PLACES} references, {what}", "s", base, mine, Goal(ratio=20)))
+        rows += growing(Path(folder), paths, expected)
     if arguments.large:
         del dicts
         rows += large()
     show("concat", rows, "kerchunk", "refshard")
+
+
+def growing(folder: Path, paths: list[str], expected: dict[str, Any]) -> list[Row]:
+    """Return the lines about sets that grow by a day, and about a document that names its parts."""
+    rows = []
+    count, day = len(paths), str(folder / "day.json")
+    Path(day).write_text(json.dumps(part(count)))
+    for name in ("all.json", "theirs.json"):
+        (folder / name).write_text(json.dumps({"version": 1, "refs": expected}))
+    (folder / "lazy.json").write_bytes(b"")
+    mine, lazy = timed(lambda sets: refshard_fs.concat(sets, "time", lazy=True), paths)
+    lazy.save(str(folder / "lazy.json"))
+    rows.append(Row(f"a document of {count} parts, made", "s", None, mine, Goal()))
+    key = f"air/{count * STEPS - 5}.7"
+
+    def looked_up(fs: Any) -> None:
+        fs.cat_file("time/0")
+        fs.info(key)
+
+    def fsspecs(sets: list[Any]) -> None:
+        looked_up(fsspec.filesystem("reference", fo=sets[0], remote_protocol="memory", skip_instance_cache=True))
+
+    def refshards(sets: list[Any]) -> None:
+        looked_up(refshard_fs.RefShardFileSystem(sets[0], skip_instance_cache=True, index_cache=False))
+
+    base, _ = timed(fsspecs, [str(folder / "theirs.json")])
+    mine, _ = timed(refshards, [str(folder / "lazy.json")])
+    rows.append(Row(f"{count} parts opened: times, one chunk", "s", base, mine, Goal()))
+
+    def theirs_appended(sets: list[Any]) -> None:
+        original = json.loads((folder / "theirs.json").read_text())
+        grown = MultiZarrToZarr.append(
+            sets, original, concat_dims=["time"], identical_dims=["x"], remote_protocol="memory"
+        )
+        (folder / "theirs.json").write_text(json.dumps(grown.translate()))
+
+    base, _ = timed(theirs_appended, [day])
+    for name, what in (("all.json", "JSON set"), ("lazy.json", "document")):
+        mine, _ = timed(lambda sets, name=name: refshard_fs.append(folder / name, sets[0], "time"), [day])
+        rows.append(Row(f"a day appended to a {what} of {count}", "s", base, mine, Goal()))
+    return rows
 
 
 def large() -> list[Row]:

@@ -25,6 +25,7 @@ from refshard_fs.errors import (
 if TYPE_CHECKING:
     from refshard_fs.checking.validate import check
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
+    from refshard_fs.sets.appending import append
     from refshard_fs.sets.concatenating import concat
     from refshard_fs.sets.rebasing import rebase
     from refshard_fs.sets.snapshotting import snapshot
@@ -46,6 +47,7 @@ __all__ = [
     "TargetChanged",
     "TargetNotAllowed",
     "UnknownSource",
+    "append",
     "check",
     "concat",
     "rebase",
@@ -59,6 +61,8 @@ def _at_first_use(name: str) -> Any:
     match name:  # see above
         case "RefShardFileSystem" | "replace_reference_filesystem":
             return getattr(importlib.import_module("refshard_fs.fs"), name)
+        case "append":
+            return importlib.import_module("refshard_fs.sets.appending").append
         case "concat":
             return importlib.import_module("refshard_fs.sets.concatenating").concat
         case "rebase":

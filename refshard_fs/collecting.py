@@ -85,19 +85,25 @@ def refuse_inner_chunks(keyspace: KeySpace, edits: Edits) -> None:
 
 
 def pin(
-    keyspace: KeySpace, run: Run, respell: Respell, threshold: int, shard_options: tuple[tuple[str, Any], ...] | None
+    keyspace: KeySpace,
+    run: Run,
+    respell: Respell,
+    threshold: int,
+    shard_options: tuple[tuple[str, Any], ...] | None,
+    tell: Callable[[int], object],
 ) -> ReferenceSet:
     """Return all references of ``keyspace`` pinned to what their targets are now, as `snapshots` does.
 
-    With ``shard_options`` sharded arrays become arrays of their inner chunks.
+    ``tell`` hears of how many more objects are known. With ``shard_options`` sharded arrays become arrays of their
+    inner chunks.
     """
     found: ReferenceSet
     match beneath(keyspace):
         case Hierarchy() as hierarchy:
-            found = respelled(run("", partial(taken, hierarchy, threshold)), respell)
+            found = respelled(run("", partial(taken, hierarchy, threshold, tell)), respell)
         case _:
             refs = collect(keyspace, run, respell)
-            found = run("", partial(pinned, refs))
+            found = run("", partial(pinned, refs, tell))
     return found if shard_options is None else run("", partial(_flattened, found, shard_options))
 
 

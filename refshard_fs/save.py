@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, BinaryIO, Final, Protocol
 
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+
 from refshard_fs import policy, zarrmeta
 from refshard_fs.catalog import beneath
 from refshard_fs.collecting import Run, collect
@@ -29,6 +31,7 @@ from refshard_fs.manifests.recognised import PARQUET
 from refshard_fs.manifests.reference_set import FlatKeySpace
 from refshard_fs.manifests.reference_stream import FlatStream, ParquetStream, ReferenceStream, Respell
 from refshard_fs.manifests.resolving import resolver
+from refshard_fs.model import Steps
 from refshard_fs.shards.view import ShardView
 from refshard_fs.targets.sink import Sink
 
@@ -49,6 +52,7 @@ def save(
     overwrite: bool,
     respell: Respell,
     options: Mapping[str, Any],
+    callback: Callback = DEFAULT_CALLBACK,
 ) -> None:
     """Write the references of ``keyspace``, their URLs respelled, to ``url``; ``run`` meets what it takes to load them.
 
@@ -81,6 +85,7 @@ def save(
             stream = FlatStream(
                 refs, lambda found: None if found is None else absolute(found), extras, pins_as_extras=each
             )
+    stream = _Counted(stream, callback, 2 if format == "parquet" and stream.is_at_hand else 1)
     match format:
         case "parquet":
             _save_parquet(stream, run, sink, record_size, overwrite)
@@ -189,6 +194,21 @@ def _make_room(sink: Sink, overwrite: bool) -> None:
     except ManifestError as e:
         raise FileExistsError(f"{sink.path} is not empty, and no parquet set that could be replaced: {e}") from e
     sink.remove()
+
+
+class _Counted:
+    """A stream that tells a callback how many chunks it has gone through, ``times`` over."""
+
+    def __init__(self, stream: ReferenceStream, callback: Callback, times: int) -> None:
+        self.grids, self.is_at_hand = stream.grids, stream.is_at_hand
+        self.pins, self.documents, self.ranges = stream.pins, stream.documents, stream.ranges
+        self._stream, self._callback = stream, callback
+        callback.set_size(times * sum(grid.size for grid in stream.grids.values()))
+
+    def partition(self, array: str, numbers: range) -> Steps[Partition]:
+        found = yield from self._stream.partition(array, numbers)
+        self._callback.relative_update(len(numbers))
+        return found
 
 
 class Streamed(Protocol):

@@ -392,6 +392,13 @@ class Session:
         self.forget()
         INDEXES.clear()
 
+    def admit(self, urls: Iterable[str]) -> None:
+        """Raise TargetNotAllowed if the source may not point to one of ``urls``."""
+        rule = self._pool_options.admission
+        if not rule.admits_all:
+            for url in urls:
+                rule.admit(url)
+
     def given(self, url: str) -> Given:
         """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
         return self._pool_options.given(url)

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
-from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.edits import Edits
+from refshard_fs.edits import Edit, Edits
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.formats import RECORD_SIZE, SetFormat
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.model import Inline, Span, Steps
-from refshard_fs.overlay import Overlay
+from refshard_fs.overlay import Base, Overlay
 from refshard_fs.session import Session
+from refshard_fs.targets import Given
 from refshard_fs.targets.store import Store
 from refshard_fs.writes.destination import waits
 from refshard_fs.writes.options import WriteOptions
@@ -148,6 +149,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         format: SetFormat | None = None,
         record_size: int = RECORD_SIZE,
         overwrite: bool = False,
+        callback: Callback = DEFAULT_CALLBACK,
         **storage_options: Any,
     ) -> None:
         """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
@@ -163,7 +165,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
 
         Raises ManifestError, which names the key, where the format cannot hold a reference:
         then nothing is written. fsspec's own reader takes parquet sets of zarr version 2
-        with ``.`` between coordinates.
+        with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
         from refshard_fs.save import respelling, save  # as in `commit`
 
@@ -171,7 +173,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         options = self._session.options
         source = options.source if isinstance(options.source, str) else None
         respell = respelling(options.open, source, None if kind == "chunk-manifest" else url)
-        save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options)
+        save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options, callback)
         self._entrust()
 
     def collect(self) -> ReferenceSet:
@@ -184,7 +186,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         self._entrust()
         return collect(self._opened(), self._look, respelling(options.open, source, None))
 
-    def pinned(self, inline_threshold: int, *, flatten: bool) -> ReferenceSet:
+    def pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
         """Return the references pinned to what their targets are now; `refshard_fs.snapshot` uses it."""
         from refshard_fs.collecting import pin  # as in `commit`
         from refshard_fs.save import respelling
@@ -194,7 +196,28 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         respell = respelling(options.open, source, None)
         shard_options = options.open.shard_options if flatten else None
         self._entrust()
-        return pin(self._opened(), self._look, respell, inline_threshold, shard_options)
+        return pin(self._opened(), self._look, respell, inline_threshold, shard_options, callback.relative_update)
+
+    def admit(self, urls: Iterable[str | None]) -> None:
+        """Raise TargetNotAllowed if the source may not point to all of ``urls``: what is made of it is the user's."""
+        self._session.admit(url for url in urls if url is not None)
+
+    def base(self) -> Base:
+        """Return the source as it was opened, below the edits; `refshard_fs.append` uses it."""
+        overlay = self._writing("append")
+        self._opened()
+        assert overlay.base is not None, "whoever opens the source shares it"
+        return overlay.base
+
+    def given(self, url: str) -> Given:
+        """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
+        return self._session.given(url)
+
+    def edit(self, path: str, edit: Edit) -> None:
+        """Let ``path`` refer to a range of an object, hold data, or be gone; nothing is copied, or looked at."""
+        key = self._key(path)
+        self._writing(f"write {key!r}").put(key, edit)
+        self._session.wrote(key)
 
     def _edited_references(self, keyspace: KeySpace) -> Mapping[str, Any]:
         """Return the references with what was written and not committed; URLs are as they were written."""

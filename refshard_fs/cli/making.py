@@ -1,14 +1,19 @@
-"""Commands that write references: ``convert``, ``rebase``, ``concat``."""
+"""Commands that write references: ``convert``, ``rebase``, ``concat``, ``append``, ``snapshot``."""
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from refshard_fs.cli.command import Command
-from refshard_fs.cli.opening import open_source, pair
+from refshard_fs.cli.opening import open_source, options_of, pair, positive
+from refshard_fs.cli.printing import progress
 from refshard_fs.formats import RECORD_SIZE
+from refshard_fs.sets.appending import append
 from refshard_fs.sets.concatenating import concat
 from refshard_fs.sets.rebasing import rebase
+from refshard_fs.sets.snapshotting import INLINE, snapshot
 
 __all__ = ["COMMANDS"]
 
@@ -27,13 +32,15 @@ def _convert_arguments(parser: ArgumentParser) -> None:
 
 
 def _convert(arguments: Namespace) -> None:
-    open_source(arguments, index_cache=False).save(  # read once, to be replaced
-        arguments.destination,
-        arguments.format,
-        record_size=arguments.record_size,
-        overwrite=arguments.overwrite,
-        **dict(arguments.to_option or ()),
-    )
+    with progress("convert") as shown:
+        open_source(arguments, index_cache=False).save(  # read once, to be replaced
+            arguments.destination,
+            arguments.format,
+            record_size=arguments.record_size,
+            overwrite=arguments.overwrite,
+            callback=shown,
+            **dict(arguments.to_option or ()),
+        )
 
 
 def _rebase_arguments(parser: ArgumentParser) -> None:
@@ -46,22 +53,103 @@ def _rebase(arguments: Namespace) -> None:
     if len(arguments.old) != len(arguments.new):
         raise ValueError("each --from PREFIX needs its --to PREFIX")
     prefixes = dict(zip(arguments.old, arguments.new, strict=True))
-    rebase(open_source(arguments, index_cache=False), prefixes).save(arguments.destination)
+    new = rebase(open_source(arguments, index_cache=False), prefixes)
+    with progress("rebase") as shown:
+        new.save(arguments.destination, callback=shown)
 
 
 def _concat_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="path or fsspec URL of a reference set")
     parser.add_argument("-o", "--output", metavar="DESTINATION", required=True, help="path or fsspec URL")
-    parser.add_argument("--dim", metavar="NAME", help="the dimension; without it, variables are merged")
+    along = parser.add_mutually_exclusive_group()
+    along.add_argument("--dim", metavar="NAME", help="the dimension; without it, variables are merged")
+    along.add_argument(
+        "--dims", metavar="NAME,NAME...", help="dimensions of a grid of sets, the last one varying fastest"
+    )
+    parser.add_argument("--counts", metavar="N,N...", help="with --dims: how many sets there are along each")
     parser.add_argument("--same", metavar="PATH", action="append", default=[], help="a variable of the first set")
+    parser.add_argument("--lazy", action="store_true", help="write a document that names the sets, a line for each")
 
 
 def _concat(arguments: Namespace) -> None:
-    concat(arguments.sources, arguments.dim, same=arguments.same, index_cache=False).save(arguments.output)
+    with progress("concat") as shown:
+        if arguments.dims is not None:
+            if arguments.lazy:
+                raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
+            dims = arguments.dims.split(",")
+            grid = _grid(arguments.sources, _counts(arguments.counts, dims, len(arguments.sources)))
+            made = concat(grid, dims=dims, same=arguments.same, callback=shown, index_cache=False)
+        elif arguments.lazy:
+            lazy = concat(
+                arguments.sources, arguments.dim, same=arguments.same, lazy=True, callback=shown, index_cache=False
+            )
+            lazy.save(arguments.output)
+            return
+        else:
+            made = concat(arguments.sources, arguments.dim, same=arguments.same, callback=shown, index_cache=False)
+        made.save(arguments.output)
+
+
+def _counts(text: str | None, dims: list[str], sources: int) -> list[int]:
+    counts = [positive(part) for part in (text or "").split(",") if part]
+    if len(counts) != len(dims) or math.prod(counts) != sources:
+        raise ValueError(
+            f"--counts gives how many sets there are along each of {', '.join(dims)}: their product is {sources}"
+        )
+    return counts
+
+
+def _grid(sources: list[Any], counts: list[int]) -> list[Any]:
+    """Return ``sources`` as nested lists, the last of ``counts`` varying fastest."""
+    for count in reversed(counts[1:]):
+        sources = [sources[i : i + count] for i in range(0, len(sources), count)]
+    return sources
+
+
+def _append_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--dim", metavar="NAME", required=True, help="the dimension")
+    parser.add_argument("--same", metavar="PATH", action="append", default=[], help="a variable of TARGET")
+
+
+def _append(arguments: Namespace) -> None:
+    with progress("append") as shown:
+        append(
+            arguments.target,
+            arguments.source,
+            arguments.dim,
+            same=arguments.same,
+            callback=shown,
+            **options_of(arguments),
+        )
+
+
+def _snapshot_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("destination", metavar="DESTINATION", help="path or fsspec URL of a JSON set")
+    parser.add_argument("--shards", choices=["whole", "inner"], default="whole", help="what references are to")
+    parser.add_argument("--inline", metavar="BYTES", type=int, default=INLINE, help="metadata kept in it (%(default)s)")
+
+
+def _snapshot(arguments: Namespace) -> None:
+    options = options_of(arguments, index_cache=False)
+    options.pop("shards", None)
+    with progress("snapshot") as shown:
+        found = snapshot(
+            arguments.source, shards=arguments.shards, inline_threshold=arguments.inline, callback=shown, **options
+        )
+    manifests = arguments.destination.endswith(".zarr")
+    found.save(arguments.destination, "chunk-manifest" if manifests else "json")
 
 
 COMMANDS = (
     Command("convert", "write references as parquet, JSON or manifests", _convert, _convert_arguments),
     Command("rebase", "write a reference set whose targets have moved", _rebase, _rebase_arguments),
     Command("concat", "write several reference sets as one, joined along a dimension", _concat, _concat_arguments, ()),
+    Command(
+        "append",
+        "let a reference set go on with another one",
+        _append,
+        _append_arguments,
+        ("TARGET", "SOURCE"),
+    ),
+    Command("snapshot", "write references that hold a store to what it is now", _snapshot, _snapshot_arguments),
 )

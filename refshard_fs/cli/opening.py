@@ -9,7 +9,7 @@ from typing import Any
 
 from refshard_fs.fs import RefShardFileSystem
 
-__all__ = ["open_source", "pair", "positive", "source_arguments"]
+__all__ = ["open_source", "options_of", "pair", "positive", "source_arguments"]
 
 
 def source_arguments(names: Sequence[str]) -> argparse.ArgumentParser:
@@ -35,6 +35,11 @@ def source_arguments(names: Sequence[str]) -> argparse.ArgumentParser:
 
 def open_source(arguments: argparse.Namespace, name: str = "SOURCE", **defaults: Any) -> RefShardFileSystem:
     """Return the filesystem of the source of that name; ``defaults`` are arguments that ``--option`` overrides."""
+    return RefShardFileSystem(fo=getattr(arguments, name.lower()), **options_of(arguments, **defaults))
+
+
+def options_of(arguments: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
+    """Return the arguments of a filesystem that the command line gives."""
     options = defaults | dict(arguments.option or ())
     if arguments.fo_option:
         options["target_options"] = dict(arguments.fo_option)
@@ -42,7 +47,7 @@ def open_source(arguments: argparse.Namespace, name: str = "SOURCE", **defaults:
         options["remote_protocol"] = arguments.remote_protocol
     if arguments.remote_options is not None:
         options["remote_options"] = arguments.remote_options
-    return RefShardFileSystem(fo=getattr(arguments, name.lower()), **options)
+    return options
 
 
 def pair(text: str) -> tuple[str, Any]:

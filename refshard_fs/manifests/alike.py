@@ -7,7 +7,7 @@ put into columns. What differs is not read here, and left to who parses. No I/O 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -28,17 +28,26 @@ _LISTS = (frozenset([list]), frozenset([tuple]))
 
 
 class Members(NamedTuple):
-    """The members of a set without templates; ``checked``: each is text, or a list of a text and two integers."""
+    """The members of a set without templates; ``checked``: each is text, or a `_Range`."""
 
     values: Mapping[str, Any]
     checked: bool = False
 
 
+class _Range(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A reference as JSON has it; of so many the collector of garbage need not know."""
+
+    url: str
+    offset: int
+    length: int
+
+
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal[1]
-    refs: dict[str, str | tuple[str, int, int]]
+    refs: dict[str, str | _Range]
 
 
+_RANGES = frozenset([_Range])
 _regular = msgspec.json.Decoder(_Document)
 
 
@@ -95,7 +104,8 @@ class Pattern(msgspec.Struct, frozen=True):
         aside: list[tuple[int, str, Value | None]] = []
         grids = refs.grids
         for number, (key, value) in enumerate(members.items()):
-            at = place(grids, key) if isinstance(value, list | tuple) and len(value) == 3 else None
+            is_range = isinstance(value, _Range) or (isinstance(value, list | tuple) and len(value) == 3)
+            at = place(grids, key) if is_range else None
             if at is not None:
                 numbers, rows = places[at.array]
                 numbers.append(at.number)
@@ -155,13 +165,23 @@ class Pattern(msgspec.Struct, frozen=True):
         return ReferenceSet(urls, tables, side)
 
     def _columns(self, rows: tuple[Any, ...], *, checked: bool) -> tuple[Texts, UInt32s, UInt64s, UInt64s] | None:
-        if frozenset(map(type, rows)) not in _LISTS:
-            return None
-        try:
-            urls, offsets, lengths = zip(*rows, strict=True)
-        except ValueError:  # a whole file, or no reference at all
-            return None
-        if not checked and [frozenset(map(type, c)) for c in (urls, offsets, lengths)] != [_TEXT, _NUMBERS, _NUMBERS]:
+        kinds = frozenset(map(type, rows))
+        urls: Sequence[Any]
+        offsets: Sequence[Any]
+        lengths: Sequence[Any]
+        if checked:
+            if kinds != _RANGES:
+                return None
+            urls = [row.url for row in rows]
+            offsets, lengths = [row.offset for row in rows], [row.length for row in rows]
+        elif kinds in _LISTS:
+            try:
+                urls, offsets, lengths = zip(*rows, strict=True)
+            except ValueError:  # a whole file, or no reference at all
+                return None
+            if [frozenset(map(type, column)) for column in (urls, offsets, lengths)] != [_TEXT, _NUMBERS, _NUMBERS]:
+                return None
+        else:
             return None
         known = {url: number for number, url in enumerate(dict.fromkeys(urls))}
         if any("{{" in url for url in known):

@@ -11,7 +11,7 @@ from refshard_fs.edits import Edit, Edits
 from refshard_fs.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.keyspace import place
 from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
-from refshard_fs.model import Inline, Span
+from refshard_fs.model import Inline, Pin, Span
 from refshard_fs.names import directory_of_chunks
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
@@ -55,6 +55,7 @@ class _Editing:
         self._grids = ReferenceSet(refs.urls, self._tables, {}).grids  # which follow the tables
         self._old = refs.urls
         self._pins = refs.pins
+        self._new_pins: dict[str, Pin] = {}
         self._new: dict[str, int] = {}
         self._rows: dict[str, dict[int, Row | None]] = {}  # by array and chunk number; None: no such chunk
 
@@ -91,7 +92,9 @@ class _Editing:
                 self._side.pop(key, None)
         row: Row | None = None
         match edit:
-            case Span(url, start, stop):
+            case Span(url, start, stop, pin=pin):
+                if pin is not None and pin.exact:
+                    self._new_pins[url] = pin
                 row = Row(self._code(url), start, None if stop is None else stop - start)
         if at is not None:
             self._rows.setdefault(at.array, {})[at.number] = row
@@ -153,7 +156,8 @@ class _Editing:
         new = [url.encode("utf-8", "surrogatepass") for url in self._new]
         urls = Texts.joined([self._old, Texts.of(new)]) if new else self._old
         side: dict[str, Value] = self._side
-        pins = Pins.joined([(self._pins, len(self._old)), (None, len(new))])
+        mine = Pins.of(self._new_pins.get(url) for url in self._new) if self._new_pins else None
+        pins = Pins.joined([(self._pins, len(self._old)), (mine, len(new))])
         return ReferenceSet(urls, self._tables, side, pins=pins)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -107,6 +108,8 @@ class Joined:
     ) -> None:
         self.first = first
         self.document = document
+        self.document_url = where
+        self.resolve: Callable[[str], str] = str  # what URLs in the document stand for
         self.where = where
         self._documents = Documents(first, _Lengthened(document, where))
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
@@ -169,10 +172,12 @@ class Joined:
         part = self.first if number == 0 else self._parts.get(number)
         if part is None:
             part = self._parts[number] = yield from self._open_part(number)
-            while len(self._parts) > self._keep:
-                self._parts.popitem(last=False)
+            with suppress(KeyError):  # other threads do the same
+                while len(self._parts) > self._keep:
+                    self._parts.popitem(last=False)
         elif number:
-            self._parts.move_to_end(number)
+            with suppress(KeyError):
+                self._parts.move_to_end(number)
         if (number, path) not in self._seen:
             yield from self._check(number, part, path, known)
             self._seen.add((number, path))
@@ -373,6 +378,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
     first = yield from open_part(0)
     joined = Joined(document, probe.url, first, open_part, options.cache_size)
+    joined.resolve = resolve
     yield from joined.learn()
     return joined
 

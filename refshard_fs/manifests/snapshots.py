@@ -6,14 +6,14 @@ keys there may be, and each is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Part, Row
-from refshard_fs.errors import NotListable
+from refshard_fs.errors import NotListable, SourceNotReachable, redacted
 from refshard_fs.formats import Raw
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import place
@@ -25,26 +25,30 @@ from refshard_fs.texts import Texts
 
 __all__ = ["pinned", "taken"]
 
+Tell = Callable[[int], object]
+
 TOGETHER: Final = 256  # directories, documents or facts that are asked for at a time
 
 
-def taken(hierarchy: Hierarchy, threshold: int) -> Steps[ReferenceSet]:
+def taken(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSet]:
     """Return references to all keys of ``hierarchy``; metadata of up to ``threshold`` bytes are inline.
+
+    ``tell`` hears of how many more keys it is known what they are.
 
     NotListable where neither listings nor consolidated metadata tell the keys.
     """
     if hierarchy.listable:
-        pins = yield from _listed(hierarchy)
+        pins = yield from _listed(hierarchy, tell)
         documents, grids = yield from _documents(hierarchy, pins)
     else:
-        pins = yield from _asked(hierarchy, sorted((yield from hierarchy.consolidated()).keys))
+        pins = yield from _asked(hierarchy, sorted((yield from hierarchy.consolidated()).keys), tell)
         documents, grids = yield from _documents(hierarchy, pins)
         if not pins:
             raise NotListable(
                 f"{hierarchy.url} cannot be listed, and has no consolidated metadata that tell what lies there"
             )
         for path, grid in grids.items():
-            pins |= yield from _asked(hierarchy, (join(path, tail) for tail in grid.tails()))
+            pins |= yield from _asked(hierarchy, (join(path, tail) for tail in grid.tails()), tell)
     side: dict[str, Value] = {}
     rows: dict[str, list[tuple[int, Row]]] = {path: [] for path in grids}
     urls: list[str] = []
@@ -65,19 +69,19 @@ def taken(hierarchy: Hierarchy, threshold: int) -> Steps[ReferenceSet]:
     return ReferenceSet(_texts(urls), tables, side, pins=Pins.of(kept))
 
 
-def pinned(refs: ReferenceSet) -> Steps[ReferenceSet]:
+def pinned(refs: ReferenceSet, tell: Tell) -> Steps[ReferenceSet]:
     """Return ``refs``, whose URLs are absolute, pinned to what all targets say now; absent ones have no pin."""
     urls = list(refs.urls)
     pins: list[Pin | None] = []
     for first in range(0, len(urls), TOGETHER):
         part = urls[first : first + TOGETHER]
-        answers = yield tuple(Stat(url, fresh=True) for url in part if url is not None)
-        found = iter(answers)
+        found = iter((yield from _facts([url for url in part if url is not None])))
         pins += [None if url is None else _pin(next(found)) for url in part]
+        tell(len(part))
     return msgspec.structs.replace(refs, pins=Pins.of(pins))
 
 
-def _listed(hierarchy: Hierarchy) -> Steps[dict[str, Pin]]:
+def _listed(hierarchy: Hierarchy, tell: Tell) -> Steps[dict[str, Pin]]:
     found: dict[str, Pin] = {}
     directories = [""]
     while directories:
@@ -90,10 +94,11 @@ def _listed(hierarchy: Hierarchy) -> Steps[dict[str, Pin]]:
                     directories.append(key)
                 else:
                     found[key] = Pin(listed.etag, listed.last_modified, listed.size, exact=True)
+                    tell(1)
     return dict(sorted(found.items()))
 
 
-def _asked(hierarchy: Hierarchy, keys: Iterable[str]) -> Steps[dict[str, Pin]]:
+def _asked(hierarchy: Hierarchy, keys: Iterable[str], tell: Tell) -> Steps[dict[str, Pin]]:
     """Return those of ``keys`` that exist."""
     found: dict[str, Pin] = {}
     wanted: list[str] = []
@@ -101,12 +106,23 @@ def _asked(hierarchy: Hierarchy, keys: Iterable[str]) -> Steps[dict[str, Pin]]:
         if key is not None:
             wanted.append(key)
         if wanted and (key is None or len(wanted) == TOGETHER):
-            answers = yield tuple(Stat(hierarchy.url_of(name), fresh=True) for name in wanted)
+            answers = yield from _facts([hierarchy.url_of(name) for name in wanted])
             for name, facts in zip(wanted, answers, strict=True):
                 pin = _pin(facts)
                 if pin is not None:
                     found[name] = pin
+            tell(len(wanted))
             wanted = []
+    return found
+
+
+def _facts(urls: Sequence[str]) -> Steps[Sequence[Facts | None]]:
+    """Return what is known now of the objects at ``urls``; None for those that are not there."""
+    try:
+        found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True) for url in urls)
+    except OSError as e:
+        where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
+        raise SourceNotReachable(redacted(f"{where} cannot be asked what it is now: {e}")) from e
     return found
 
 

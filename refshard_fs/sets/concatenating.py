@@ -60,8 +60,9 @@ def concat(
     With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
     values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
 
-    Raises ManifestError, which names the sets, the variable and the field, where they do not fit. ``callback`` counts
-    the sets that are opened.
+    Raises TargetNotAllowed where a set from elsewhere points to where it may not (what is made of it is your own, and
+    may point anywhere), and ManifestError, which names the sets, the variable and the field, where they do not fit.
+    ``callback`` counts the sets that are opened.
 
     >>> import json, refshard_fs
     >>> meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C",

@@ -21,7 +21,7 @@ from refshard_fs.policy import directory_of, protocol_of
 from refshard_fs.sets.taking import take
 from refshard_fs.targets.sink import Sink
 
-__all__ = ["LazySet", "beside", "lazily", "lazy_set"]
+__all__ = ["LazySet", "beside", "joined_lazily", "lazily", "lazy_set"]
 
 
 class LazySet(Held, frozen=True, eq=False, weakref=True):
@@ -80,12 +80,11 @@ def lazily(
             raise TypeError(f"lazy=True names its parts: {fo!r} is no URL or path; save it first")
         urls.append(url)
     parts = take(urls, options, tell)
-    return lazy_set(ConcatDocument(*_joined(parts, urls, dim, same)))
+    return lazy_set(joined_lazily(parts, urls, dim, same))
 
 
-def _joined(
-    parts: Sequence[Named], urls: Sequence[str], dim: str, same: frozenset[str]
-) -> tuple[str, dict[str, int], tuple[Part, ...], str | None]:
+def joined_lazily(parts: Sequence[Named], urls: Sequence[str], dim: str, same: frozenset[str]) -> ConcatDocument:
+    """Return the document that joins ``parts``, which lie at ``urls``; ManifestError where they do not fit."""
     refs = concatenate(parts, dim, same)
     first = parts[0].variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
@@ -95,10 +94,10 @@ def _joined(
     coordinate = next((path for path in axes if first[path].is_coordinate), None)
     data = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))
     if data is None:
-        return dim, axes, tuple(map(Part, urls, lengths)), None
+        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)))
     ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
     values = [data[start:stop] for start, stop in pairwise(ends)]
-    return dim, axes, tuple(map(Part, urls, lengths, values)), coordinate
+    return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths, values)), coordinate)
 
 
 def _values(refs: ReferenceSet, variable: Variable, total: int) -> bytes | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats import RECORD_SIZE, SetFormat
@@ -49,10 +50,11 @@ class MadeSet(Held, frozen=True, eq=False, weakref=True):
         format: SetFormat | None = None,
         record_size: int = RECORD_SIZE,
         overwrite: bool = False,
+        callback: Callback = DEFAULT_CALLBACK,
         **storage_options: Any,
     ) -> None:
         """Write the set to ``url``, as `RefShardFileSystem.save` does."""
-        RefShardFileSystem(self).save(url, format, record_size, overwrite, **storage_options)
+        RefShardFileSystem(self).save(url, format, record_size, overwrite, callback, **storage_options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         remember, arguments = Held.__reduce__(self)

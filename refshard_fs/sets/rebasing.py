@@ -22,7 +22,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], **options: Any) -> MadeSet:
     ``fo`` is whatever `RefShardFileSystem` takes (``options`` are its further arguments), or such a filesystem.
     Relative URLs become absolute before they are compared; chunk data are not read. ValueError if a prefix is empty.
     Of pinned targets (`refshard_fs.snapshot`) that move, the pin keeps the size alone, with a warning: another server
-    gives other ETags and times.
+    gives other ETags and times. TargetNotAllowed where a set from elsewhere points to where it may not.
 
     >>> import refshard_fs
     >>> old = {"a/.zgroup": '{"zarr_format": 2}', "a/0": ["s3://old/x.nc", 0, 4], "a/1": ["s3://older/x.nc", 4, 4]}
@@ -42,7 +42,9 @@ def rebase(fo: Any, prefixes: Mapping[str, str], **options: Any) -> MadeSet:
         base = new if new.endswith("://") else new.rstrip("/") + "/"
         return base + rest if rest else new.rstrip("/")
 
-    refs = opened(fo, options).collect()
+    fs = opened(fo, options)
+    refs = fs.collect()
+    fs.admit(url for url in refs.urls if respell(url) == url)
     new = respelled(refs, respell)
     if refs.pins is not None:
         moved = [respell(url) != url for url in refs.urls]

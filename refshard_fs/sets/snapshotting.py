@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+
 from refshard_fs.errors import UnknownSource
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.made import MadeSet, made
 from refshard_fs.sets.rebasing import opened
 
-__all__ = ["snapshot"]
+__all__ = ["INLINE", "snapshot"]
 
 INLINE = 1 << 16  # bytes of a metadata document that is kept in the set
 
 
 def snapshot(
-    fo: Any, *, shards: Literal["whole", "inner"] = "whole", inline_threshold: int = INLINE, **options: Any
+    fo: Any,
+    *,
+    shards: Literal["whole", "inner"] = "whole",
+    inline_threshold: int = INLINE,
+    callback: Callback = DEFAULT_CALLBACK,
+    **options: Any,
 ) -> MadeSet:
     """Return a set of references to every key of ``fo`` as it is now, each pinned to size, ETag and time of its object.
 
@@ -27,6 +34,7 @@ def snapshot(
     Reading an object that was replaced since then raises TargetChanged; where there are ETags, the server is asked for
     that version alone. Directories are listed; over plain HTTP consolidated metadata tell the keys, each of which is
     asked for. Pins are kept by JSON sets, pickles and chunk manifests. NotListable where nothing tells the keys.
+    ``callback`` counts the objects.
 
     >>> import fsspec, refshard_fs
     >>> store = fsspec.filesystem("memory")
@@ -46,9 +54,11 @@ the object that the manifest was made for: its size is 6 bytes, not 5
         raise ValueError(f"shards={shards!r}: it is 'whole' or 'inner'")
     flatten = shards == "inner"
     try:
-        return made(opened(fo, {**options, "shards": "whole"}).pinned(inline_threshold, flatten=flatten))
+        return made(
+            opened(fo, {**options, "shards": "whole"}).pinned(inline_threshold, flatten=flatten, callback=callback)
+        )
     except UnknownSource:
         if not isinstance(fo, str) or "format" in options:
             raise
     fs = RefShardFileSystem(fo, format="zarr-hierarchy", **options)
-    return made(fs.pinned(inline_threshold, flatten=flatten))
+    return made(fs.pinned(inline_threshold, flatten=flatten, callback=callback))

@@ -6,13 +6,15 @@ parsed, the rest compared with it. All others, and those whose coordinates are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from refshard_fs import zarrmeta
+from refshard_fs.admission import is_trusted
 from refshard_fs.collecting import respelled
 from refshard_fs.columns import ChunkTable
 from refshard_fs.errors import RefShardError
@@ -26,10 +28,11 @@ from refshard_fs.manifests.kerchunk_json import parse, parse_document
 from refshard_fs.manifests.plain_values import dtype_of
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.policy import LOCAL, protocol_of
+from refshard_fs.routing import route
 from refshard_fs.save import respelling
 from refshard_fs.sets.rebasing import opened
 
-__all__ = ["take"]
+__all__ = ["take", "with_coordinates"]
 
 TOGETHER: Final = 16  # sets that are opened at a time
 DOCUMENTS: Final = 32  # that are read at a time
@@ -47,7 +50,10 @@ READING: Final = frozenset(["concurrency", "fast_s3", "max_memory", "options", "
 
 
 def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], object]) -> list[Named]:
-    """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``tell(1)`` is called for each."""
+    """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``tell(1)`` is called for each.
+
+    TargetNotAllowed where one that is somebody else's points to where it may not.
+    """
     known: Known = {}
     found: list[Named | None] = [None] * len(sets)
     if options.keys().isdisjoint(MEANING):
@@ -55,6 +61,7 @@ def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], 
         for number, document in _documents(sets, options):
             refs = alike.read(document, sets[number])
             if refs is not None:
+                _judge(sets[number], refs.urls, options)
                 name = _name(number, sets[number])
                 part = Named(name, refs, variables(refs, name, known))
                 if not any(True for _ in _to_read(part)):
@@ -65,7 +72,8 @@ def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], 
         fs = opened(sets[number], options)
         name = _name(number, sets[number])
         refs = fs.collect()
-        part = _with_coordinates(Named(name, refs, variables(refs, name, known)), fs)
+        fs.admit(refs.urls)
+        part = with_coordinates(Named(name, refs, variables(refs, name, known)), fs)
         tell(1)
         return part
 
@@ -76,6 +84,25 @@ def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], 
         for number, part in zip(left, pool.map(read, left), strict=True):
             found[number] = part
     return [part for part in found if part is not None]
+
+
+def _judge(fo: Any, urls: Iterable[str | None], options: Mapping[str, Any]) -> None:
+    """Raise TargetNotAllowed if the set ``fo`` is somebody else's, and names URLs that it may not.
+
+    What becomes of it is the user's own, which may point anywhere.
+    """
+    if not isinstance(fo, str) or is_trusted(fo):
+        return
+    named = {name: options.get(name) for name in ("fs", "remote_protocol", "remote_options", "options", "allow")}
+    routes = route(fo, source_options=options.get("ref_storage_args", options.get("target_options")), **named)
+    rule, first = routes.admission, True
+    for url in urls:
+        if url is None:
+            continue
+        if first and routes.fallback:
+            rule = rule.naming(protocol_of(url) or "file")
+        first = False
+        rule.admit(url)
 
 
 def _name(number: int, fo: Any) -> str:
@@ -99,11 +126,16 @@ def _documents(sets: Sequence[Any], options: Mapping[str, Any]) -> Iterator[tupl
         passed["fs"] = {protocol_of(sets[number]) or "file": dict(credentials) for number in named}
         passed.pop("options", None)
     reader = opened({str(number): [sets[number]] for number in named}, passed)
-    for first in range(0, len(named), DOCUMENTS):
-        keys = [str(number) for number in named[first : first + DOCUMENTS]]
+    near = [number for number in named if protocol_of(sets[number]) in (None, *LOCAL)]
+    for number in near:  # at once, without an event loop
+        with suppress(OSError, RefShardError):  # which is told by who opens it alone
+            yield number, reader.cat_file(str(number))
+    far = list(map(str, sorted(set(named).difference(near))))
+    for first in range(0, len(far), DOCUMENTS):
+        keys = far[first : first + DOCUMENTS]
         found: Mapping[str, Any] = reader.cat(keys, on_error="return")
         for key in keys:
-            if isinstance(found[key], bytes):  # else the error is told by who opens it alone
+            if isinstance(found[key], bytes):  # else an error: as above
                 yield int(key), found[key]
 
 
@@ -163,7 +195,8 @@ def _to_read(part: Named) -> Iterator[Variable]:
             yield variable
 
 
-def _with_coordinates(part: Named, fs: RefShardFileSystem) -> Named:
+def with_coordinates(part: Named, fs: RefShardFileSystem) -> Named:
+    """Return ``part``, which ``fs`` shows, with the values of its coordinates inline."""
     refs = part.refs
     tables, side = dict(refs.tables), dict(refs.side)
     for variable in _to_read(part):

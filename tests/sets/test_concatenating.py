@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.callbacks import Callback
 from fsspec.implementations.memory import MemoryFileSystem
 
 import refshard_fs
-from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
 
 zarr = pytest.importorskip("zarr")
@@ -238,14 +239,14 @@ def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
             part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes()
         inline = {key: value for key, value in part.items() if not key.startswith(("x/", "time/"))}
         urls.append(http_server.put(f"{i}.json", json.dumps(inline).encode()))
-    refshard_fs.concat(urls, dim="time")
+    refshard_fs.concat(urls, dim="time", allow="any")
     assert sorted(entry.path for entry in http_server.log.requests(method="GET")) == [f"/{i}.json" for i in range(3)]
 
 
 def test_a_set_that_is_missing_is_no_missing_key(tmp_path: Any) -> None:
     from refshard_fs import SourceNotReachable
 
-    with pytest.raises(SourceNotReachable, match="nothing"):
+    with pytest.raises(SourceNotReachable, match="no such object"):
         refshard_fs.concat([day(0, 2), str(tmp_path / "none.json")], dim="time")
 
 
@@ -279,3 +280,50 @@ def test_what_is_no_list_of_lists_is_a_type_error() -> None:
         refshard_fs.concat([day(0, 2)], dims=("time", "x"))
     with pytest.raises(ValueError, match="no sets"):
         refshard_fs.concat([], dim="time")
+
+
+def test_the_command_joins_a_grid_of_sets(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = [[day(t, 2, 2, 2, x) for x in (0, 2)] for t in (0, 2)]
+    paths = []
+    for part in [part for row in grid for part in row]:
+        paths.append(str(tmp_path / f"{len(paths)}.json"))
+        RefShardFileSystem(part).save(paths[-1], "json")
+    command = ["concat", *paths, "-o", str(tmp_path / "all.json"), "--dims", "time,x"]
+    assert main([*command, "--counts", "2,3"]) == 2
+    assert "their product is 4" in capsys.readouterr().err
+    assert main([*command, "--counts", "2,2"]) == 0
+    expected = read(refshard_fs.concat(grid, dims=("time", "x")))
+    np.testing.assert_array_equal(read(str(tmp_path / "all.json"))["air"], expected["air"])
+
+
+class Counting(Callback):  # type: ignore[misc]  # fsspec is untyped
+    """Remembers what it was told."""
+
+
+def test_callbacks_count_sets_and_chunks(tmp_path: Any) -> None:
+    sets = Counting()
+    both = refshard_fs.concat([day(0, 2), day(2, 2)], dim="time", callback=sets)
+    assert (sets.size, sets.value) == (2, 2)
+    chunks = Counting()
+    both.save(str(tmp_path / "all.json"), callback=chunks)
+    assert (chunks.size, chunks.value) == (6, 6)
+    keys = Counting()
+    refshard_fs.snapshot(str(tmp_path), callback=keys)
+    assert keys.value == 1
+
+
+@pytest.mark.parametrize("name", ["part.json", "part"])
+def test_a_set_from_elsewhere_is_not_made_the_users_own_with_what_it_may_not_reach(
+    http_server: Any, tmp_path: Any, name: str
+) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    part = {key: value for key, value in day(0, 2).items() if key.startswith((".z", "air/.z"))}
+    part |= {f"air/0.{i}": [str(tmp_path / "secret"), 0, 6] for i in range(2)}
+    url = http_server.put(name, json.dumps(part).encode())
+    with pytest.raises(TargetNotAllowed, match="this machine's files"):
+        refshard_fs.concat([url], "time")
+    with pytest.raises(TargetNotAllowed, match="this machine's files"):
+        refshard_fs.rebase(url, {"s3://a/": "s3://b/"})
+    named = [str(tmp_path) + "/", http_server.url + "/"]
+    assert len(refshard_fs.concat([url], "time", allow=named)) == len(part)
+    assert len(refshard_fs.rebase(url, {str(tmp_path) + "/": "s3://b/"})) == len(part)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
@@ -277,3 +279,50 @@ def test_a_remote_part_is_not_read_with_credentials_elsewhere(http_server: Range
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]}
     with pytest.raises(TargetNotAllowed, match="beside itself"):
         opened(document).cat_file("air/0.0")
+
+
+@st.composite
+def archives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
+    """Sets of one array each, of random lengths along a random axis, some of their chunks missing."""
+    axis = draw(st.integers(0, 2))
+    chunks = tuple(draw(st.integers(1, 3)) for _ in range(3))
+    shape = [draw(st.integers(1, 4)) for _ in range(3)]
+    counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    version = draw(st.sampled_from([2, 3]))
+    parts = []
+    for number, count in enumerate(counts):
+        length = count * chunks[axis]
+        if number == len(counts) - 1:
+            length -= draw(st.integers(0, chunks[axis] - 1))
+        shape[axis] = length
+        data = np.full(shape, number + 1, "<i2")
+        part = chunked("a", data, chunks, ["t", "y", "x"], version=version, inline=True)
+        keys = [key for key in part if not key.endswith(("zarr.json", ".zarray", ".zattrs"))]
+        for key in draw(st.lists(st.sampled_from(keys), unique=True, max_size=2)):
+            del part[key]
+        parts.append(part)
+    return parts, axis
+
+
+@settings(max_examples=60, deadline=None)
+@given(archives())
+def test_whatever_the_sets_keys_and_bytes_are_those_of_the_eager_concatenation(
+    archive: tuple[list[dict[str, Any]], int],
+) -> None:
+    parts, axis = archive
+    urls = []
+    for number, part in enumerate(parts):
+        urls.append(f"memory://lazily/{number}.json")
+        opened(part).save(urls[-1], "json")
+    dim = ["t", "y", "x"][axis]
+    lazy = opened(refshard_fs.concat(urls, dim, lazy=True))
+    eager = opened(refshard_fs.concat(urls, dim))
+    keys = eager.find("")
+    assert lazy.find("") == keys
+    documents = (".zarray", "zarr.json", ".zattrs")
+    assert {k: v for k, v in lazy.cat(keys).items() if not k.endswith(documents)} == {
+        k: v for k, v in eager.cat(keys).items() if not k.endswith(documents)
+    }
+    for key in ("a/.zarray", "a/zarr.json"):
+        if key in keys:
+            assert json.loads(lazy.cat_file(key)) == json.loads(eager.cat_file(key))

@@ -14,7 +14,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import refshard_fs
-from refshard_fs import ManifestError, NotListable, ReferenceNotReachable, RefShardFileSystem, TargetChanged
+from refshard_fs import (
+    ManifestError,
+    NotListable,
+    ReferenceNotReachable,
+    RefShardFileSystem,
+    SourceNotReachable,
+    TargetChanged,
+)
+from refshard_fs.cli import main
 from tests.servers.http import RangeServer
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
@@ -339,3 +347,19 @@ def test_a_check_says_what_has_changed(tmp_path: Path) -> None:
     changed(tmp_path / "a/0", b"xy")
     report = refshard_fs.check(opened(found))
     assert [(f.kind, f.url) for f in report.findings if f.severity == "error"] == [("changed", str(tmp_path / "a/0"))]
+
+
+def test_the_command_writes_a_pinned_set(tmp_path: Path) -> None:
+    destination = str(tmp_path / "refs.json")
+    assert main(["snapshot", written(tmp_path / "store"), destination]) == 0
+    assert opened(destination).cat_file("notes/today.txt") == b"sunny"
+    changed(tmp_path / "store/a/0", b"xy")
+    with pytest.raises(TargetChanged):
+        opened(destination).cat_file("a/0")
+
+
+def test_an_object_that_cannot_be_asked_is_named(http_server: RangeServer) -> None:
+    url = http_server.put("x", b"data")
+    http_server.fault(403, "/x")
+    with pytest.raises(SourceNotReachable, match=f"{url} cannot be asked what it is now"):
+        refshard_fs.snapshot({"a": [url, 0, 2]})

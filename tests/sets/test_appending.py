@@ -1,0 +1,216 @@
+"""Sets that grow in place: what they then hold is what `concat` makes, and what fails leaves them as they were."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refshard_fs
+from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, TargetChanged
+from refshard_fs.cli import main
+from refshard_fs.sets import appending
+from tests.servers.s3 import SeaweedServer
+from tests.sets.test_concatenating import VERSIONS, chunked, day, read
+from tests.sets.test_lazy import archives
+
+pytest.importorskip("zarr")
+
+TARGETS = ["json", "parquet", "chunk-manifest", "lazy"]
+
+
+def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo, skip_instance_cache=True, **options)
+
+
+def target(folder: Path, kind: str, parts: list[dict[str, Any]]) -> str:
+    url = str(folder / ("grows.json" if kind in ("json", "lazy") else "grows"))
+    if kind == "lazy":
+        refshard_fs.concat([written(folder, part, i) for i, part in enumerate(parts)], "time", lazy=True).save(url)
+    else:
+        opened(refshard_fs.concat(parts, "time")).save(url, kind)  # type: ignore[arg-type]
+    return url
+
+
+def written(folder: Path, part: dict[str, Any], number: int) -> str:
+    path = str(folder / f"part{number}.json")
+    opened(part).save(path, "json")
+    return path
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", TARGETS)
+def test_it_grows_into_the_concatenation(tmp_path: Path, kind: str, version: int) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    if kind == "chunk-manifest" and (version == 2 or len(VERSIONS) == 1):
+        pytest.skip("hierarchies with chunk manifests are of version 3")
+    parts = [day(4 * i, 4, version) for i in range(4)]
+    url = target(tmp_path, kind, parts[:1])
+    for number, part in enumerate(parts[1:], 1):
+        refshard_fs.append(url, written(tmp_path, part, number), "time")
+        expected = read(refshard_fs.concat(parts[: number + 1], "time"))
+        for name, values in read(url).items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_it_grows_along_another_axis(tmp_path: Path, kind: str) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    data = np.arange(48, dtype="<i2").reshape(4, 12)
+    parts = [{".zgroup": '{"zarr_format": 2}', **chunked("a", piece, (2, 2), ["t", "x"])}
+             for piece in np.split(data, 3, 1)]  # fmt: skip
+    url = str(tmp_path / ("grows.json" if kind == "json" else "grows"))
+    opened(parts[0]).save(url)
+    for part in parts[1:]:
+        refshard_fs.append(url, part, "x")
+    found, expected = opened(url), opened(refshard_fs.concat(parts, "x"))
+    keys = [key for key in expected.find("a") if ".z" not in key]
+    assert [key for key in found.find("a") if ".z" not in key] == keys
+    assert found.cat(keys) == expected.cat(keys)
+
+
+def test_references_that_were_relative_stay_so(tmp_path: Path) -> None:
+    meta = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    array = {"a/.zarray": json.dumps(meta | {"filters": None, "compressor": None})}
+    array["a/.zattrs"] = '{"_ARRAY_DIMENSIONS": ["t"]}'
+    (tmp_path / "x").write_bytes(b"ab")
+    (tmp_path / "all.json").write_text(json.dumps({"version": 1, "refs": array | {"a/0": ["x", 0, 1]}}))
+    refshard_fs.append(tmp_path / "all.json", array | {"a/0": [str(tmp_path / "x"), 1, 1]}, "t")
+    refs = json.loads((tmp_path / "all.json").read_text())["refs"]
+    assert refs["a/0"] == ["x", 0, 1]
+    assert refs["a/1"] == [str(tmp_path / "x"), 1, 1]
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_what_does_not_fit_changes_nothing(tmp_path: Path, kind: str) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    if kind == "chunk-manifest" and len(VERSIONS) == 1:
+        pytest.skip("hierarchies with chunk manifests are of version 3")
+    version = 3 if kind == "chunk-manifest" else 2
+    url = target(tmp_path, kind, [day(0, 4, version)])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    other = day(4, 4, version, fill_value=9)
+    fo = written(tmp_path, other, 9)
+    with pytest.raises(ManifestError, match="fill_value"):
+        refshard_fs.append(url, fo, "time")
+    with pytest.raises(ManifestError, match="along 'nothing'|not 'nothing'|equal"):
+        refshard_fs.append(url, written(tmp_path, day(4, 4, version), 9), "nothing")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_set_that_ends_within_a_chunk_cannot_go_on(tmp_path: Path) -> None:
+    for kind in ("json", "lazy"):
+        url = target(tmp_path, kind, [day(0, 3)])
+        with pytest.raises(ManifestError, match="no multiple of its chunks"):
+            refshard_fs.append(url, written(tmp_path, day(4, 2), 9), "time")
+
+
+@pytest.mark.parametrize("kind", ["json", "lazy"])
+def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = target(tmp_path, kind, [day(0, 2)])
+    paths = [written(tmp_path, day(2 * i, 2), i) for i in (1, 2)]
+    taken = appending.take
+
+    def slowly(*given: Any) -> Any:
+        monkeypatch.setattr(appending, "take", taken)
+        refshard_fs.append(url, paths[0], "time")
+        return taken(*given)
+
+    monkeypatch.setattr(appending, "take", slowly)
+    with pytest.raises(ConflictError):
+        refshard_fs.append(url, paths[1], "time")
+    assert read(url)["time"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_document_grows_by_a_line(tmp_path: Path) -> None:
+    url = target(tmp_path, "lazy", [day(0, 2), day(2, 2)])
+    before = Path(url).read_text().splitlines()
+    refshard_fs.append(url, written(tmp_path, day(4, 2), 2), "time")
+    after = Path(url).read_text().splitlines()
+    assert [line.rstrip(",") for line in after[: len(before) - 1]] == [line.rstrip(",") for line in before[:-1]]
+    assert after[-2].startswith('["part2.json",2,"base64:')
+    assert len(after) == len(before) + 1
+
+
+def test_documents_name_their_parts(tmp_path: Path) -> None:
+    url = target(tmp_path, "lazy", [day(0, 2)])
+    with pytest.raises(TypeError, match="save it first"):
+        refshard_fs.append(url, day(2, 2), "time")
+
+
+def test_times_go_on_in_the_units_of_the_first_set(tmp_path: Path) -> None:
+    parts = [day(2, 2), day(4, 2), day(6, 2)]
+    for part, since in zip(parts, ("2001-01-01", "2001-01-03", "2001-01-07"), strict=True):
+        part["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": f"days since {since}"})
+    for kind in ("json", "lazy"):
+        url = target(tmp_path, kind, parts[:1])
+        for number, part in enumerate(parts[1:], 1):
+            refshard_fs.append(url, written(tmp_path, part, number), "time")
+        assert read(url)["time"].tolist() == [2, 3, 6, 7, 12, 13]
+
+
+def test_pins_come_along_or_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abcd")
+    meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    array = {"a/.zarray": json.dumps(meta | {"filters": None, "compressor": None})}
+    array["a/.zattrs"] = '{"_ARRAY_DIMENSIONS": ["t"]}'
+    new = refshard_fs.snapshot(array | {"a/0": [str(tmp_path / "x"), 2, 1], "a/1": [str(tmp_path / "x"), 3, 1]})
+    opened(array | {"a/0": [str(tmp_path / "x"), 0, 1]}).save(str(tmp_path / "all.json"))
+    refshard_fs.append(tmp_path / "all.json", new, "t")
+    assert opened(str(tmp_path / "all.json")).cat_file("a/3") == b"d"
+    (tmp_path / "x").write_bytes(b"changed")
+    with pytest.raises(TargetChanged):
+        opened(str(tmp_path / "all.json")).cat_file("a/3")
+    pytest.importorskip("pyarrow")
+    opened(array).save(str(tmp_path / "set"), "parquet")
+    with pytest.raises(ManifestError, match="unpinned"):
+        refshard_fs.append(tmp_path / "set", new, "t")
+
+
+def test_a_document_on_s3_is_one_put(s3_server: SeaweedServer, tmp_path: Path) -> None:
+    s3_server.create_bucket("appending")
+    url = s3_server.put("appending/all.json", Path(target(tmp_path, "json", [day(0, 2)])).read_bytes())
+    options = {"remote_protocol": "s3", "remote_options": s3_server.storage_options, "allow": "any"}
+    refshard_fs.append(url, day(2, 2), "time", **options)
+    found = opened(url, **options)
+    assert found.cat_file("time/0") == np.arange(4, dtype="<i4").tobytes()
+
+
+def test_the_commands_make_a_document_and_let_it_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [day(2 * i, 2) for i in range(3)]
+    paths = [written(tmp_path, part, i) for i, part in enumerate(parts)]
+    url = str(tmp_path / "all.json")
+    assert main(["concat", *paths[:2], "-o", url, "--dim", "time", "--lazy"]) == 0
+    assert main(["append", url, paths[2], "--dim", "time"]) == 0
+    assert read(url)["time"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert main(["append", url, paths[2], "--dim", "x"]) == 2
+    assert "not 'x'" in capsys.readouterr().err
+    assert main(["concat", *paths, "-o", url, "--dims", "time", "--counts", "3", "--lazy"]) == 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(archives(), st.sampled_from(["json", "parquet"]), st.integers(1, 9))
+def test_whatever_the_sets_it_grows_into_their_concatenation(
+    archive: tuple[list[dict[str, Any]], int], kind: Any, record_size: int
+) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    parts, axis = archive
+    dim = ["t", "y", "x"][axis]
+    url = f"memory://appended/{uuid.uuid4().hex}"
+    opened(parts[0]).save(url, kind, record_size=record_size)
+    for part in parts[1:]:
+        refshard_fs.append(url, part, dim)
+    found, expected = opened(url), opened(refshard_fs.concat(parts, dim))
+    keys = [key for key in expected.find("a") if not key.endswith((".zarray", "zarr.json", ".zattrs"))]
+    assert [key for key in found.find("a") if not key.endswith((".zarray", "zarr.json", ".zattrs"))] == keys
+    assert found.cat(keys) == expected.cat(keys)
