@@ -245,7 +245,7 @@ def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
 def test_a_set_that_is_missing_is_no_missing_key(tmp_path: Any) -> None:
     from refshard_fs import SourceNotReachable
 
-    with pytest.raises(SourceNotReachable, match="nothing"):
+    with pytest.raises(SourceNotReachable, match="no such object"):
         refshard_fs.concat([day(0, 2), str(tmp_path / "none.json")], dim="time")
 
 
