@@ -34,7 +34,9 @@ def _check(arguments: Namespace) -> int:
         else:
             report = check(fs, callback=shown)
     if arguments.json:
-        print_json({"source": redacted(arguments.source), "has_errors": report.has_errors, **msgspec.to_builtins(report)})
+        print_json(
+            {"source": redacted(arguments.source), "has_errors": report.has_errors, **msgspec.to_builtins(report)}
+        )
     else:
         print_line(redacted(arguments.source), "bold")
         _print_report(report)
