@@ -103,6 +103,7 @@ def summarise(fs: Summarised) -> Summary:
     Raises ManifestError where a metadata document is no JSON object.
     """
     found = survey(fs)
+    left_whole = fs.left_whole
     arrays = tuple(map(_array, found.arrays.values()))
     rest = [place.size for place in found.rest.values()]
     match beneath(fs._opened()):
@@ -124,7 +125,7 @@ def summarise(fs: Summarised) -> Summary:
         targets=_targets(found),
         inline_keys=found.at_hand,
         inline_bytes=found.at_hand_bytes,
-        left_whole=(left_whole := fs.left_whole),
+        left_whole=left_whole,
         warnings=tuple(_warnings(found, left_whole, unsized)),
     )
 

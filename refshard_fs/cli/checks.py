@@ -12,6 +12,7 @@ from refshard_fs.checking.validate import check
 from refshard_fs.cli.command import Command
 from refshard_fs.cli.opening import open_source, positive
 from refshard_fs.cli.printing import print_json, print_line, progress
+from refshard_fs.errors import redacted
 
 __all__ = ["COMMANDS"]
 
@@ -33,9 +34,11 @@ def _check(arguments: Namespace) -> int:
         else:
             report = check(fs, callback=shown)
     if arguments.json:
-        print_json({"source": arguments.source, "has_errors": report.has_errors, **msgspec.to_builtins(report)})
+        print_json(
+            {"source": redacted(arguments.source), "has_errors": report.has_errors, **msgspec.to_builtins(report)}
+        )
     else:
-        print_line(arguments.source)
+        print_line(redacted(arguments.source), "bold")
         _print_report(report)
     return int(report.has_errors)
 

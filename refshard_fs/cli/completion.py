@@ -19,7 +19,7 @@ SHELLS: Final = ("bash", "zsh", "fish")
 _BASH = """\
 # {shell} completion for refshard: commands, options, the values of some options, and file names.
 _refshard() {{
-    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} words=
+    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} offered=
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W "{commands}" -- "$cur"))
@@ -28,13 +28,13 @@ _refshard() {{
     case "${{COMP_WORDS[1]}} $prev" in
 {values}
     esac
-    if [ -z "$words" ] && [ "${{cur:0:1}}" = - ]; then
+    if [ -z "$offered" ] && [ "${{cur:0:1}}" = - ]; then
         case "${{COMP_WORDS[1]}}" in
 {options}
         esac
     fi
-    if [ -n "$words" ]; then
-        COMPREPLY=($(compgen -W "$words" -- "$cur"))
+    if [ -n "$offered" ]; then
+        COMPREPLY=($(compgen -W "$offered" -- "$cur"))
     else
         COMPREPLY=($(compgen -f -- "$cur"))
     fi
@@ -42,6 +42,7 @@ _refshard() {{
 complete -o filenames -F _refshard refshard
 """
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+# In zsh `words` is the shell's own, so the script has no such variable.
 _WORD = re.compile(r"[A-Za-z0-9_.=/-]+")
 
 
@@ -60,11 +61,11 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     values, options = [], []
     for name, (_, found) in commands.items():
         flags = [flag for option in found for flag in option.flags]
-        options.append(f'            {name}) words="{" ".join(flags)}" ;;')
+        options.append(f'            {name}) offered="{" ".join(flags)}" ;;')
         for option in found:
             if option.choices:
                 cases = "|".join(f'"{name} {flag}"' for flag in option.flags or [name])
-                values.append(f'        {cases}) words="{" ".join(option.choices)}" ;;')
+                values.append(f'        {cases}) offered="{" ".join(option.choices)}" ;;')
     filled = _BASH.format(
         shell=shell,
         commands=" ".join([*commands, "--help", "--version"]),

@@ -8,7 +8,7 @@ from itertools import product
 from refshard_fs.model import Listed
 from refshard_fs.shards.layout import ShardLayout
 
-__all__ = ["below_c", "expand", "is_chunks", "leading", "outer_directory"]
+__all__ = ["below_c", "expand", "is_chunks", "leading", "may_hold_shards", "outer_directory"]
 
 Shard = tuple[tuple[int, ...], Iterator[tuple[str, tuple[int, ...]]]]
 
@@ -49,6 +49,12 @@ def is_chunks(layout: ShardLayout, listed: Listed) -> bool:
     if listed.is_directory:
         return _nested(layout) and not below_c(layout) and _is_number(listed.name)
     return layout.grid.encoding.decode(listed.name, len(layout.grid.counts)) is not None
+
+
+def may_hold_shards(tail: str) -> bool:
+    """Whether the directory ``tail`` of an array may hold shards of it, or directories of them."""
+    first, *others = tail.split("/")
+    return (first == "c" or _is_number(first)) and all(map(_is_number, others))
 
 
 def expand(layout: ShardLayout, fixed: tuple[int, ...], names: Sequence[Listed]) -> tuple[list[str], list[Shard]]:

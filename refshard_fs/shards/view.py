@@ -20,8 +20,9 @@ from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace, is_empty
 from refshard_fs.model import Entry, Inline, Listed, Load, Packed, Span, Steps
 from refshard_fs.rounds import together
-from refshard_fs.shards import inner_names
+from refshard_fs.shards import inner_names, inner_rows
 from refshard_fs.shards.documents import Seen, Unshard
+from refshard_fs.shards.inner_rows import ArrayRows, ShardRows
 from refshard_fs.shards.layout import Level, ShardLayout, Step, Table, TableIndex, shard_formats
 
 __all__ = ["ShardView"]
@@ -139,6 +140,69 @@ class ShardView:
         """Return the array that ``key`` lies below, and its layout if it is shown as inner chunks."""
         path = yield from self._documents.array_of(key)
         return ("", None) if path is None else (path, self._documents.arrays[path].layout)
+
+    # ------------------------------------------------------------------ all of an array
+
+    def all_chunks(self, path: str) -> Steps[ArrayRows | None]:
+        """Return all chunks of the array ``path``, which is known, a shard at a time, and what else is there.
+
+        None where it is not shown as inner chunks, or these lie in shards of shards.
+        """
+        seen = self._documents.arrays.get(path)
+        if seen is None or seen.layout is None:
+            return None
+        layout = seen.layout
+        names, others, directories = yield from self._shards_below(path, layout)
+        rooms = [inner_rows.room_of(layout, shard) for shard in names]
+        places: dict[tuple[int, ...], Any] = {}
+        found: list[ShardRows] = []
+        for first in range(0, len(names), _BATCH):
+            several = zip(names[first : first + _BATCH], rooms[first : first + _BATCH], strict=True)
+            batch = [(shard, room) for shard, room in several if room is not None]
+            if len(batch) < len(names[first : first + _BATCH]):
+                return None
+            tables = yield from together([self._table(path, layout, shard, room.level) for shard, room in batch])
+            for (_, room), held in zip(batch, tables, strict=True):
+                if held is None:
+                    continue
+                if room.lengths not in places:
+                    places[room.lengths] = inner_rows.places_of(layout, room.lengths)
+                found.append(inner_rows.rows_of(layout, room, places[room.lengths], *held))
+        return ArrayRows(found, others, directories)
+
+    def _table(
+        self, path: str, layout: ShardLayout, shard: Sequence[int], level: Level
+    ) -> Steps[tuple[Entry, Table] | None]:
+        name = join(path, layout.grid.encoding.encode(shard))
+        entry = yield from self.base.lookup(name)
+        if entry is None:
+            return None
+        table = yield self._load(entry, level, name, path)
+        return None if table is None else (entry, table)
+
+    def _shards_below(
+        self, path: str, layout: ShardLayout
+    ) -> Steps[tuple[list[tuple[int, ...]], list[tuple[str, int | None]], list[str]]]:
+        """Return the coordinates of the shards of the array ``path``, the keys that are none, and other directories."""
+        found: list[tuple[int, ...]] = []
+        others: list[tuple[str, int | None]] = []
+        directories: list[str] = []
+        level = [""]
+        while level:
+            lists = yield from together([self.base.children(join(path, prefix)) for prefix in level])
+            below: list[str] = []
+            for prefix, names in zip(level, lists, strict=True):
+                for listed in names or ():
+                    tail = join(prefix, listed.name)
+                    coords = layout.grid.encoding.decode(tail, len(layout.grid.counts))
+                    if listed.is_directory:
+                        (below if inner_names.may_hold_shards(tail) else directories).append(tail)
+                    elif coords is None:
+                        others.append((join(path, tail), listed.size))
+                    else:
+                        found.append(coords)
+            level = below
+        return found, others, [join(path, tail) for tail in directories]
 
     # ------------------------------------------------------------------ listing
 

@@ -83,14 +83,14 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
         path: str,
         meta: ArrayMeta,
         table: ChunkTable | None,
-        rows: Iterable[Row],
+        rows: Iterable[Row] | npt.NDArray[np.uint64],
         target: Callable[[int], int],
         shards: tuple[int, ...] = (),
         stray: int = 0,
         names: tuple[str, ...] = (),
     ) -> Extents:
         """Return the chunks of ``table``, whose targets ``target`` renumbers, and ``rows``, which hide those."""
-        aside = np.array(list(rows), np.uint64).reshape(-1, 4)
+        aside = rows if isinstance(rows, np.ndarray) else np.array(list(rows), np.uint64).reshape(-1, 4)
         numbers, starts, stops = aside[:, 0], aside[:, 2], aside[:, 3]
         targets = aside[:, 1].astype(np.int64)
         if table is not None:

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from fsspec.asyn import get_loop, sync
 
 from refshard_fs import zarrmeta
@@ -19,13 +21,14 @@ from refshard_fs.columns import WHOLE, ChunkTable
 from refshard_fs.columns import Row as Reference
 from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import ManifestError
-from refshard_fs.keys import parent
+from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet, decode
-from refshard_fs.model import Entry, Inline, Packed, Span, Steps
+from refshard_fs.model import Entry, Inline, Listed, Packed, Span, Steps
 from refshard_fs.rounds import together
+from refshard_fs.shards.inner_rows import ArrayRows, ShardRows
 from refshard_fs.shards.view import ShardView
 from refshard_fs.survey.extents import AT_HAND, Extents, Place, Row, Urls
 from refshard_fs.zarrmeta import ArrayMeta
@@ -42,7 +45,6 @@ class Surveyed(Protocol):
     def _opened(self) -> KeySpace: ...
     def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any: ...
     def collect(self) -> ReferenceSet: ...
-    async def _find(self, path: str, *, detail: bool) -> Any: ...
     async def _cat(self, path: list[str]) -> Any: ...
     @property
     def loop(self) -> Any: ...
@@ -97,9 +99,11 @@ class _Surveying:
         self._at_hand = self._at_hand_bytes = 0
         self._tables: dict[str, ChunkTable] = {}
         self._target: Callable[[int], int] = int
+        self._inner: dict[str, npt.NDArray[np.uint64]] = {}  # chunks of shards, by array
+        self._keyspace = fs._opened()
 
     def run(self) -> Survey:
-        keyspace = self._fs._opened()
+        keyspace = self._keyspace
         found = _Found({}, [])
         references = _references(self._fs, keyspace)
         if references is None:
@@ -119,12 +123,12 @@ class _Surveying:
         rows, names, stray, rest = _placed(found.entries, metas)
         arrays = {}
         for path in sorted(metas):
-            table, shards = self._tables.get(path), _shards(keyspace, path)
+            table, shards, inner = self._tables.get(path), _shards(keyspace, path), self._inner.get(path)
             arrays[path] = Extents.of(
                 path,
                 metas[path],
                 table,
-                rows.get(path, ()),
+                rows.get(path, ()) if inner is None else inner,
                 self._target,
                 shards,
                 stray.get(path, 0),
@@ -161,20 +165,57 @@ class _Surveying:
 
     def _list(self, prefix: str, found: _Found, *, count: bool) -> None:
         """Take in the keys below ``prefix`` as they are listed, and where they lie as they are looked up."""
-        listed: dict[str, dict[str, Any]] = sync(self._fs.loop or get_loop(), self._fs._find, prefix, detail=True)
-        found.documents += [key for key in listed if zarrmeta.is_metadata(key)]
-        names = [key for key in listed if not zarrmeta.is_metadata(key)]
-        keyspace = self._fs._opened()
+        names: list[tuple[str, int | None]] = []
+        level = [prefix]
+        while level:
+            known = self._look(prefix, partial(_all_chunks, self._keyspace, level))
+            plain, below = [], []
+            for path, rows in zip(level, known, strict=True):
+                if rows is None:
+                    plain.append(path)
+                    continue
+                self._inner[path] = self._columns(rows.shards, count=count)
+                found.documents += [key for key, _ in rows.others if zarrmeta.is_metadata(key)]
+                names += [(key, size) for key, size in rows.others if not zarrmeta.is_metadata(key)]
+                below += rows.directories
+            for path, listed in zip(plain, self._look(prefix, partial(_children, self._keyspace, plain)), strict=True):
+                for child in listed or ():
+                    key = join(path, child.name)
+                    if child.is_directory:
+                        below.append(key)
+                    elif zarrmeta.is_metadata(key):
+                        found.documents.append(key)
+                    else:
+                        names.append((key, child.size))
+            level = below
         for first in range(0, len(names), TOGETHER):
             some = names[first : first + TOGETHER]
-            entries: list[Entry | None] = self._fs._look(prefix, partial(_looked_up, keyspace, some))
-            for key, entry in zip(some, entries, strict=True):
-                at = self._place(entry, listed[key]["size"])
+            entries: list[Entry | None] = self._look(prefix, partial(_looked_up, self._keyspace, [k for k, _ in some]))
+            for (key, size), entry in zip(some, entries, strict=True):
+                at = self._place(entry, size)
                 if at is not None:
                     found.entries[key] = at
-                    if count and at[0] == AT_HAND:
+                    if count and at.target == AT_HAND:
                         self._at_hand += 1
-                        self._at_hand_bytes += at[2]
+                        self._at_hand_bytes += at.stop
+
+    def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any:
+        return self._fs._look(key, steps)
+
+    def _columns(self, shards: list[ShardRows], *, count: bool) -> npt.NDArray[np.uint64]:
+        """Return the chunks of shards as rows: number, target, start, stop."""
+        parts = [np.empty((0, 4), np.uint64)]
+        for entry, numbers, starts, lengths in shards:
+            at = self._place(entry, entry.size)
+            if at is None:
+                continue
+            target = np.full(len(numbers), at.target & (2**64 - 1), np.uint64)
+            first = starts * np.uint64(at.target != AT_HAND) + np.uint64(at.start)
+            parts.append(np.stack((numbers, target, first, first + lengths), axis=1))
+            if count and at.target == AT_HAND:
+                self._at_hand += len(numbers)
+                self._at_hand_bytes += int(lengths.sum())
+        return np.concatenate(parts)
 
     def _place(self, entry: Entry | None, size: int | None) -> Place | None:
         match entry:
@@ -218,6 +259,24 @@ def _url(flat: FlatKeySpace, code: int) -> str:
         return flat.url(code)
     except ManifestError:  # no URL, and no target= that it would stand for
         return ""
+
+
+def _all_chunks(keyspace: KeySpace, paths: Sequence[str]) -> Steps[list[ArrayRows | None]]:
+    """Return, for each of ``paths`` that is an array of shards, its inner chunks; None for the others."""
+    keys = [join(path, name) for path in paths for name in _DOCUMENTS]
+    yield from together([keyspace.lookup(key) for key in keys])  # so that arrays are known
+    match keyspace:
+        case EditedKeySpace(base=ShardView() as view, edits=edits) if not len(edits):
+            pass
+        case ShardView() as view:
+            pass
+        case _:
+            return [None] * len(paths)
+    return (yield from together([view.all_chunks(path) for path in paths]))
+
+
+def _children(keyspace: KeySpace, paths: Sequence[str]) -> Steps[list[Sequence[Listed] | None]]:
+    return (yield from together([keyspace.children(path) for path in paths]))
 
 
 def _looked_up(keyspace: KeySpace, keys: Sequence[str]) -> Steps[list[Entry | None]]:

@@ -28,8 +28,9 @@ def drawn(made: Picture, server: RangeServer) -> list[tuple[str, int, int]]:
     return sorted((r.url.removeprefix(server.url.rstrip("/")), r.start, r.stop) for r in made.map.asked.requests)  # type: ignore[misc]  # ends are known
 
 
+@pytest.mark.parametrize("how", ["cat", "prefetch"])
 @pytest.mark.parametrize("selection", ["[0:3, 2:9]", "[:, 4]", "[7]", "[...]", "[::3, ::4]"])
-def test_a_selection_of_references_is_read_as_drawn(http_server: RangeServer, selection: str) -> None:
+def test_a_selection_of_references_is_read_as_drawn(http_server: RangeServer, selection: str, how: str) -> None:
     files = 4
     for i in range(files):
         http_server.put(f"/f{i}", np.random.default_rng(i).bytes(3_000_000))
@@ -45,8 +46,11 @@ def test_a_selection_of_references_is_read_as_drawn(http_server: RangeServer, se
     fs = RefShardFileSystem(refs)
     made = picture(fs, "a", selection)
     assert sent(http_server) == []
-    numbers = chunk_numbers(parse_selection(selection)[1], (12, 10), (1, 1)).tolist()
-    fs.cat([f"a/{n // 10}.{n % 10}" for n in numbers if n % 11])
+    chosen = parse_selection(selection)[1]
+    if how == "prefetch":
+        fs.prefetch("a", chosen)
+    else:
+        fs.cat([f"a/{n // 10}.{n % 10}" for n in chunk_numbers(chosen, (12, 10), (1, 1)).tolist() if n % 11])
     assert sent(http_server) == drawn(made, http_server)
 
 

@@ -24,6 +24,10 @@ SOURCES = [
     "refs/titiler-reference/reference.json",
     "shards/zarrs-rust-8x8",
     "shards/zarrita-py-2d-ragged",
+    "shards/zarrita-py-1d-filled",
+    "shards/zarr-java-index-start",
+    "bcolz/table.bcolz",
+    "shards-v2/pr876-zlib-1d",
     "zips/ome-zarr-simple-0.5.zip",
     "manifests/virtualizarr-1.0.0/combined.zarr",
 ]
@@ -101,3 +105,73 @@ def test_what_is_written_and_not_committed_is_surveyed(tmp_path: Path) -> None:
     assert [found.arrays["a"].key(i) for i in range(2)] == ["a/0", "a/2"]
     fs.discard()
     assert [survey(fs).arrays["a"].key(i) for i in range(2)] == ["a/0", "a/1"]
+
+
+def nested_set(tmp_path: Path) -> str:
+    zarr = pytest.importorskip("zarr", minversion="3")
+    codecs = zarr.codecs
+    inner = codecs.ShardingCodec(chunk_shape=(1, 1), codecs=[codecs.BytesCodec()])
+    outer = codecs.ShardingCodec(chunk_shape=(2, 2), codecs=[inner])
+    group = zarr.create_group(str(tmp_path / "nested"))
+    array = group.create_array(
+        "deep", shape=(9, 7), dtype="u1", chunks=(4, 4), serializer=outer, compressors=None, fill_value=0
+    )
+    array[2:7, 1:5] = 1
+    flat = group.create_array("flat", shape=(9, 7), dtype="u1", chunks=(2, 2), shards=(4, 4), fill_value=0)
+    flat[2:7, 1:5] = 1
+    (tmp_path / "nested" / "flat" / "notes.txt").write_text("not a chunk")
+    (tmp_path / "nested" / "flat" / "more").mkdir()
+    (tmp_path / "nested" / "flat" / "more" / "x").write_text("not a chunk either")
+    return str(tmp_path / "nested")
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+def test_shards_in_shards_and_what_lies_beside_shards_are_surveyed(tmp_path: Path) -> None:
+    fs = RefShardFileSystem(nested_set(tmp_path))
+    found = survey(fs)
+    assert keys_of(found) == set(fs.find(""))
+    assert {path: len(extents) for path, extents in found.arrays.items()} == {"deep": 20, "flat": 9}
+    assert sorted(found.rest) == ["flat/more/x", "flat/notes.txt"]
+    for extents in found.arrays.values():
+        for i in range(len(extents)):
+            match fs._session.find_now(extents.key(i)):
+                case Span(url, start, stop):
+                    assert found.urls[int(extents.targets[i])] == url
+                    assert (int(extents.starts[i]), int(extents.stops[i])) == (start, stop)
+                case other:
+                    raise AssertionError(f"{other} is no span")
+
+
+def test_a_million_inner_chunks_take_a_read_for_each_shard_and_no_look_up_for_each_chunk(tmp_path: Path) -> None:
+    side, shard = 1024, 256
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [side, side],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard, shard]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": [
+            {
+                "name": "sharding_indexed",
+                "configuration": {
+                    "chunk_shape": [1, 1],
+                    "codecs": [{"name": "bytes"}],
+                    "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+                },
+            }
+        ],
+    }
+    count = shard * shard
+    pairs = np.stack((np.arange(count), np.ones(count, int)), axis=1).astype("<u8")
+    (tmp_path / "zarr.json").write_text(json.dumps(document))
+    for i in range(side // shard):
+        (tmp_path / "c" / str(i)).mkdir(parents=True)
+        for j in range(side // shard):
+            (tmp_path / "c" / str(i) / str(j)).write_bytes(bytes(count) + pairs.tobytes())
+    fs = RefShardFileSystem(str(tmp_path))
+    extents = survey(fs).arrays[""]
+    assert len(extents) == extents.possible == side * side
+    assert fs.stats()["requests"] < 40
+    assert (extents.stops - extents.starts == 1).all()
