@@ -97,6 +97,15 @@ def test_bcolz_table_is_a_dataframe_of_seven_partitions(tmp_path: Path) -> None:
     assert "every mean equals" in printed
 
 
+def test_a_snapshot_refuses_what_was_written_again_and_reads_the_rest(tmp_path: Path) -> None:
+    printed = run(tmp_path / "plot.png", "snapshot.py")
+    assert "it reads as the store does\n" in printed
+    assert re.search(r"^TargetChanged: 'air/\S+': it is not the object that the manifest was made for", printed, re.M)
+    assert "after the change: 24 days read, 7 refused\n" in printed
+    assert "no day has a value that was not pinned\n" in printed
+    assert number(r"check: .*'changed': (\d+)", printed) == 7
+
+
 @pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesystem with zarr 3")
 @pytest.mark.skipif(not find_spec("distributed"), reason="distributed is not installed")
 def test_a_cluster_reads_one_million_references(tmp_path: Path) -> None:
