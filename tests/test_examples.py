@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,7 +24,10 @@ ZARR_2 = metadata.version("zarr").startswith("2.")
 def run(plot: Path, script: str, *arguments: str, warnings: str = "error") -> str:
     """Return what the example printed; it must have ended well, with a picture in ``plot``."""
     command = [sys.executable, "-W", warnings, str(EXAMPLES / script), *arguments, "--plot", str(plot)]
-    done = subprocess.run(command, cwd=plot.parent, capture_output=True, text=True, timeout=280, check=False)
+    environment = os.environ | {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "60s"}  # the machine may be busy
+    done = subprocess.run(
+        command, cwd=plot.parent, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"plot: {plot}\n")
     assert_picture(plot)
