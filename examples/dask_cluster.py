@@ -91,7 +91,7 @@ def read(span: tuple[int, int], fs: RefShardFileSystem) -> tuple[str, int, int]:
 def start_cluster(workers: int) -> LocalCluster:
     """Return a cluster of processes on this machine; on a real one, nothing else changes."""
     return LocalCluster(
-        n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None
+        n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
     )
 
 

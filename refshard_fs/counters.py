@@ -10,7 +10,7 @@ from refshard_fs.amounts import bytes_text
 __all__ = ["Counters"]
 
 
-class Counters(dict[str, Any]):
+class Counters(dict[str, int]):
     """Counters by name, as `refshard_fs.stats` explains them; a dict in all but its looks.
 
     >>> Counters(keys=1200, bytes_fetched=3 << 20)

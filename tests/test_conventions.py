@@ -89,10 +89,11 @@ def test_an_intake_catalog_on_disk_opens_a_source(source: str, tmp_path: Path) -
     intake = pytest.importorskip("intake", minversion="2")
     from intake.readers.datatypes import Zarr
     from intake.readers.entry import Catalog
+    from intake.readers.readers import XArrayDatasetReader
 
     catalog = Catalog()
     data = Zarr("refshard://", storage_options={"fo": source})
-    catalog["field"] = data.to_reader("xarray", consolidated=False)
+    catalog["field"] = XArrayDatasetReader(data, consolidated=False)
     catalog.to_yaml_file(str(tmp_path / "catalog.yaml"))
     ds = intake.open_catalog(str(tmp_path / "catalog.yaml"))["field"].read()
     np.testing.assert_array_equal(ds["a"].values, VALUES)

@@ -68,6 +68,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[
             absolute = quickstart.references(folder / "air.nc", f"s3://{bucket}/air.nc")
             s3_server.put(f"{bucket}/refs.json", json.dumps(absolute).encode())
         files = {"/refs.json": relative, "/air.nc": air}
+        patch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "60s")  # for its processes, on a busy machine
         environment = {
             "AWS_ENDPOINT_URL": s3_server.endpoint_url,
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -80,7 +81,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[
         with (
             RangeServer(files) as public,
             TokenServer(files) as guarded,
-            LocalCluster(n_workers=1, threads_per_worker=2, host="127.0.0.1", dashboard_address=None) as cluster,
+            LocalCluster(
+                n_workers=1, threads_per_worker=2, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+            ) as cluster,
         ):
             places = {
                 "https://data.example/": f"{guarded.url}/",
