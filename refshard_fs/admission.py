@@ -40,6 +40,7 @@ ANONYMOUS: dict[str, dict[str, object]] = {
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
 _DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
+_TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: what follows is of version 4
 
 
 class Access(Enum):
@@ -110,8 +111,16 @@ def is_private(host: str) -> bool:
             address = ipaddress.ip_address(socket.inet_aton(host))
         except OSError:
             return False
-    mapped = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
-    return not address.is_global or address.is_multicast or (mapped is not None and not mapped.is_global)
+    inner = _within(address) if isinstance(address, ipaddress.IPv6Address) else []
+    return not address.is_global or address.is_multicast or not all(known.is_global for known in inner)
+
+
+def _within(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+    """Return the version 4 addresses that one of version 6 stands for, by any of the ways to say so."""
+    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if address.packed[:12] in (bytes(12), _TRANSLATED):
+        found.append(ipaddress.IPv4Address(address.packed[12:]))
+    return [inner for inner in found if inner is not None]
 
 
 class Admission(msgspec.Struct, frozen=True):

@@ -28,6 +28,9 @@ __all__ = [
 
 
 _USERINFO = re.compile(r"(?<=://)[^/?#\s@]+@")
+_PASSWORD = re.compile(
+    r"(?<![\w/])[^\s/:@'\"()\[\]]+:[^\s/:@'\"]+@(?=[\w\[])"
+)  # where another's text left the scheme out
 _SIGNED = re.compile(
     r"([?&;](?:x-(?:amz|goog)-[\w-]*|\w*(?:sig|signature|token|secret|password|passwd|credential|accesskeyid)\w*|key)=)"
     r"[^&;#\s\])'\"]+",
@@ -37,7 +40,7 @@ _SIGNED = re.compile(
 
 def redacted(text: str) -> str:
     """Return ``text`` with what gives access in its URLs (names, passwords, tokens, signatures) left out."""
-    return _SIGNED.sub(r"\1...", _USERINFO.sub("...@", text))
+    return _SIGNED.sub(r"\1...", _PASSWORD.sub("...@", _USERINFO.sub("...@", text)))
 
 
 class RefShardError(Exception):

@@ -10,6 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from tests.fault_matrix import MATRIX, summary
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer, nginx_binary
 from tests.servers.proxy import CountingProxy
@@ -62,3 +63,16 @@ def shared_data() -> Path:
 def _registered() -> None:
     """Make the protocol known where the package is not installed."""
     fsspec.register_implementation("refshard", "refshard_fs.fs.RefShardFileSystem", clobber=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[MATRIX] = {}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what came of the fault matrix."""
+    lines = summary(config.stash[MATRIX], whole=config.get_verbosity() > 0)
+    if lines:
+        terminalreporter.section("fault matrix")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -58,6 +58,11 @@ def test_the_manifests_own_bucket_is_read_with_the_users_credentials_and_no_othe
         "http://169.254.169.254/latest/meta-data/", "http://[fe80::1]/x", "http://10.0.0.1/x", "http://192.168.1.1/x",
         "http://172.16.0.1/x", "http://metadata.google.internal/x", "http://[::ffff:a9fe:a9fe]/x",
         "http://100.64.0.1/x", "http://224.0.0.1/x", "http://[2002:7f00:1::]/x",
+        "http://[::127.0.0.1]/x", "http://[64:ff9b::7f00:1]/x", "http://[64:ff9b::a9fe:a9fe]/x",
+        "http://[2001:0:808:808::80ff:fffe]/x", "http://[fd00::1]/x", "http://[fec0::1]/x", "http://[::]/x",
+        "http://127。0。0。1/x", "http://①②⑦.⓪.⓪.①/x", "http://ⓛocalhost/x", "http://0X7F.1/x", "http://127.0.0.1:80/x",
+        "http://user@127.0.0.1/x", "http://%31%32%37.0.0.1/x", "http://pub.example:80@127.0.0.1/x",
+        "http://pub.example%2f@127.0.0.1/x", "https:////127.0.0.1/x", "http://localhost.localdomain.localhost/x",
         "https://user:password@other.example/x", "https://pub.example@127.0.0.1/x", "https://pub.example\\@evil/x",
         "https://pub.example/../../x", "https://pub.example/%2e%2e/x", "https://pub.example/a/%2E./x", "s3://data/../x",
         "s3://AKID:SECRET@data/x", "https://other.example/a b", "https://other.example/\x00", "https:///x", "https://%31/x",
@@ -71,6 +76,30 @@ def test_a_remote_set_may_not_point_elsewhere(rule: Admission, url: str) -> None
     assert "allow=" in str(caught.value)
     assert "not satisfiable" not in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "spelled"),
+    [
+        ("HTTPS://Pub.EXAMPLE:443/A//b", "https://pub.example/A//b"),
+        ("https://pub.example./x", "https://pub.example/x"),
+        ("https://bücher.example/x", "https://xn--bcher-kva.example/x"),
+        ("http://h.example:080/x", "http://h.example/x"),
+        ("http://[2606:4700:0:0:0:0:0:1111]:80/x", "http://[2606:4700:0:0:0:0:0:1111]/x"),
+        ("S3://Bucket//k", "s3://Bucket//k"),
+    ],
+)
+def test_what_is_judged_is_what_is_opened(url: str, spelled: str) -> None:
+    assert canonical(url) == spelled
+    assert REMOTE.admit(url)[0] == spelled
+
+
+@pytest.mark.parametrize(
+    "url", ["https://pub.exаmple/x", "https://pub.example.evil.example/x", "https://pub-example/x"]
+)
+def test_a_host_that_looks_like_home_is_not_home(url: str) -> None:
+    """The first has a Cyrillic letter."""
+    assert REMOTE.admit(url)[1] is Access.NONE
 
 
 def test_a_set_on_a_private_host_may_point_to_that_host_only() -> None:
@@ -132,6 +161,21 @@ def test_canonical_is_idempotent(url: str) -> None:
     except ValueError:
         return
     assert canonical(once) == once
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["::127.0.0.1", "0:0:0:0:0:0:7f00:1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "::ffff:10.0.0.1",
+     "2002:0a00:0001::", "2001:0:5ef5:79fb:0:59f:f5ff:fffe",
+     "2001:0:7f00:1:0:0:f7f7:f7f7", "0:0:0:0:0:ffff:a9fe:a9fe", "fe80::1", "::"],
+)  # fmt: skip
+def test_an_address_is_private_if_what_it_stands_for_is(address: str) -> None:
+    assert is_private(address)
+
+
+@pytest.mark.parametrize("address", ["2606:4700::1111", "64:ff9b::808:808", "8.8.8.8", "134744072"])
+def test_public_addresses_of_every_kind_are_public(address: str) -> None:
+    assert not is_private(address)
 
 
 @given(st.ip_addresses())

@@ -1,23 +1,30 @@
-"""Faults of real sockets, seen from above: every byte right, or an error that no reader takes for a missing chunk.
+"""The fault matrix, fault × filesystem × operation: each byte right, or an error that none takes for a missing chunk.
 
-Each fault × operation is one test; ``-s`` shows what came of each.
+Each cell is one test. The end of pytest's report says what came of all of them, and with ``-v`` of each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import socket
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged
+from tests.fault_matrix import MATRIX, Matrix
 from tests.servers.http import RangeServer
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer
 
 zarr = pytest.importorskip("zarr")
 
@@ -100,19 +107,32 @@ def _asynchronous(fs: RefShardFileSystem) -> RefShardFileSystem:
     return RefShardFileSystem(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
 
 
-OPERATIONS = [_cat_file, _cat_ranges, _cat, _cat_omitting, _open, _mapper, _zarr]
+def _get(fs: RefShardFileSystem) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        fs.get(KEYS, [f"{folder}/{i}" for i in range(CHUNKS)])
+        for i in range(CHUNKS):
+            assert Path(folder, str(i)).read_bytes() == DATA[i * SIZE : (i + 1) * SIZE]
 
-Outcomes = dict[tuple[str, str], str]
+
+OPERATIONS = [_cat_file, _cat_ranges, _cat, _cat_omitting, _open, _get, _mapper, _zarr]
+MAIN = [_cat_file, _cat_ranges, _open, _get, _zarr]  # by which the others read
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> Iterator[Outcomes]:
-    found: Outcomes = {}
-    yield found
-    names = [operation.__name__.strip("_") for operation in OPERATIONS]
-    print("\n" + f"{'fault':28}" + "".join(f"{name:>15}" for name in names))
-    for fault in dict.fromkeys(fault for fault, _ in found):
-        print(f"{fault:28}" + "".join(f"{found.get((fault, name), ''):>15}" for name in names))
+class Outcomes:
+    """What comes of the cells of one filesystem, noted in the matrix of the whole run."""
+
+    def __init__(self, filesystem: str, cells: Matrix) -> None:
+        self._filesystem = filesystem
+        self._cells = cells
+
+    def __setitem__(self, cell: tuple[str, str], outcome: str) -> None:
+        fault, operation = cell
+        self._cells[self._filesystem, fault, operation] = outcome
+
+
+@pytest.fixture
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
+    return Outcomes("HTTP", request.config.stash[MATRIX])
 
 
 @pytest.fixture
@@ -240,6 +260,136 @@ def test_a_name_that_is_not_resolved(
     outcome = judge(operation, open_("http://nowhere.invalid/x.bin"))
     outcomes["name not resolved", operation.__name__.strip("_")] = outcome
     assert outcome == "error"
+
+
+# ---------------------------------------------------------------------- S3
+
+# Of what a server does, all that can be done to the answers of another.
+THROUGH = {fault: case for fault, case in ALWAYS.items() if case[0] not in CountingProxy.cannot | {"redirect"}}
+
+
+@pytest.fixture(scope="module")
+def stored(s3_server: SeaweedServer) -> str:
+    s3_server.create_bucket("faults")
+    s3_server.put("faults/x.bin", DATA)
+    return "s3://faults/x.bin"
+
+
+@pytest.fixture
+def s3(stored: str, s3_proxy: CountingProxy) -> Callable[..., Any]:
+    """Call it with options: a filesystem whose target lies in an object store, behind the proxy that harms it."""
+    options = {"key": "ak", "secret": "sk", "endpoint_url": s3_proxy.url}
+    return lambda **more: open_(stored, remote_protocol="s3", remote_options=options, **more)
+
+
+@pytest.fixture
+def of_s3(request: pytest.FixtureRequest) -> Outcomes:
+    return Outcomes("S3", request.config.stash[MATRIX])
+
+
+@pytest.mark.parametrize("operation", MAIN)
+@pytest.mark.parametrize("fault", THROUGH)
+def test_a_fault_of_an_object_store_is_an_error_or_does_no_harm(
+    s3: Any, s3_proxy: CountingProxy, of_s3: Outcomes, fault: str, operation: Callable[[Any], None]
+) -> None:
+    kind, options, expected = THROUGH[fault]
+    s3_proxy.fault(kind, **options)
+    outcome = judge(operation, s3())
+    of_s3[fault, operation.__name__.strip("_")] = outcome
+    assert outcome == expected
+
+
+@pytest.mark.parametrize("operation", [_cat_ranges, _zarr])
+@pytest.mark.parametrize("fault", ONCE)
+def test_what_passes_in_an_object_store_is_not_seen(
+    s3: Any, s3_proxy: CountingProxy, of_s3: Outcomes, fault: str, operation: Callable[[Any], None]
+) -> None:
+    kind, options = ONCE[fault]
+    s3_proxy.fault(kind, times=2, **options)
+    outcome = judge(operation, s3(retries=4))
+    of_s3[fault, operation.__name__.strip("_")] = outcome
+    assert outcome == "right"
+
+
+# ---------------------------------------------------------------------- files and memory
+
+FILES = ("local", "memory")
+
+
+@pytest.fixture(params=FILES)
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """URL, filesystem and path of a file with the data."""
+    fs = fsspec.filesystem(request.param)
+    path = f"{tmp_path}/x.bin" if request.param == "local" else f"/faults-{tmp_path.name}/x.bin"
+    fs.pipe_file(path, DATA)
+    yield ("file://" if request.param == "local" else "memory:/") + path, fs, path
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
+
+
+def _gone(fs: Any, path: str) -> None:
+    fs.rm(path)
+
+
+def _cut_short(fs: Any, path: str) -> None:
+    fs.pipe_file(path, DATA[: len(DATA) // 2 + 7])
+
+
+def _emptied(fs: Any, path: str) -> None:
+    fs.pipe_file(path, b"")
+
+
+def _a_directory_now(fs: Any, path: str) -> None:
+    fs.rm(path)
+    fs.mkdirs(path)
+    fs.pipe_file(f"{path}/y", DATA)
+
+
+def _longer(fs: Any, path: str) -> None:
+    fs.pipe_file(path, DATA + b"more")
+
+
+def _not_readable(fs: Any, path: str) -> None:
+    if fs.protocol == "memory" or os.getuid() == 0:
+        pytest.skip("nothing is forbidden here")
+    os.chmod(path, 0)
+
+
+HARM = {
+    _gone: "error", _cut_short: "error", _emptied: "error", _a_directory_now: "error", _longer: "right",
+    _not_readable: "error",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("harm", HARM)
+def test_a_harmed_file_is_an_error_or_does_no_harm(
+    file: Any, harm: Callable[[Any, str], None], operation: Callable[[Any], None], request: pytest.FixtureRequest
+) -> None:
+    url, fs, path = file
+    harm(fs, path)
+    outcome = judge(operation, open_(url))
+    name = harm.__name__.strip("_").replace("_", " ")
+    outcomes = Outcomes("memory" if url.startswith("memory") else "local", request.config.stash[MATRIX])
+    outcomes[name, operation.__name__.strip("_")] = outcome
+    assert outcome == HARM[harm]
+
+
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o is not _zarr])  # which opens it anew
+def test_a_file_that_is_replaced_never_mixes_with_the_old_one(
+    file: Any, operation: Callable[[Any], None], request: pytest.FixtureRequest
+) -> None:
+    url, fs, path = file
+    reader = open_(url)
+    reader.cat_file(KEYS[0])
+    fs.rm(path)
+    fs.pipe_file(path, DATA[::-1])
+    if not url.startswith("memory"):
+        os.utime(path, (1, 1))
+    outcome = judge(operation, reader)
+    outcomes = Outcomes("memory" if url.startswith("memory") else "local", request.config.stash[MATRIX])
+    outcomes["replaced between reads", operation.__name__.strip("_")] = outcome
+    assert outcome == "TargetChanged"
 
 
 def test_after_a_replacement_a_new_start_reads_the_new_file(http_server: RangeServer, url: str) -> None:

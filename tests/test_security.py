@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import os
 import pickle
 from pathlib import Path
@@ -11,7 +13,14 @@ from typing import Any
 import pytest
 from aiohttp import DefaultResolver
 
-from refshard_fs import ReferenceNotReachable, RefShardError, RefShardFileSystem, TargetNotAllowed
+from refshard_fs import (
+    ManifestError,
+    ReferenceNotReachable,
+    RefShardError,
+    RefShardFileSystem,
+    SourceNotReachable,
+    TargetNotAllowed,
+)
 from refshard_fs.targets import guarded
 from tests.servers.http import RangeServer
 
@@ -232,3 +241,185 @@ def test_a_set_in_a_remote_archive_cannot_read_local_files(
     url = http_server.put("/a.zip", (tmp_path / "a.zip").read_bytes())
     with pytest.raises(TargetNotAllowed):
         RefShardFileSystem(fo=f"zip://refs.json::{url}").cat_file("k")
+
+
+# ---------------------------------------------------------------------- whatever the format
+
+ARRAY = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
+ARRAY |= {"order": "C", "filters": None}
+ARRAY_3 = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [2],
+    "data_type": "uint8",
+    "fill_value": 0,
+    "attributes": {},
+}
+ARRAY_3 |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}}, "codecs": [{"name": "bytes"}]}
+ARRAY_3 |= {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}}
+
+
+def declared(manifest: Any) -> dict[str, Any]:
+    return {"storage_transformers": [{"name": "chunk-manifest-json", "configuration": {"manifest": manifest}}]}
+
+
+def sources(url: str) -> dict[str, tuple[str, dict[str, bytes], str]]:
+    """What is served of a source of each kind that points to ``url``: its path, its files, and the key that does so."""
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    whole = {"a/c/0": {"path": url}, "zarr.json": {"data": group}}
+    prefixes = {"prefix": {"a/c/": {"path": url.rpartition("/")[0] + "/"}}}
+    found: dict[str, tuple[str, dict[str, Any], str]] = {
+        "chunk manifest": ("", {"zarr.json": ARRAY_3 | declared({"0": {"path": url}})}, "c/0"),
+        "a manifest elsewhere": ("", {"zarr.json": ARRAY_3 | declared(url)}, "c/0"),
+        "prefixes of chunks": ("", {"zarr.json": ARRAY_3 | declared({"prefix": {"": {"path": url}}})}, "c/0"),
+        "key map": ("map", {"map": {"name": "chunk-manifest-json", "configuration": {"manifest": whole}}}, "a/c/0"),
+        "prefix map": (
+            "map",
+            {"map": {"name": "chunk-manifest-json", "configuration": {"manifest": prefixes}}},
+            "a/c/" + url.rpartition("/")[2],
+        ),
+        "group's map": ("", {"zarr.json": group | declared(whole)}, "a/c/0"),
+        "templates": ("t", {"t": {"version": 1, "templates": {"u": url}, "refs": {"k": ["{{u}}"]}}}, "k"),
+        "gen": ("g", {"g": {"version": 1, "gen": [{"key": "k", "url": url, "dimensions": {}}], "refs": {}}}, "k"),
+    }
+    return {
+        kind: (
+            f"/{kind}/{path}".rstrip("/"),
+            {f"/{kind}/{name}": json.dumps(d).encode() for name, d in docs.items()},
+            key,
+        )
+        for kind, (path, docs, key) in found.items()
+    }
+
+
+def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
+    from refshard_fs.manifests.partition import Partition, encode
+
+    pytest.importorskip("pyarrow")
+    import numpy as np
+
+    spans = np.zeros(2, np.uint32), np.zeros(2, np.uint64), np.full(2, 5, np.uint64)
+    document = {"metadata": {"a/.zarray": ARRAY}, "record_size": 2}
+    files = {"/p/.zmetadata": json.dumps(document).encode(), "/p/a/refs.0.parq": encode(Partition([url], *spans, {}))}
+    return "/p", files, "a/0"
+
+
+@pytest.mark.parametrize("how", ["{path}", "file://{path}", "memory://x", "simplecache::file://{path}"])
+@pytest.mark.parametrize("kind", [*sources("x/y"), "parquet"])
+def test_no_format_leads_a_remote_set_to_local_files(
+    kind: str, how: str, secret: str, http_server: RangeServer
+) -> None:
+    url = how.format(path=secret)
+    path, files, key = parquet(url) if kind == "parquet" else sources(url)[kind]
+    for name, data in files.items():
+        http_server.put(name, data)
+    with pytest.raises((TargetNotAllowed, ReferenceNotReachable, SourceNotReachable, ManifestError)) as caught:
+        RefShardFileSystem(fo=http_server.url + path.replace(" ", "%20"), skip_instance_cache=True).cat_file(key)
+    assert "do not tell" not in str(caught.value)
+    if kind in ("parquet", "templates", "gen", "chunk manifest", "key map"):
+        assert isinstance(caught.value, TargetNotAllowed)
+
+
+def test_the_environment_is_not_to_be_had(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HUSH", "do-not-tell")
+    monkeypatch.chdir(tmp_path)
+    spelled = [
+        "$HUSH",
+        "${HUSH}",
+        "%HUSH%",
+        "{{HUSH}}",
+        "{{environ}}",
+        "{HUSH}",
+        "{{ 'a'.format }}",
+        "~HUSH",
+        "{0.__class__}",
+    ]
+    for engine, text in itertools.product((True, False), spelled):
+        if not engine:
+            pytest.importorskip("jinja2")
+        url = f"{http_server.url}/x-{text}"
+        source = manifest(http_server, {"k": [url, 0, 1]}, templates={"f": "{{c}}"})
+        with pytest.raises(RefShardError):
+            RefShardFileSystem(fo=source, simple_templates=engine, skip_instance_cache=True).cat_file("k")
+        assert not any("do-not-tell" in request.path for request in http_server.requests())
+
+
+# ---------------------------------------------------------------------- redirects and names
+
+
+@pytest.mark.parametrize(
+    "to", ["http://localhost:{port}/x", "http://[::ffff:127.0.0.1]:{port}/x", "http://2130706433:{port}/x",
+           "http://0x7f.1:{port}/x", "http://169.254.169.254/latest/meta-data/", "file:///etc/hostname",
+           "http://me:me@localhost:{port}/x"]
+)  # fmt: skip
+def test_a_redirect_leads_into_no_private_network_and_to_no_file(to: str, http_server: RangeServer) -> None:
+    port = http_server.url.rpartition(":")[2]
+    http_server.put("/x", b"inside")
+    source = manifest(http_server, {"k": [http_server.put("/away", b"outside"), 0, 6]})
+    http_server.fault("redirect", "/away", to=to.format(port=port))
+    http_server.clear()
+    with pytest.raises((TargetNotAllowed, ReferenceNotReachable)):
+        RefShardFileSystem(fo=source, retries=0, skip_instance_cache=True).cat_file("k")
+    assert http_server.requests("/x") == []
+
+
+class Fickle(FakeResolver):
+    """Names that have a public address, and beside it, or at the next question, a private one."""
+
+    asked = 0
+
+    async def resolve(self, host: str, port: int = 0, family: Any = 0) -> Any:
+        places = await super().resolve(host, port, family)
+        Fickle.asked += 1
+        public = {**places[0], "host": "93.184.215.14"}
+        return [public, *places] if host.startswith("both") else places if Fickle.asked > 1 else [public]
+
+
+@pytest.mark.parametrize("host", ["both.example", "later.example"])
+def test_a_name_is_judged_by_all_its_addresses_and_at_every_connection(
+    host: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded.aiohttp, "DefaultResolver", Fickle)
+    Fickle.asked = 1
+    port = http_server.url.rpartition(":")[2]
+    http_server.put("/x", b"inside")
+    source = manifest(http_server, {"k": [f"http://{host}:{port}/x"]})
+    with pytest.raises(TargetNotAllowed, match="private networks"):
+        RefShardFileSystem(fo=source, skip_instance_cache=True).cat_file("k")
+    assert http_server.requests("/x") == []
+
+
+# ---------------------------------------------------------------------- secrets
+
+
+SIGNED = "http://me:HUSH@127.0.0.1:1/x?token=HUSH&X-Amz-Signature=HUSH"
+
+
+@pytest.mark.parametrize("url", [SIGNED, "s3://AKID:HUSH@bucket/k"])
+def test_nothing_secret_is_logged(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"options": {"http://127.0.0.1:1/": {"headers": {"Authorization": "HUSH"}}}}
+    with caplog.at_level(logging.DEBUG), pytest.raises(ReferenceNotReachable) as caught:
+        RefShardFileSystem(fo={"k": [url, 0, 1]}, retries=1, skip_instance_cache=True, **options).cat_file("k")
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("refshard")]
+    assert ours
+    assert not [text for text in ours if "HUSH" in text]
+    assert "HUSH" not in str(caught.value)
+    assert "HUSH" not in repr(caught.value)
+
+
+def test_nothing_secret_is_printed_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from refshard_fs.cli import main
+
+    refs = {".zgroup": {"zarr_format": 2}, "a/.zarray": ARRAY, "a/0": [SIGNED, 0, 1], "a/1": ["s3://AKID:HUSH@b/k"]}
+    path = tmp_path / "refs.json"
+    path.write_text(json.dumps({"version": 1, "refs": refs}))
+    options = ["--remote-options", json.dumps({"headers": {"Authorization": "HUSH"}}), "--remote-protocol", "http"]
+    for command in (["info"], ["info", "--json"], ["ls", "-l"], ["check"], ["check", "--full", "--json"]):
+        try:
+            main([command[0], str(path), *command[1:], *options])
+        except SystemExit:
+            pass
+        out = capsys.readouterr()
+        assert "HUSH" not in out.out + out.err, command

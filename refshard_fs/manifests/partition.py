@@ -130,15 +130,15 @@ class PartitionIndex(msgspec.Struct, frozen=True):
                 file = _opened(source)
                 self._check(file.metadata)
                 names = _columns(file.metadata.schema.names)
-                if "raw" in names[1:] and _is_missing(file.metadata, file.metadata.schema.names.index("raw")):
-                    names.remove("raw")  # as in most sets; to read it takes a fifth of the time
+                # Not by what the file says of its columns (whether one is null throughout): where that contradicts
+                # itself, pyarrow does not raise an error, but ends the process.
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
             if table.num_rows < self.chunks:
                 raise ValueError(f"it has {table.num_rows} rows, and {self.chunks} chunks lie in it")
             if table.num_rows > self.chunks:
                 table = table.slice(0, self.chunks)
             return _partition({name: table.column(name) for name in names}, self.chunks)
-        except (pa.ArrowException, OSError, MemoryError) as e:
+        except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # the last is of Parquet's own checks
             if isinstance(e, ValueError) and not isinstance(e, pa.ArrowException):
                 raise
             raise ValueError(f"it is no parquet file that can be read: {e}") from e
@@ -182,16 +182,6 @@ def _columns(there: Sequence[str]) -> list[str]:
     if twice:
         raise ValueError(f"it has the column {twice[0]!r} twice")
     return names
-
-
-def _is_missing(metadata: Any, column: int) -> bool:
-    """Whether all of a column is null, as the file says that it is."""
-    for i in range(metadata.num_row_groups):
-        group = metadata.row_group(i)
-        known = group.column(column).statistics
-        if known is None or not known.has_null_count or known.null_count != group.num_rows:
-            return False
-    return True
 
 
 def _partition(columns: Mapping[str, Any], rows: int) -> Partition:

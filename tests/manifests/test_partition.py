@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from refshard_fs.manifests.partition import Partition, PartitionIndex, encode
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
+ROOT = Path(__file__).parents[2]
 NAN = float("nan")
 
 
@@ -202,3 +206,22 @@ def test_what_is_written_is_read_again(rows: list[Any]) -> None:
     expected = [list(r) if isinstance(r, tuple) else r for r in rows]
     empty = [b"" if isinstance(r, list) and r[1:] == [0, 0] else r for r in expected]
     assert values(encode(part), len(rows)) == empty
+
+
+SCAN = """
+import sys
+from tests.fuzz import driver
+harness = driver.harness("parquet_partition")
+data = harness.seeds()[int(sys.argv[1])]
+footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+for at in range(footer, len(data) - 8):
+    for value in (0, 2, 4, 8, data[at] ^ 8):
+        harness.one_input(data[:at] + bytes([value]) + data[at + 1 :])
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_no_byte_of_a_footer_ends_the_process(seed: int) -> None:
+    """Nor makes it raise anything but a ValueError: types, counts and sizes are changed one by one."""
+    run = subprocess.run([sys.executable, "-c", SCAN, str(seed)], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]

@@ -1,0 +1,27 @@
+"""The summary of the fault matrix counts its cells, and shows them when asked."""
+
+from __future__ import annotations
+
+from tests.fault_matrix import Matrix, summary
+
+CELLS: Matrix = {
+    ("HTTP", "reset", "cat_file"): "error",
+    ("HTTP", "reset", "get"): "right",
+    ("local", "replaced", "cat_file"): "TargetChanged",
+}
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    assert summary({}, whole=True) == []
+
+
+def test_cells_are_counted_and_shown() -> None:
+    (line,) = summary(CELLS, whole=False)
+    assert "3 cells" in line
+    assert "HTTP, local" in line
+    assert "1 right, 2 an error" in line
+    said, head, first, second = summary(CELLS, whole=True)
+    assert said == line
+    assert head.split() == ["cat_file", "get"]
+    assert first.split() == ["HTTP", "reset", "error", "right"]
+    assert second.split() == ["local", "replaced", "TargetChanged"]
