@@ -388,7 +388,7 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         return out
 
     def _opened(self) -> KeySpace:
-        keyspace = self._session.opened()
+        keyspace = self._session.opened_now()
         if keyspace is None:
             keyspace = sync(self.loop or get_loop(), self._session.keyspace)
         return keyspace
