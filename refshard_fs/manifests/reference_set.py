@@ -287,7 +287,7 @@ class FlatKeySpace:
             for key in self.refs.side:
                 add(key, False)
             for path, table in self.refs.tables.items():
-                if len(table):
+                if table:
                     add(path, True)
             self._tree = tree
         return self._tree
