@@ -79,8 +79,8 @@ def _recall(spelled: Mapping[str, Any]) -> Held:
         return held
     if "base64" not in spelled:
         raise ManifestError(
-            "this JSON only names its references: they are held in the memory of another process, or no longer, and are "
-            "too large (more than 1 MiB) to be spelled out. Send pickle.dumps(fs) instead, which has them all; or write "
+            "this JSON only names its references: another process holds them in memory, or nobody any longer, and they "
+            "are too large (over 1 MiB) to be spelled out. Send pickle.dumps(fs) instead, which has them all; or write "
             "them once, fs.save('refs.parquet'), and open that path"
         )
     data = base64.b64decode(spelled["base64"])

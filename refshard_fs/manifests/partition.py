@@ -129,8 +129,8 @@ class PartitionIndex(msgspec.Struct, frozen=True):
             with pa.BufferReader(data) as source:
                 file = _opened(source)
                 self._check(file.metadata)
-                names = _columns(file.metadata.schema.names)
-                if "raw" in names[1:] and _is_missing(file.metadata, file.metadata.schema.names.index("raw")):
+                names = _columns(file.schema_arrow.names)
+                if "raw" in names[1:] and _is_missing(file.metadata, "raw"):
                     names.remove("raw")  # as in most sets; to read it takes a fifth of the time
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
             if table.num_rows < self.chunks:
@@ -184,11 +184,14 @@ def _columns(there: Sequence[str]) -> list[str]:
     return names
 
 
-def _is_missing(metadata: Any, column: int) -> bool:
+def _is_missing(metadata: Any, name: str) -> bool:
     """Whether all of a column is null, as the file says that it is."""
+    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    if name not in paths:
+        return False  # it is nested
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
-        known = group.column(column).statistics
+        known = group.column(paths.index(name)).statistics
         if known is None or not known.has_null_count or known.null_count != group.num_rows:
             return False
     return True

@@ -391,6 +391,12 @@ def test_threads_and_loops_share_what_is_loaded(tmp_path: Path, target: str) -> 
 # ---------------------------------------------------------------------- bad input
 
 
+def parquet_of(**columns: list[Any]) -> bytes:
+    out = io.BytesIO()
+    parquet.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
 def broken(tmp_path: Path, data: bytes) -> RefShardFileSystem:
     root = store(tmp_path / "set", files({"a/.zarray": v2_array([8], [1])}, 4, {"a/refs.1.parq": [b"x"] * 4}))
     (tmp_path / "set" / "a" / "refs.0.parq").write_bytes(data)
@@ -405,6 +411,12 @@ def broken(tmp_path: Path, data: bytes) -> RefShardFileSystem:
         (b"PAR1" + bytes(100) + b"PAR1", "no parquet file"),
         (partition([b"y"] * 3), "3 rows, and 4 chunks"),
         (partition([b"y"] * 5), "5 rows, more than the 4"),
+        (parquet_of(path=[1, 2, 3, 4]), "'path' is of whole numbers"),
+        (parquet_of(path=["u"] * 4, offset=["0"] * 4), "'offset' is of text"),
+        (parquet_of(path=["u"] * 4, size=[0.5] * 4), "'size' is of double"),
+        (parquet_of(path=["u"] * 4, size=[[1]] * 4), "'size' is of list"),
+        (parquet_of(raw=[1, 2, 3, 4]), "'raw' is of whole numbers"),
+        (parquet_of(other=[1, 2, 3, 4]), "none of the columns"),
     ],
 )
 def test_a_damaged_partition_is_an_error_that_names_the_file(data: bytes, reason: str, tmp_path: Path) -> None:
