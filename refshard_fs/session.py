@@ -119,12 +119,10 @@ class Session:
         """Return the key space as `opened`, or open it if no event loop is needed for that; for callers that block."""
         keyspace = self.opened()
         options, source = self.options, self.options.source
-        if keyspace is not None or not isinstance(source, str) or options.fallback:
+        if keyspace is not None or not isinstance(source, str) or options.fallback or options.overlay is not None:
             return keyspace
         if protocol_of(source) not in (None, *LOCAL):
             return None
-        overlay = options.overlay
-        opening = 0 if overlay is None else overlay.openings
         INDEXES.discard((options.token, Stat(source)))
         steps = catalog.open_source(source, options.open, options.format, self._recognised)
         try:
@@ -132,7 +130,7 @@ class Session:
         except RefShardError:  # the event loop finds out again, and says what is wrong
             return None
         if found is not None:
-            self._adopt(Base(found.value, (), *self._document(found.value)), opening)
+            self._adopt(Base(found.value, (), None), 0)
         return self._keyspace
 
     def engine(self) -> Engine:
