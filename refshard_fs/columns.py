@@ -17,6 +17,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 ABSENT = 2**32 - 1  # in the target column: no such chunk
 DENSE, SPARSE = 20, 28  # bytes per chunk of the grid, and per chunk there is
+FEW = 64  # rows that are looked at before all others
 WHOLE = 2**64 - 1  # in the length column: to the end of the target
 
 
@@ -136,6 +137,13 @@ class ChunkTable:
     def __len__(self) -> int:
         """Number of chunks that exist."""
         return self._stop - self._start if self._all[3] is not None else int((self.targets != ABSENT).sum())
+
+    def __bool__(self) -> bool:
+        """Whether any chunk exists."""
+        if self._all[3] is not None:
+            return self._stop > self._start
+        targets = self.targets
+        return bool((targets[:FEW] != ABSENT).any() or (targets[FEW:] != ABSENT).any())
 
     @property
     def nbytes(self) -> int:

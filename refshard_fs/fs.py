@@ -386,7 +386,11 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         super().invalidate_cache(path)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Return a JSON form of the arguments, as fsspec's; a source held in memory is named, and spelled if small."""
+        """Return a JSON form of the arguments, as fsspec's.
+
+        A source held in memory is spelled out up to 1 MiB. A larger one is only named, so that this takes no time,
+        and the form is of use while this process holds it; elsewhere it is a ManifestError, and a pickle is not.
+        """
         stand_in = object.__new__(type(self))
         stand_in.storage_args = tuple(_spelled(value) for value in self.storage_args)
         named = {} if self.overlay is None else {"overlay": self.overlay}
@@ -395,7 +399,7 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         return out
 
     def _opened(self) -> KeySpace:
-        keyspace = self._session.opened()
+        keyspace = self._session.opened_now()
         if keyspace is None:
             keyspace = sync(self.loop or get_loop(), self._session.keyspace)
         return keyspace

@@ -79,8 +79,9 @@ def _recall(spelled: Mapping[str, Any]) -> Held:
         return held
     if "base64" not in spelled:
         raise ManifestError(
-            "these references were held in the memory of another process and are too large for JSON: "
-            "pickle the filesystem, or save them to a file and give its path"
+            "this JSON only names its references: another process holds them in memory, or nobody any longer, and they "
+            "are too large (over 1 MiB) to be spelled out. Send pickle.dumps(fs) instead, which has them all; or write "
+            "them once, fs.save('refs.parquet'), and open that path"
         )
     data = base64.b64decode(spelled["base64"])
     return _remembered(data, hashlib.sha256(data).hexdigest())

@@ -119,7 +119,7 @@ def chunks_below(table: ChunkTable, below: str, stem: str = "") -> Listing | lis
         case None:
             return []
         case "c":
-            return [Listed("c", None, True)] if len(table) else []
+            return [Listed("c", None, True)] if table else []
         case "":
             paths, numbers = chunk_names(grid, table.present(), stem)
             return Listing(stem, paths, table.sizes(numbers))
@@ -149,7 +149,7 @@ def has_chunks_below(table: ChunkTable, below: str) -> bool:
             return False
         case _Level(first, size, _):
             return bool(len(table.present(first, first + size)))
-    return bool(len(table))
+    return bool(table)
 
 
 def _level(grid: ChunkGrid, below: str) -> _Level | Literal["c", ""] | None:

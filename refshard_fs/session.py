@@ -116,6 +116,24 @@ class Session:
                     self._adopt(Base(found.value, getattr(found.value, "urls", ()), None), opening)
         return self._keyspace
 
+    def opened_now(self) -> KeySpace | None:
+        """Return the key space as `opened`, or open it if no event loop is needed for that; for callers that block."""
+        keyspace = self.opened()
+        options, source = self.options, self.options.source
+        if keyspace is not None or not isinstance(source, str) or options.fallback or options.overlay is not None:
+            return keyspace
+        if protocol_of(source) not in (None, *LOCAL):
+            return None
+        INDEXES.discard((options.token, Stat(source)))
+        steps = catalog.open_source(source, options.open, options.format, self._recognised)
+        try:
+            found = self._at_once_reader().run(steps)
+        except RefShardError:  # the event loop finds out again, and says what is wrong
+            return None
+        if found is not None:
+            self._adopt(Base(found.value, (), None), 0)
+        return self._keyspace
+
     def engine(self) -> Engine:
         """Return the running loop's engine."""
         loop = asyncio.get_running_loop()
@@ -194,7 +212,7 @@ class Session:
 
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
-        keyspace = self._keyspace or self.opened()
+        keyspace = self._keyspace or self.opened_now()
         return None if keyspace is None else self._at_once_reader().read(keyspace, request, may_load=True)
 
     def look_now(self, key: str, steps: Steps[Any]) -> Found | None:

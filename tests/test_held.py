@@ -68,3 +68,25 @@ def test_another_process_reads_the_same(tmp_path: Any) -> None:
     code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).references['a/299.9'])"
     run = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == str(["s3://b/x", 29900, 2**40 + 9])
+
+
+def test_json_of_a_small_set_is_read_elsewhere_and_of_a_large_one_says_what_to_do(tmp_path: Any) -> None:
+    large = {"a/.zarray": references()["a/.zarray"], "data": "x" * (1 << 20)}
+    code = """
+import sys, fsspec
+from pathlib import Path
+try:
+    print(fsspec.AbstractFileSystem.from_json(Path(sys.argv[1]).read_text()).cat_file("data")[:4])
+except ValueError as e:
+    print(e)
+"""
+    said = []
+    for refs in ({"data": "text"}, large):
+        fs = RefShardFileSystem(refs)
+        (tmp_path / "fs.json").write_text(fs.to_json())
+        assert fsspec.AbstractFileSystem.from_json(fs.to_json()).fo is fs.fo
+        command = [sys.executable, "-c", code, tmp_path / "fs.json"]
+        said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert said[0] == "b'text'\n"
+    assert "pickle.dumps(fs)" in said[1]
+    assert "fs.save('refs.parquet')" in said[1]

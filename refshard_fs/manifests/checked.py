@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from refshard_fs.crc32c import crc32c
+from refshard_fs.errors import ManifestError
 from refshard_fs.model import Entry, Inline, Packed, Span
 
 __all__ = ["Checked", "checked"]
@@ -36,17 +37,26 @@ class Checked(msgspec.Struct, frozen=True):
         return raw
 
 
-def checked(source: Span | Inline, checksum: str) -> Entry:
-    """Return ``source``, to be checked when it is read; ValueError where ``checksum`` is not understood."""
+def checked(entry: Entry, checksum: str | None, where: str, key: str) -> Entry:
+    """Return the entry of ``key``, to be checked when it is read; ManifestError where that cannot be."""
+    try:
+        return entry if checksum is None else _checked(entry, checksum)
+    except ValueError as e:
+        raise ManifestError(f"{where}: {key!r}: {e}") from e
+
+
+def _checked(entry: Entry, checksum: str) -> Entry:
     recipe = Checked(checksum)
     name, digits = _parts(checksum)
     if len(digits) != (8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2):
         raise ValueError(f"its checksum {checksum!r} is of the wrong length")
-    match source:
+    match entry:
         case Inline(data):
             return Inline(recipe.make(data))
         case Span():
-            return Packed(source, recipe, source.size)
+            return Packed(entry, recipe, entry.size)
+        case Packed():
+            raise ValueError("it is made from other bytes, and its checksum cannot be checked")
 
 
 def _parts(checksum: str) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from refshard_fs.manifests.origin import Key, Origin, Url, key_beside
 from refshard_fs.manifests.pending import MARK as PENDING
 from refshard_fs.manifests.pending import PendingIndex
 from refshard_fs.manifests.prefix_map import Composite, KeyMapIndex
-from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
+from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Stat, Steps
 from refshard_fs.names import Listing, by_name, chunks_below, directory_of_chunks, has_chunks_below
 
 __all__ = ["ManifestView"]
@@ -117,7 +117,7 @@ class ManifestView:
         prefix = None if manifest.is_empty(number) else manifest.prefix(coords)
         if prefix is None:
             return None
-        match _place(origin, prefix.url(coords), where, key):
+        match origin.place(prefix.url(coords), where, key):
             case Url(url):
                 return Span(url, optional=True)
             case Key(name):
@@ -189,26 +189,17 @@ class ManifestView:
         self, manifest: ChunkManifest, source: Source, origin: Origin, where: str, key: str
     ) -> Steps[Entry | None]:
         """Return the entry of chunk ``key``, which comes from ``source``."""
-        entry: Entry | None
+        entry: Entry
         if source.path is None:
             entry = Inline(manifest.inline(source))
         else:
             stop = None if source.length is None else source.offset + source.length
-            match _place(origin, source.path, where, key):
+            match origin.place(source.path, where, key):
                 case Url(url):
                     entry = Span(url, source.offset, stop, pin=source.pin)
                 case Key(name):
                     entry = yield from self._within(name, source, key)
-        if source.checksum is None:
-            return entry
-        try:
-            match entry:
-                case Packed():
-                    raise ValueError("it is made from other bytes, and its checksum cannot be checked")
-                case _:
-                    return checked(entry, source.checksum)
-        except ValueError as e:
-            raise ManifestError(f"{where}: {key!r}: {e}") from e
+        return checked(entry, source.checksum, where, key)
 
     def _within(self, name: str, source: Source, key: str) -> Steps[Entry]:
         """Return the range of the base's key ``name`` that ``source`` says."""
@@ -324,7 +315,7 @@ class ManifestView:
         return [(coords, size) for coords, _, size in found if coords[: len(fixed)] == fixed]
 
     def _names(self, origin: Origin, folder: str, where: str) -> Steps[Sequence[Listed]]:
-        match _place(origin, folder, where, ""):
+        match origin.place(folder, where):
             case Key(name):
                 return (yield from self.base.children(name.rstrip("/"))) or ()
             case Url(url):
@@ -334,7 +325,7 @@ class ManifestView:
                 return names or ()
 
     def _exists(self, origin: Origin, path: str, where: str) -> Steps[bool]:
-        match _place(origin, path, where, ""):
+        match origin.place(path, where):
             case Key(name):
                 return (yield from self.base.lookup(name)) is not None
             case Url(url):
@@ -355,13 +346,6 @@ def _pinned(entry: Entry | None) -> Steps[Entry | None]:
 
 def _coords(grid: ChunkGrid, path: str, key: str) -> tuple[int, ...] | None:
     return grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
-
-
-def _place(origin: Origin, path: str, where: str, key: str) -> Url | Key:
-    try:
-        return origin.place(path)
-    except ManifestError as e:
-        raise ManifestError(f"{where}: {key!r}: {e}" if key else f"{where}: {e}") from e
 
 
 def _is_chunks(grid: ChunkGrid, listed: Listed) -> bool:

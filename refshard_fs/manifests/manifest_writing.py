@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,8 +11,9 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, parent
 from refshard_fs.manifests.entries import NAME
 from refshard_fs.manifests.partition import Partition
-from refshard_fs.manifests.reference_set import decode
+from refshard_fs.manifests.reference_set import spelled
 from refshard_fs.manifests.version_3 import array_3, group_3
+from refshard_fs.manifests.writing import object_in
 
 __all__ = ["MANIFEST", "hierarchy", "manifest_members", "with_manifest"]
 
@@ -33,7 +33,9 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
             continue
         if not zarrmeta.is_metadata(key):
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
-        doc = _object(key, value)
+        if isinstance(value, list):
+            raise ManifestError(f"{key!r} is a reference: metadata must be at hand to become that of version 3")
+        doc = object_in(key, value)
         if name == "zarr.json":
             found[path] = {k: v for k, v in doc.items() if k != "consolidated_metadata"}
             if doc.get("storage_transformers"):
@@ -57,21 +59,6 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
             if outer.get("node_type") == doc.get("node_type") == "array":
                 raise ManifestError(f"{join(inner, 'zarr.json')!r} is an array within the array {path!r}")
     return found or {"": group_3({})}
-
-
-def _object(key: str, value: Any) -> dict[str, Any]:
-    match value:
-        case dict():
-            return value
-        case list():
-            raise ManifestError(f"{key!r} is a reference: metadata must be at hand to become that of version 3")
-    try:
-        doc = zarrmeta.loads(decode(value))
-    except ValueError as e:
-        raise ManifestError(f"{key!r} is not JSON: {e}") from e
-    if not isinstance(doc, dict):
-        raise ManifestError(f"{key!r} is no JSON object")
-    return doc
 
 
 def with_manifest(doc: Mapping[str, Any], name: str = MANIFEST) -> dict[str, Any]:
@@ -101,15 +88,7 @@ def manifest_members(grid: ChunkGrid, numbers: range, partition: Partition, arra
                 span += f',"length":{length}'
             out.append(f'"{key}":{{"path":{url}{span}{more}}}')
         elif row in partition.inline:
-            out.append(f'"{key}":{{"data":{zarrmeta.dumps(_text(partition.inline[row])).decode()}{more}}}')
+            out.append(f'"{key}":{{"data":{zarrmeta.dumps(spelled(partition.inline[row])).decode()}{more}}}')
         else:
             out.append(f'"{key}":{{}}')
     return out
-
-
-def _text(data: bytes) -> str:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        text = "base64:"
-    return text if not text.startswith("base64:") else "base64:" + base64.b64encode(data).decode()

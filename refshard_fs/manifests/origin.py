@@ -45,8 +45,14 @@ class Origin:
         local = options.protocol is None or options.protocol in policy.LOCAL
         self._by_key = has_keys and directory is None and options.base_url is None and local and not options.bare_as_is
 
-    def place(self, path: str) -> Url | Key:
-        """Return where ``path`` lies; ManifestError where it climbs out of the source."""
+    def place(self, path: str, where: str, key: str | None = None) -> Url | Key:
+        """Return where ``path`` lies; ManifestError, which names manifest and ``key``, where it climbs out."""
+        try:
+            return self._place(path)
+        except ManifestError as e:
+            raise ManifestError(f"{where}: {e}" if key is None else f"{where}: {key!r}: {e}") from e
+
+    def _place(self, path: str) -> Url | Key:
         if not self._by_key or policy.protocol_of(path) is not None or policy.is_absolute(path):
             return Url(self._resolve(path))
         return Key(key_beside(self._directory, path))

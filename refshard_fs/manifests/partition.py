@@ -129,7 +129,7 @@ class PartitionIndex(msgspec.Struct, frozen=True):
             with pa.BufferReader(data) as source:
                 file = _opened(source)
                 self._check(file.metadata)
-                names = _columns(file.metadata.schema.names)
+                names = _columns(file.schema_arrow.names)
                 # Not by what the file says of its columns (whether one is null throughout): where that contradicts
                 # itself, pyarrow does not raise an error, but ends the process.
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)

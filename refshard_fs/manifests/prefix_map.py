@@ -22,7 +22,7 @@ from refshard_fs.manifests.declared import declaration
 from refshard_fs.manifests.entries import Entries, JsonEntry, check_members, data_of, entries_in, span_of
 from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.origin import Key, Origin, Url
-from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Packed, Pin, Span, Steps
+from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Steps
 from refshard_fs.names import by_name
 
 __all__ = ["Composite", "KeyMap", "KeyMapIndex", "open_"]
@@ -95,7 +95,7 @@ class Composite:
         self._where = where
         self._mounts: dict[str, KeySpace | str] = {}  # a key space, or a directory of the base
         for prefix, path in keys.prefixes.items():
-            match self._place(path, prefix):
+            match self._origin.place(path, where, prefix):
                 case Url(url):
                     self._mounts[prefix] = Hierarchy(url, listable=True)
                 case Key(key):
@@ -176,7 +176,7 @@ class Composite:
             pin = None
             if entry.etag is not None or entry.last_modified is not None:
                 pin = Pin(entry.etag, entry.last_modified)
-            match self._place(entry.path, key):
+            match self._origin.place(entry.path, self._where, key):
                 case Url(url):
                     found = Span(url, offset, None if length is None else offset + length, pin=pin)
                 case Key(name):
@@ -184,22 +184,7 @@ class Composite:
                     if inner is None:
                         raise ReferenceNotReachable(key, repr(name), "the manifest names it, and there is no such key")
                     found = inner.window(offset) if length is None else inner.part(offset, length)
-        if entry.checksum is None:
-            return found
-        try:
-            match found:
-                case Packed():
-                    raise ValueError("it is made from other bytes, and its checksum cannot be checked")
-                case _:
-                    return checked(found, entry.checksum)
-        except ValueError as e:
-            raise ManifestError(f"{self._where}: {key!r}: {e}") from e
-
-    def _place(self, path: str, key: str) -> Url | Key:
-        try:
-            return self._origin.place(path)
-        except ManifestError as e:
-            raise ManifestError(f"{self._where}: {key!r}: {e}") from e
+        return checked(found, entry.checksum, self._where, key)
 
 
 def _tree(paths: list[str], keys: Mapping[str, Any]) -> dict[str, dict[str, bool]]:

@@ -20,7 +20,7 @@ from refshard_fs.names import Listing, by_name, chunk_names, chunks_below, has_c
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
-__all__ = ["METADATA", "FlatKeySpace", "ReferenceSet", "References", "Value", "grid_of"]
+__all__ = ["METADATA", "FlatKeySpace", "ReferenceSet", "References", "Value", "grid_of", "spelled"]
 
 METADATA: Final = (".zarray", "zarr.json")
 FEW: Final = 64  # names that are put among many others one by one
@@ -287,7 +287,7 @@ class FlatKeySpace:
             for key in self.refs.side:
                 add(key, False)
             for path, table in self.refs.tables.items():
-                if len(table):
+                if table:
                     add(path, True)
             self._tree = tree
         return self._tree
@@ -327,7 +327,7 @@ class References(Mapping[str, Any]):
 
     def to_json(self) -> bytes:
         """Return the set as a document of version 0, or 1 where it has pins; bytes that are no text become base64."""
-        members = {key: _spelled(value) for key, value in self.items()}
+        members = {key: spelled(value) if isinstance(value, bytes) else value for key, value in self.items()}
         pins = self._refs.pins
         if pins is None:
             return zarrmeta.dumps(members)
@@ -339,11 +339,10 @@ class References(Mapping[str, Any]):
         return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"
 
 
-def _spelled(value: Any) -> Any:
-    if not isinstance(value, bytes):
-        return value
+def spelled(data: bytes) -> str:
+    """Return data as a JSON set spells it: as text, or in base64."""
     with contextlib.suppress(UnicodeDecodeError):
-        text = value.decode()
+        text = data.decode()
         if not text.startswith("base64:"):
             return text
-    return "base64:" + base64.b64encode(value).decode()
+    return "base64:" + base64.b64encode(data).decode()

@@ -5,7 +5,6 @@ What a format cannot hold is a ManifestError that names the key.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -17,9 +16,17 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.manifests.partition import OFFSETS, Partition, encode
 from refshard_fs.manifests.recognised import PARQUET
-from refshard_fs.manifests.reference_set import decode
+from refshard_fs.manifests.reference_set import decode, spelled
 
-__all__ = ["FRAMES", "LooksLikeTemplate", "chunk_members", "layout_document", "member", "parquet_partition"]
+__all__ = [
+    "FRAMES",
+    "LooksLikeTemplate",
+    "chunk_members",
+    "layout_document",
+    "member",
+    "object_in",
+    "parquet_partition",
+]
 
 # What goes around the members of a JSON set, by its version.
 FRAMES: Final = {0: (b"{", b"}"), 1: (b'{"version":1,"refs":{', b"}}")}
@@ -40,22 +47,20 @@ def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> b
                 raise ManifestError(
                     f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it"
                 )
-            case dict():
-                document = value
-            case _:
-                document = _object(key, value)
+        document = object_in(key, value)
         if key != PARQUET:  # the set has its own
             metadata[key] = document
     return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
 
 
-def _object(key: str, value: str | bytes) -> dict[str, Any]:
+def object_in(key: str, value: str | bytes | dict[str, Any]) -> dict[str, Any]:
+    """Return the object that a metadata document ``key`` is; ManifestError, which names it, if it is none."""
     try:
-        document = zarrmeta.loads(decode(value))
+        document = value if isinstance(value, dict) else zarrmeta.loads(decode(value))
     except ValueError as e:
-        raise ManifestError(f"{key!r} is not JSON, and a parquet set holds metadata as such: {e}") from e
+        raise ManifestError(f"{key!r} is not JSON: {e}") from e
     if not isinstance(document, dict):
-        raise ManifestError(f"{key!r} is no JSON object, and a parquet set holds metadata as such")
+        raise ManifestError(f"{key!r} is no JSON object")
     return document
 
 
@@ -85,7 +90,7 @@ def member(key: str, value: Any, version: int) -> bytes:
         case dict():
             text = zarrmeta.dumps(value).decode()
         case bytes():
-            text = _text(value)
+            text = spelled(value)
         case _:
             text = value
     return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(text)
@@ -109,7 +114,7 @@ def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partit
         strict=True,
     ):
         if target == ABSENT:
-            out.append(f'{stem}{tail}":{zarrmeta.dumps(_text(inline[row])).decode()}')
+            out.append(f'{stem}{tail}":{zarrmeta.dumps(spelled(inline[row])).decode()}')
         elif length == WHOLE:
             out.append(f'{stem}{tail}":[{urls[target]}]')
         else:
@@ -143,12 +148,3 @@ def _url(url: str | None, version: int) -> str:
     if version and url is not None and "{{" in url:
         raise LooksLikeTemplate(url)
     return zarrmeta.dumps(url).decode()
-
-
-def _text(data: bytes) -> str:
-    """Return data as a JSON set spells it."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        text = "base64:"
-    return text if not text.startswith("base64:") else "base64:" + base64.b64encode(data).decode()

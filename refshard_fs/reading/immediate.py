@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Entry, Inline, Load, Packed, Span, Steps
+from refshard_fs.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import ABSENT, blame, describe, fail
@@ -16,6 +16,8 @@ from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, check
 
 __all__ = ["Found", "Immediate"]
+
+FACTS: Final = 256  # bytes of memory that facts are taken to need
 
 
 class Found(NamedTuple):
@@ -104,6 +106,53 @@ class Immediate:
             return Found(stop.value)
         steps.close()
         return None
+
+    def run(self, steps: Steps[Any]) -> Found | None:
+        """Return what ``steps`` return, if all that they need can be had at once; nothing is decoded that is long."""
+        answer: Any = None
+        try:
+            while True:
+                need = steps.send(answer)
+                if isinstance(need, tuple):
+                    some = [self._answer(one) for one in need]
+                    if None in some:
+                        break
+                    answer = tuple(found.value for found in some if found is not None)
+                else:
+                    found = self._answer(need)
+                    if found is None:
+                        break
+                    answer = found.value
+        except StopIteration as stop:
+            return Found(stop.value)
+        except OSError:  # the event loop finds out again, and says what is wrong
+            return None
+        steps.close()
+        return None
+
+    def _answer(self, need: Need) -> Found | None:
+        """Return the answer to ``need``; None where that takes an event loop, or an engine to remember it."""
+        known = None
+        if not (isinstance(need, Stat) and need.fresh):
+            known = recalled(self._cache.get((self._token, need)), self._pool)
+        if known is not None:
+            return Found(known)
+        match need:
+            case Load():
+                return self._load(need)
+            case Stat(url) | Names(url):
+                place = self._pool.place(url)
+                if place is None:
+                    return None
+                opened, path = place
+                try:
+                    if isinstance(need, Names):
+                        return Found(opened.names_now(path))
+                    facts = opened.facts_now(path)
+                except ABSENT:
+                    return Found(None)
+                self._cache.put((self._token, need), bound(need, facts, self._pool), FACTS)
+                return Found(facts)
 
     def _load(self, need: Load) -> Found | None:
         """Return the answer to ``need``; None where an event loop is needed, or is to find out what went wrong."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from refshard_fs.errors import RefShardError
 from refshard_fs.model import Facts, Listed, Pin
@@ -76,6 +76,17 @@ class Opened:
         """Return what lies directly below ``path``, or None if the target cannot list."""
         return await self._persist(math.inf, self.target.names, path)
 
+    def facts_now(self, path: str) -> Facts:
+        """Return the same facts as `facts` at once, of a target that needs no event loop."""
+        facts: Facts = _at_once(self.target.facts(path))
+        self._version.observe(facts.etag, facts.last_modified, facts.size, None)
+        return facts
+
+    def names_now(self, path: str) -> tuple[Listed, ...] | None:
+        """Return the same as `names` at once, of a target that needs no event loop."""
+        names: tuple[Listed, ...] | None = _at_once(self.target.names(path))
+        return names
+
     def read_now(self, path: str, start: int, stop: int | None, pin: Pin | None = None) -> Answer | None:
         """Return the same bytes as `read` at once, in any thread, or None where that takes an event loop."""
         answer = self.target.read_now(path, start, stop)
@@ -125,3 +136,14 @@ class Opened:
                 raise failure
             self._stats.add(retries=1)
             await asyncio.sleep(wait)
+
+
+def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a target that needs no event loop waited for one")

@@ -86,6 +86,35 @@ def target(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_a_set_on_this_machine_opens_and_is_read_without_an_event_loop(
+    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = {"v/.zarray": v2_array([4], [2])}
+    (tmp_path / "v").mkdir()
+    (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": 2}))
+    (tmp_path / "v/refs.0.parq").write_bytes(partition([[target, 3, 2], [target, 5, 2]]))
+    monkeypatch.setattr(importlib.import_module("refshard_fs.fs"), "sync", None)
+    fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
+    assert fs.cat_file("v/1") == DATA[5:7]
+    assert fs.references["v/0"] == [target, 3, 2]
+
+
+def test_data_is_found_whatever_the_statistics_of_its_column(tmp_path: Path) -> None:
+    for statistics in (True, False):
+        for raw in ([None, None], [None, b"ab"]):
+            columns = {"path": pa.array([None, None], pa.string()), "raw": pa.array(raw, pa.binary())}
+            out = io.BytesIO()
+            parquet.write_table(pa.table(columns), out, write_statistics=statistics)
+            (tmp_path / "v").mkdir(exist_ok=True)
+            metadata = {"v/.zarray": v2_array([4], [2])}
+            (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": 2}))
+            (tmp_path / "v/refs.0.parq").write_bytes(out.getvalue())
+            fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
+            fs.invalidate_cache()
+            assert fs.exists("v/1") is (raw[1] is not None)
+            assert raw[1] is None or fs.cat_file("v/1") == raw[1]
+
+
 # ---------------------------------------------------------------------- real sets
 
 
@@ -362,6 +391,12 @@ def test_threads_and_loops_share_what_is_loaded(tmp_path: Path, target: str) -> 
 # ---------------------------------------------------------------------- bad input
 
 
+def parquet_of(**columns: list[Any]) -> bytes:
+    out = io.BytesIO()
+    parquet.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
 def broken(tmp_path: Path, data: bytes) -> RefShardFileSystem:
     root = store(tmp_path / "set", files({"a/.zarray": v2_array([8], [1])}, 4, {"a/refs.1.parq": [b"x"] * 4}))
     (tmp_path / "set" / "a" / "refs.0.parq").write_bytes(data)
@@ -376,6 +411,12 @@ def broken(tmp_path: Path, data: bytes) -> RefShardFileSystem:
         (b"PAR1" + bytes(100) + b"PAR1", "no parquet file"),
         (partition([b"y"] * 3), "3 rows, and 4 chunks"),
         (partition([b"y"] * 5), "5 rows, more than the 4"),
+        (parquet_of(path=[1, 2, 3, 4]), "'path' is of whole numbers"),
+        (parquet_of(path=["u"] * 4, offset=["0"] * 4), "'offset' is of text"),
+        (parquet_of(path=["u"] * 4, size=[0.5] * 4), "'size' is of double"),
+        (parquet_of(path=["u"] * 4, size=[[1]] * 4), "'size' is of list"),
+        (parquet_of(raw=[1, 2, 3, 4]), "'raw' is of whole numbers"),
+        (parquet_of(other=[1, 2, 3, 4]), "none of the columns"),
     ],
 )
 def test_a_damaged_partition_is_an_error_that_names_the_file(data: bytes, reason: str, tmp_path: Path) -> None:

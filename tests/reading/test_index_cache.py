@@ -132,6 +132,21 @@ def test_a_damaged_file_is_replaced_in_silence(tmp_path: Path, parses: list[str]
     assert len(parses) == 2
 
 
+def test_an_index_of_another_version_is_replaced_in_silence(tmp_path: Path, parses: list[str]) -> None:
+    path, cache = source(tmp_path), tmp_path / "cache"
+    first = everything(opened(path, cache))
+    (kept,) = cache.iterdir()
+    whole = IndexCache(cache).get(kept.stem)
+    assert whole is not None
+    older = bytes(whole[:14]) + b"\0\0" + bytes(whole[16:])  # whole, and written by another version
+    del whole
+    good = kept.read_bytes()
+    IndexCache(cache).put(kept.stem, [older])
+    assert everything(opened(path, cache)) == first
+    assert len(parses) == 2
+    assert kept.read_bytes() == good
+
+
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 20, 100])
 def test_what_an_index_does_not_say_of_itself_is_refused(length: int) -> None:
     index = kerchunk_json.JsonIndex("x")
