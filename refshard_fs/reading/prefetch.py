@@ -6,6 +6,7 @@ Either way the bytes are held by the `Fetcher`, within its budget, until they ar
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -234,14 +235,18 @@ class Ahead:
             raise
 
     async def begin(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Block]:
-        """Fetch the shards that ``keys``, which are read, nearly fill, together with their indexes."""
+        """Fetch the shards that ``keys``, which are read, nearly fill, together with their indexes.
+
+        Those that share a target cost fewer requests if it is known first where everything lies.
+        """
         asked = getattr(keyspace, "full_shards", None)
         if asked is None or len(keys) < MANY:
             return []
         (found,) = await self._run_all([asked(keys)])
         if not isinstance(found, list):
             return []  # an error is told to whoever reads the key
-        return self._fetcher.begin(span for span in found if not self._near(span.url))
+        shared = Counter(span.url for span in found)
+        return self._fetcher.begin(span for span in found if shared[span.url] == 1 and not self._near(span.url))
 
     async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
         try:
