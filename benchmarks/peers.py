@@ -55,6 +55,7 @@ def icechunk_store(refs: dict[str, Any], server: str) -> Any:
     """Return the store of a repository in memory that has ``refs`` as virtual chunks."""
     import icechunk
 
+    icechunk.set_logs_filter("error")
     prefix = server + "/"
     config = icechunk.RepositoryConfig.default()
     config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store=icechunk.http_store()))
