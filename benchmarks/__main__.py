@@ -25,7 +25,7 @@ PEERS = {"bcolz": "bcolz", "concat": "kerchunk", "parquet": "fastparquet", "s3":
 
 def main() -> int:
     """Run the modules that are named, or all; return how many failed."""
-    own = {"__main__", "server", *(module.__name__.rpartition(".")[2] for module in (measure, record, report))}
+    own = {"__main__", "peers", "server", *(module.__name__.rpartition(".")[2] for module in (measure, record, report))}
     known = sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - own)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure everything.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; default: all")

@@ -5,8 +5,9 @@
 512 uncompressed chunks of 100 kB lie in one file behind a loopback server in another process, which delays each
 request and, in one case, limits each connection. All contenders run interleaved; medians are shown, then the requests
 and bytes that the server saw, as multiples of what was needed. *told* is this filesystem with `prefetch` of each
-selection, *xarray* reads with ``engine="refshard"``; *ideal* knows all ranges beforehand (blocks of 1 MB, 16 in
-flight) and decodes nothing; *dict* is zarr reading the same chunks from memory. The goal is ``≤ 1.5 × (ideal + dict)``.
+selection, *xarray* reads with ``engine="refshard"``; ``/128`` reads at ``async.concurrency`` 128; *ideal* knows all
+ranges beforehand (blocks of 1 MB, 16 in flight) and decodes nothing; *dict* is zarr reading the same chunks from
+memory. The goal is ``≤ 1.5 × (ideal + dict)``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ import xarray as xr
 import zarr
 from zarr.storage import FsspecStore, MemoryStore
 
+from benchmarks import peers
 from benchmarks.record import Case, keep
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.plan import Limits, coalesce
@@ -148,6 +151,9 @@ class Scene(NamedTuple):
     data: dict[str, bytes]
 
 
+Contender = Callable[[Pattern, Scene], tuple[float, int]]
+
+
 @contextmanager
 def scene() -> Iterator[Scene]:
     """Serve one file while this lasts."""
@@ -176,7 +182,7 @@ def _sum(values: np.ndarray[Any, Any]) -> int:
 
 
 def _read(store: Any, pattern: Pattern, prepare: Callable[[Any], object] = lambda _: None) -> tuple[float, int]:
-    array = zarr.open_group(store, mode="r", zarr_format=2)[pattern.array]
+    array = zarr.open_group(store, mode="r")[pattern.array]
     total = 0
     began = time.perf_counter()
     for selection in pattern.selections:
@@ -224,6 +230,26 @@ def memory(pattern: Pattern, on: Scene) -> tuple[float, int]:
     return _read(MemoryStore({k: buffer.from_bytes(v) for k, v in on.data.items()}, read_only=True), pattern)
 
 
+def virtualizarr(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Zarr over VirtualiZarr's store."""
+    return _read(peers.virtualizarr_store(on.refs, on.server.url), pattern)
+
+
+def icechunk(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Zarr over Icechunk's store."""
+    return _read(peers.icechunk_store(on.refs, on.server.url), pattern)
+
+
+def at_128(contender: Contender) -> Contender:
+    """Return ``contender`` with 128 chunks in flight."""
+
+    def read(pattern: Pattern, on: Scene) -> tuple[float, int]:
+        with zarr.config.set({"async.concurrency": 128}):
+            return contender(pattern, on)
+
+    return read
+
+
 def ideal(pattern: Pattern, on: Scene) -> tuple[float, int]:
     """A client that knows all ranges."""
     blocks = coalesce([(n * CHUNK, n * CHUNK + CHUNK) for n in pattern.numbers], Limits(0, MB))
@@ -262,17 +288,23 @@ def _cat(fs: Any, pattern: Pattern) -> tuple[float, int]:
     return time.perf_counter() - began, sum(v[0] for v in out.values())
 
 
-CONTENDERS: dict[str, Callable[[Pattern, Scene], tuple[float, int]]] = {
+CONTENDERS: dict[str, Contender] = {
     "reference": reference,
+    **({"virtualizarr": virtualizarr} if find_spec("virtualizarr") and find_spec("obstore") else {}),
+    **({"icechunk": icechunk} if find_spec("icechunk") else {}),
     "ours": ours,
     "told": told,
     "xarray": through_xarray,
+    "reference/128": at_128(reference),
+    "ours/128": at_128(ours),
     "ideal": ideal,
     "dict": memory,
     "cat reference": cat_reference,
     "cat ours": cat_ours,
 }
-OURS = ("ours", "told", "xarray", "cat ours")
+OURS = ("ours", "told", "xarray", "ours/128", "cat ours")
+# Of some contenders one pattern says all.
+ONLY = {"cat reference": "whole", "cat ours": "whole", "reference/128": "random5", "ours/128": "random5"}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -296,7 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _measure(on: Scene, link: str, name: str, pattern: Pattern, repeats: int, only: list[str] | None) -> None:
-    chosen = [c for c in CONTENDERS if (only is None or c in only) and (not c.startswith("cat") or name == "whole")]
+    chosen = [c for c in CONTENDERS if (only is None or c in only) and ONLY.get(c, name) == name]
     times: dict[str, list[float]] = {c: [] for c in chosen}
     seen: dict[str, tuple[int, int]] = {}
     totals = set()
@@ -332,7 +364,7 @@ def _measure(on: Scene, link: str, name: str, pattern: Pattern, repeats: int, on
         base = "cat reference" if contender.startswith("cat") else "reference"
         if base in median and contender not in (base, "dict"):
             line += f"   {median[base] / median[contender]:6.1f} x faster"
-        if contender in ("ours", "told", "xarray", "reference") and {"ideal", "dict"} <= median.keys():
+        if not contender.startswith(("cat", "ideal", "dict")) and {"ideal", "dict"} <= median.keys():
             line += f"   {median[contender] / (median['ideal'] + median['dict']):6.2f} x (ideal + dict)"
         if contender == "cat ours" and "ideal" in median:
             line += f"   {median[contender] / median['ideal']:6.2f} x ideal"

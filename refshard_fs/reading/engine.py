@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.reading.blocks import Block
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import ABSENT, blame, describe, fail
 from refshard_fs.reading.fetch import Fetcher, Reader
@@ -152,8 +153,12 @@ class Engine:
     async def _serve_late(
         self, batch: list[_Read], many: list[Steps[Entry | None]], waiting: list[tuple[int, Any]]
     ) -> None:
+        begun: list[Block] = []
         try:
             results: list[Any] = [None] * len(batch)
+            keyspace = batch[0].keyspace
+            keys = [read.request.key for read in batch if read.keyspace is keyspace]
+            begun = await self.ahead.begin(keyspace, keys)
             await self._drive(results, [(i, need) for i, (_, need) in enumerate(waiting)], many)
             self._serve(batch, results)
         except asyncio.CancelledError:
@@ -165,6 +170,8 @@ class Engine:
                 if not future.done():
                     future.set_exception(blame(request.key, e))
             raise
+        finally:
+            self.fetcher.release(begun)
 
     def _serve(self, batch: Sequence[_Read], found: Sequence[Entry | Exception | None]) -> None:
         """Fetch the entries that were found, and tell the readers of the others."""

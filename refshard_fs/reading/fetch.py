@@ -29,6 +29,9 @@ SPARE = 16 * plan.MIB  # bytes fetched between dense ranges that are held, in ca
 
 logger = logging.getLogger("refshard_fs")
 
+FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
+UNKNOWN = (-1, -1)  # the range that is held meanwhile
+
 FEW = 16  # requests that are begun to a host of which it is not known that answers take time
 PATIENCE = 0.003  # seconds
 
@@ -135,6 +138,25 @@ class Fetcher:
                 self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)
         self._pump()
 
+    def begin(self, spans: Iterable[Span]) -> list[Block]:
+        """Fetch ``spans``, or their first bytes, before it is known what of them will be read; `release` says it is."""
+        begun = []
+        for span in spans:
+            stop = span.start + FIRST if span.size is None else min(span.stop or 0, span.start + FIRST)
+            start = Span(span.url, span.start, stop, exact=False, pin=span.pin, dense=True)
+            if span.start >= 0 and self._shelf.covering(Span(span.url, start.start, start.start + 1)) is None:
+                begun.append(self._open(start, (), shared=True))
+                begun[-1].held[UNKNOWN] = 0
+        self._pump()
+        return begun
+
+    def release(self, begun: Iterable[Block]) -> None:
+        """Hold what was begun no longer than for those who are known to read it."""
+        for block in begun:
+            if block.held.pop(UNKNOWN, None) is not None and not block.held and not block.readers:
+                self._forget(block)
+        self._pump()
+
     def covers(self, span: Span) -> bool:
         """Whether ``span`` is held or under way."""
         return self._shelf.covering(span) is not None
@@ -180,7 +202,7 @@ class Fetcher:
 
     # ------------------------------------------------------------------ blocks
 
-    def _open(self, span: Span, members: Sequence[tuple[Span, Reader | None]], *, shared: bool) -> None:
+    def _open(self, span: Span, members: Sequence[tuple[Span, Reader | None]], *, shared: bool) -> Block:
         """Make a block for ``members`` and put its requests into the queue."""
         block = Block(span, shared)
         for member, reader in members:
@@ -198,6 +220,7 @@ class Fetcher:
         if shared:
             self._shelf.put(block)
         (host.urgent if block.readers else host.later).extend(block.jobs)
+        return block
 
     def _forget(self, block: Block) -> None:
         """Take ``block`` out of everything; what is under way for it is stopped."""
@@ -380,6 +403,8 @@ class Fetcher:
         block.missing -= 1
         if len(block.jobs) == 1:
             block.data = answer.data
+            if block.shared and not block.span.exact:
+                self._measure(block, len(answer.data))
         else:
             if block.buffer is None:
                 block.buffer = BytesIO(bytes(block.span.size or 0))
@@ -397,20 +422,36 @@ class Fetcher:
             self._serve(block, reader)
         self._settle(block)
 
+    def _measure(self, block: Block, size: int) -> None:
+        """Let ``block``, which had been begun with an unknown end, be as long as it is, and serve no one beyond."""
+        span = block.span
+        stop = span.start + size
+        block.span = Span(span.url, span.start, stop, pin=span.pin, dense=True)
+        beyond = [reader for reader in block.readers if (reader.span.stop or 0) > stop]
+        if beyond:
+            block.readers = [reader for reader in block.readers if reader not in beyond]
+            self._reopen(beyond)
+        for piece in [piece for piece in block.held if piece[1] > stop]:
+            del block.held[piece]
+
+    def _reopen(self, readers: Iterable[Reader]) -> None:
+        alone: dict[Span, list[tuple[Span, Reader | None]]] = {}
+        for reader in readers:
+            if not reader.future.done():
+                alone.setdefault(reader.span, []).append((reader.span, reader))
+        for span, members in alone.items():
+            self._open(span, members, shared=True)
+
     def _failed(self, block: Block, error: Exception) -> None:
-        held, readers = block.held, block.readers
+        held, readers, tentative = block.held, block.readers, block.shared
         block.readers, block.held = [], {}
         for reader in readers:
             self._waiting.pop(reader.future, None)
         self._forget(block)
         ranges = {(r.span.start, r.span.stop) for r in readers} | set(held)
-        if isinstance(error, Unfit) and len(ranges) > 1:  # it may be the fault of one range only
-            alone: dict[Span, list[tuple[Span, Reader | None]]] = {}
-            for reader in readers:
-                if not reader.future.done():
-                    alone.setdefault(reader.span, []).append((reader.span, reader))
-            for span, members in alone.items():
-                self._open(span, members, shared=True)
+        # It may be the fault of one range only, or of what nobody has asked for.
+        if (isinstance(error, Unfit) and len(ranges) > 1) or (tentative and not block.span.exact):
+            self._reopen(readers)
             return
         for reader in readers:
             reader.fail(error)

@@ -6,12 +6,14 @@ Either way the bytes are held by the `Fetcher`, within its budget, until they ar
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace, place
 from refshard_fs.model import Entry, Span, Steps
+from refshard_fs.reading.blocks import Block
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.readahead import ReadAhead
 
@@ -20,11 +22,12 @@ __all__ = ["Ahead", "Chunk"]
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 SCOUTS = 10  # chunks whose shards' indexes are read ahead for each chunk of a run that was read
+MANY = 16  # keys from which on they may be nearly all of a shard
 FEW_SHARDS = 16  # whose indexes are read ahead at a time
 FEW = 64  # guesses looked up at a time where that takes reads
 
 Advance = Callable[[list[Any], list[tuple[int, Any]], int, Steps[Any], Any], None]
-RunAll = Callable[[Sequence[Steps[Entry | None]]], Awaitable[list[Entry | Exception | None]]]
+RunAll = Callable[[Sequence[Steps[Any]]], Awaitable[list[Any]]]
 
 
 class Chunk(NamedTuple):
@@ -231,10 +234,25 @@ class Ahead:
                 self._read(key)
             raise
 
+    async def begin(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Block]:
+        """Fetch the shards that ``keys``, which are read, nearly fill, together with their indexes.
+
+        Those that share a target cost fewer requests if it is known first where everything lies.
+        """
+        asked = getattr(keyspace, "full_shards", None)
+        if asked is None or len(keys) < MANY:
+            return []
+        (found,) = await self._run_all([asked(keys)])
+        if not isinstance(found, list):
+            return []  # an error is told to whoever reads the key
+        shared = Counter(span.url for span in found)
+        return self._fetcher.begin(span for span in found if shared[span.url] == 1 and not self._near(span.url))
+
     async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
         try:
             for first in range(0, len(keys), WAVE):
                 some = [key for key in keys[first : first + WAVE] if key in self._told]
+                begun = await self.begin(keyspace, some)
                 entries = await self._run_all([keyspace.lookup(key) for key in some])
                 wave: dict[str, Span] = {}
                 for key, entry in zip(some, entries, strict=True):
@@ -245,6 +263,7 @@ class Ahead:
                 spans += wave.values()
                 small = len(keys) <= WAVE and self._most > 0
                 self._fetcher.read((), self._note_announced(keyspace, wave) if small else wave.values())
+                self._fetcher.release(begun)
                 while self._fetcher.queued and first + WAVE < len(keys):
                     await self._fetcher.change()
         finally:

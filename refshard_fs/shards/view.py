@@ -9,7 +9,8 @@ says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from refshard_fs.shards.layout import Level, ShardLayout, Step, Table, TableInde
 
 __all__ = ["ShardView"]
 
+_FULL = 0.75  # of the chunks of a shard: from here on its other bytes are not worth telling apart
 _BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
 
 
@@ -108,6 +110,25 @@ class ShardView:
             table = yield self._load(entry, level, name, path)
             entry = None if table is None else _chunk(entry, table, slot, name, path)
         return entry
+
+    def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
+        """Return where those shards lie of whose chunks ``keys`` are most: they are worth reading whole."""
+        wanted: dict[tuple[str, int], int] = {}
+        for key in keys:
+            path, layout = yield from self._array_of(key)
+            if layout is None:
+                continue
+            grid = layout.grid
+            coords = grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
+            if coords is None or grid.number_of(coords) is None:
+                continue
+            cut = [c.shard(coord) for c, coord in zip(layout.cuts, coords, strict=True)]
+            name = join(path, grid.encoding.encode([number for number, _, _ in cut]))
+            shard = name, math.prod(length for _, _, length in cut)
+            wanted[shard] = wanted.get(shard, 0) + 1
+        names = [name for (name, size), count in wanted.items() if count >= _FULL * size]
+        found = yield from together([self.base.lookup(name) for name in names])
+        return [entry for entry in found if isinstance(entry, Span)]
 
     def is_empty(self, key: str) -> Steps[bool]:
         """Return whether the source says of the chunk ``key``, or of its shard, that it is empty."""

@@ -104,6 +104,17 @@ class Direct:
         self._live: set[_Connection] = set()
         self._found: dict[Origin, tuple[float, asyncio.Task[list[str]]]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
+        self._unfamiliar: set[Origin] = set()
+
+    async def read(self, request: Request, headers: Mapping[str, str], judge: Judge) -> Reply | None:
+        """Return what `get` does; None where the general client is to ask, as it is from then on of that server."""
+        if request.origin in self._unfamiliar:
+            return None
+        try:
+            return await self.get(request, headers, judge)
+        except Unfamiliar:
+            self._unfamiliar.add(request.origin)
+            return None
 
     async def get(self, request: Request, headers: Mapping[str, str], judge: Judge) -> Reply:
         """Return the answer to ``request`` with further ``headers``.

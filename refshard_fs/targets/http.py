@@ -21,7 +21,7 @@ from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
 from refshard_fs.targets.buffers import Buffers
 from refshard_fs.targets.closing import close_with
-from refshard_fs.targets.direct import Direct, Origin, Reply, Request, Unfamiliar, prepare
+from refshard_fs.targets.direct import Direct, Reply, Request, prepare
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.guarded import public_connector
 from refshard_fs.targets.ranged import answer_of, failure_of, judge, range_header, read_answer
@@ -73,7 +73,6 @@ class HttpTarget:
         self._locations: dict[str, _Location] = {}
         self._direct: Direct | None = None
         self._plain = self._is_plain()
-        self._unfamiliar: set[Origin] = set()  # servers that are left to aiohttp
 
     def _is_plain(self) -> bool:
         """Whether no option asks for more than headers, so that requests of our own are the same as aiohttp's."""
@@ -133,16 +132,14 @@ class HttpTarget:
         """Return bytes ``[start, stop)`` by a request of our own; None where aiohttp is to ask."""
         location = self._location(path)
         request = location.direct
-        if request is None or request.origin in self._unfamiliar:
+        if request is None:
             return None
         direct = self._direct
         if direct is None:
             direct = self._direct = Direct(asyncio.get_running_loop(), self._buffers)
             close_with(self, direct)
-        try:
-            reply = await direct.get(request, headers, judge(start, stop))
-        except Unfamiliar:
-            self._unfamiliar.add(request.origin)
+        reply = await direct.read(request, headers, judge(start, stop))
+        if reply is None:
             return None
         if reply.status in _REDIRECTS and self._follows:
             async with await self._followed("GET", path, location, headers, reply) as response:

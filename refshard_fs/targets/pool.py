@@ -225,7 +225,7 @@ class Pool:
         if type(fs) is HTTPFileSystem:
             return HttpTarget(fs, self._options.admission, self.buffers)
         if self._options.fast_s3 and is_s3fs(fs):
-            return S3Target(fs)
+            return S3Target(fs, self.buffers)
         return FsspecTarget(fs, owned=owned)
 
 

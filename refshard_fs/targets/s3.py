@@ -20,10 +20,12 @@ from yarl import URL
 
 from refshard_fs.model import Facts, Listed
 from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.buffers import Buffers
 from refshard_fs.targets.closing import close_with
+from refshard_fs.targets.direct import Direct, Request, prepare
 from refshard_fs.targets.failures import HttpStatus
 from refshard_fs.targets.generic import FsspecTarget, in_thread
-from refshard_fs.targets.ranged import failure_of, range_header, read_answer
+from refshard_fs.targets.ranged import answer_of, failure_of, judge, range_header, read_answer
 from refshard_fs.targets.sigv4 import Credentials, Signer, quote_key
 
 __all__ = ["S3Target", "is_s3fs"]
@@ -72,6 +74,7 @@ class _Ready(NamedTuple):
     url: URL
     headers: dict[str, str]
     until: float
+    direct: Request | None  # the same over connections of our own
 
 
 class S3Target:
@@ -80,9 +83,11 @@ class S3Target:
     most_retries = 1000
     patience = 60.0
 
-    def __init__(self, fs: AbstractFileSystem) -> None:
+    def __init__(self, fs: AbstractFileSystem, buffers: Buffers | None = None) -> None:
         self.fs = fs
         self._theirs = FsspecTarget(fs, owned=True)
+        self._buffers = Buffers() if buffers is None else buffers
+        self._direct: Direct | None = None
         self._session: aiohttp.ClientSession | None = None
         self._certificates: ssl.SSLContext | bool | None = None  # whom to trust is known with the first bucket
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
@@ -133,6 +138,10 @@ class S3Target:
             task.cancel()
         self._buckets.clear()
         self._ready.clear()
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
+            await asyncio.sleep(0)  # for sockets are closed in the next round of the loop
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -141,11 +150,20 @@ class S3Target:
     # ------------------------------------------------------------------ our own requests
 
     async def _send(self, ready: _Ready, start: int, stop: int | None, etag: str | None) -> Answer:
-        headers = ready.headers
+        own: dict[str, str] = {}
         if start or stop is not None:
-            headers = {**headers, "Range": range_header(start, stop)}
+            own["Range"] = range_header(start, stop)
         if etag is not None:
-            headers = {**headers, "If-Match": etag}
+            own["If-Match"] = etag
+        if ready.direct is not None and stop is not None and start >= 0:
+            direct = self._direct
+            if direct is None:
+                direct = self._direct = Direct(asyncio.get_running_loop(), self._buffers)
+                close_with(self, direct)
+            reply = await direct.read(ready.direct, own, judge(start, stop))
+            if reply is not None:
+                return answer_of(reply, start, stop)
+        headers = {**ready.headers, **own}
         session = self._session or self._open()
         async with session.get(ready.url, headers=headers, allow_redirects=False) as response:
             if response.status in (200, 206, 416):
@@ -191,7 +209,10 @@ class S3Target:
         if len(self._ready) >= _SIGNED:
             self._ready.clear()
         url = URL(bucket.base + quoted, encoded=True)
-        ready = self._ready[path] = _Ready(url, headers, time.monotonic() + _YOUNG)
+        direct = (
+            prepare(url, headers) if self._certificates in (None, True) else None
+        )  # ours trust whom the system does
+        ready = self._ready[path] = _Ready(url, headers, time.monotonic() + _YOUNG, direct)
         return ready
 
     async def _find(self, name: str) -> _Bucket | None:

@@ -119,3 +119,11 @@ def test_whole_shards_are_one_request_each(folder: Path, data: np.ndarray[Any, A
         server.clear()
         assert np.array_equal(array[: 10 * SIDE], data[: 10 * SIDE])
         assert len(server.requests()) == 1
+
+
+def test_a_shard_that_is_wanted_whole_is_read_with_its_index_and_not_after_it(counter: Counter) -> None:
+    with zarr.config.set({"async.concurrency": 128}):
+        assert counter.read(slice(20 * SIDE, 30 * SIDE), slice(None)) == 2
+    data, index = sorted(counter.server.requests(), key=lambda r: r.start or 0)
+    assert (data.start, data.stop) == (0, 100 * CHUNK + 1604)
+    assert index.sent == 1604

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import s3fs
 
-from refshard_fs.errors import TargetChanged
+from refshard_fs.errors import ReferenceNotReachable, TargetChanged
+from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.model import Pin
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import Denied, HttpStatus, Unfit
@@ -299,6 +300,29 @@ def test_a_token_that_stays_expired_is_an_error_that_says_so(scripted: Any) -> N
     with pytest.raises(HttpStatus, match="ExpiredToken"):
         reader(options, retry=Retry(retries=3, timeout=60)).read("s3://bkt/x", 0, 5)
     assert len(server.requests()) == 1
+
+
+def test_expired_credentials_never_look_like_a_missing_key(scripted: Any) -> None:
+    server = scripted(*[(400, "ExpiredToken")] * 9)
+    options = {"key": "a", "secret": "b", "token": "old", "endpoint_url": server.url}
+    refs = {".zgroup": '{"zarr_format":2}', "a": ["s3://bkt/x", 0, 5]}
+    fs = RefShardFileSystem(refs, remote_protocol="s3", remote_options=options, skip_instance_cache=True)
+    with pytest.raises(ReferenceNotReachable, match="ExpiredToken") as caught:
+        fs.cat_file("a")
+    assert not isinstance(caught.value, FileNotFoundError)
+    assert "s3://bkt/x" in str(caught.value)
+    assert "old" not in str(caught.value)
+
+
+def test_customer_keys_are_left_to_s3fs_which_sends_them(scripted: Any) -> None:
+    server = scripted()
+    secret = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "0" * 32}
+    options = {"key": "a", "secret": "b", "endpoint_url": server.url, "s3_additional_kwargs": secret}
+    assert reader(options).read("s3://bkt/x", 3, 9) == DATA[3:9]
+    asked = [r for r in server.requests() if r.method == "GET"]
+    assert asked
+    assert all("botocore" in r.headers["user-agent"].lower() for r in asked)
+    assert all(r.headers["x-amz-server-side-encryption-customer-algorithm"] == "AES256" for r in asked)
 
 
 def test_a_signature_is_renewed_before_it_is_old(s3_proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,119 @@
+"""Objects of which it is not known yet what will be read: begun at once, and never in anyone's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from refshard_fs.model import Span
+from refshard_fs.reading import fetch
+from refshard_fs.reading.fetch import Budget, Fetcher, Reader
+from refshard_fs.reading.plan import Limits
+from refshard_fs.stats import Stats
+from refshard_fs.targets import Pool, PoolOptions, Retry
+from refshard_fs.targets.failures import Unfit
+from tests.servers.http import RangeServer
+
+DATA = bytes(i * 31 % 251 for i in range(1000))
+
+
+@pytest.fixture(autouse=True)
+def _first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "FIRST", 100)
+
+
+def run(use: Callable[[Fetcher], Awaitable[None]]) -> None:
+    async def go() -> None:
+        pool = Pool(PoolOptions(retry=Retry(retries=0)), asyncio.get_running_loop())
+        fetcher = Fetcher(pool, Limits(), Budget(), Stats())
+        try:
+            await use(fetcher)
+            assert fetcher.used == 0
+        finally:
+            await fetcher.close()
+            await pool.close()
+
+    asyncio.run(go())
+
+
+def read(fetcher: Fetcher, *spans: Span) -> list[asyncio.Future[bytes]]:
+    readers = [Reader(None, span, asyncio.get_running_loop().create_future()) for span in spans]
+    fetcher.read(readers)
+    return [reader.future for reader in readers]
+
+
+def ranges(server: RangeServer) -> list[tuple[int | None, int | None]]:
+    return sorted((r.start, r.stop) for r in server.requests())  # type: ignore[type-var]  # all are ranges
+
+
+def test_what_is_read_of_a_begun_object_takes_no_request_of_its_own(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA[:90])
+
+    async def use(fetcher: Fetcher) -> None:
+        begun = fetcher.begin([Span(url)])
+        early = read(fetcher, Span(url, 10, 20))
+        assert await early[0] == DATA[10:20]
+        late = read(fetcher, Span(url, 0, 5), Span(url, 85, 90))
+        fetcher.release(begun)
+        assert await asyncio.gather(*late) == [DATA[:5], DATA[85:90]]
+
+    run(use)
+    assert ranges(http_server) == [(0, 90)]
+
+
+def test_what_lies_beyond_the_first_bytes_is_read_by_itself(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+
+    async def use(fetcher: Fetcher) -> None:
+        begun = fetcher.begin([Span(url)])
+        found = read(fetcher, Span(url, 10, 20), Span(url, 500, 510))
+        assert await asyncio.gather(*found) == [DATA[10:20], DATA[500:510]]
+        fetcher.release(begun)
+
+    run(use)
+    assert ranges(http_server) == [(0, 100), (500, 510)]
+
+
+def test_a_reader_beyond_the_end_of_a_begun_object_gets_an_error_and_the_others_their_bytes(
+    http_server: RangeServer,
+) -> None:
+    url = http_server.put("/x", DATA[:50])
+
+    async def use(fetcher: Fetcher) -> None:
+        begun = fetcher.begin([Span(url)])
+        right, wrong = read(fetcher, Span(url, 10, 20), Span(url, 40, 60))
+        assert await right == DATA[10:20]
+        with pytest.raises(Unfit):
+            await wrong
+        fetcher.release(begun)
+
+    run(use)
+
+
+@pytest.mark.parametrize("kind", [403, "ignored_range", "wrong_content_range", "unknown_total"])
+def test_a_beginning_that_fails_fails_nobody(http_server: RangeServer, kind: int | str) -> None:
+    url = http_server.put("/x", DATA)
+    http_server.fault(kind, times=1)  # type: ignore[arg-type]  # both kinds of it
+
+    async def use(fetcher: Fetcher) -> None:
+        begun = fetcher.begin([Span(url)])
+        found = read(fetcher, Span(url, 10, 20), Span(url, 30, 40))
+        assert await asyncio.gather(*found) == [DATA[10:20], DATA[30:40]]
+        fetcher.release(begun)
+
+    run(use)
+
+
+def test_what_nobody_reads_is_not_held(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+
+    async def use(fetcher: Fetcher) -> None:
+        begun = fetcher.begin([Span(url), Span(http_server.url + "/none")])
+        while fetcher.active:
+            await fetcher.change()
+        fetcher.release(begun)
+        fetcher.release(begun)
+
+    run(use)
