@@ -56,7 +56,9 @@ class WritableReferences(MutableMapping[str, Any]):
                 self._fs.refer(key, url, offset, length)
             case str() | bytes() | dict():
                 self._fs.pipe_file(key, decode(value))
-            case _ if hasattr(value, "to_bytes"):  # zarr 3's buffers, which kerchunk passes on
+            case _ if hasattr(value, "to_bytes") and not isinstance(
+                value, int
+            ):  # zarr 3's buffers, which kerchunk passes on
                 self._fs.pipe_file(key, value.to_bytes())
             case _:
                 raise TypeError(
