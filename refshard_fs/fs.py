@@ -294,10 +294,13 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
 
     @property
     def references(self) -> Mapping[str, Any]:
-        """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``."""
+        """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``.
+
+        Opened to be written, a mutable one, with `flush`: what fsspec's ``LazyReferenceMapper`` is to kerchunk.
+        """
+        if self._overlay is not None:
+            return self._writable_references(self._overlay)
         keyspace = self._opened()
-        if self._overlay is not None and not self._overlay.is_empty:
-            return self._edited_references(keyspace)
         if self._references is None or self._references[0] is not keyspace:
             self._references = keyspace, catalog.references_of(keyspace, self._look)
         return self._references[1]

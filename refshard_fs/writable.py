@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
+from refshard_fs.catalog import beneath, references_of
 from refshard_fs.edits import Edit, Edits
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.formats import RECORD_SIZE, SetFormat
@@ -24,6 +25,7 @@ from refshard_fs.targets import Given
 from refshard_fs.targets.store import Store
 from refshard_fs.writes.destination import waits
 from refshard_fs.writes.options import WriteOptions
+from refshard_fs.writes.references import WritableReferences
 from refshard_fs.writes.staging import StagedValues, clear, merge
 from refshard_fs.writes.transaction import OverlayTransaction
 from refshard_fs.writes.values import Values
@@ -219,12 +221,18 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         self._writing(f"write {key!r}").put(key, edit)
         self._session.wrote(key)
 
-    def _edited_references(self, keyspace: KeySpace) -> Mapping[str, Any]:
-        """Return the references with what was written and not committed; URLs are as they were written."""
-        from refshard_fs.collecting import collect  # as in `commit`
-        from refshard_fs.manifests.reference_set import References
+    def _writable_references(self, overlay: Overlay) -> MutableMapping[str, Any]:
+        """Return the references, with what was written and not committed, as a mapping to write to."""
+        known: tuple[KeySpace, Mapping[str, Any]] | None = None
 
-        return References(collect(keyspace, self._look, lambda url: url))
+        def base() -> Mapping[str, Any]:
+            nonlocal known
+            keyspace = beneath(self._opened())
+            if known is None or known[0] is not keyspace:
+                known = keyspace, references_of(keyspace, self._look)
+            return known[1]
+
+        return WritableReferences(self, base, lambda: overlay.edits)
 
     def _entrust(self) -> None:
         if self._overlay is not None:
@@ -337,6 +345,26 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         self._writing(f"remove {path!r}")
         if await self._ls(path, detail=False):
             raise OSError(f"{path!r} is not empty")
+
+    def refer(self, path: str, url: str, offset: int = 0, length: int | None = None) -> None:
+        """Let ``path`` hold ``length`` bytes at ``offset`` of the object at ``url``; without them, all of it."""
+        key = self._key(path)
+        overlay = self._writing(f"write {key!r}")
+        span = Span(self._absolute(url), offset, None if length is None else offset + length)
+        if overlay.worker is None and overlay.base is not None:
+            overlay.put(key, span)
+        else:
+            sync(self.loop or get_loop(), self._refer, key, span)
+
+    async def _refer(self, key: str, span: Span) -> None:
+        await (await self._opened_writer(self._writing(f"write {key!r}"))).refer(key, span)
+
+    def _absolute(self, url: str) -> str:
+        from refshard_fs.save import respelling  # as in `commit`
+
+        options = self._session.options
+        source = options.source if isinstance(options.source, str) else None
+        return respelling(options.open, source, None)(url) or url
 
     def _open_to_write(self, path: str, mode: str) -> WrittenFile:
         key = self._key(path)

@@ -97,7 +97,7 @@ def _renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str 
     for array, names in arrays.items():
         known = found[array] = {}
         for number, name in (names if isinstance(names, dict) else {"": ""}).items():
-            if not _NUMBER.fullmatch(number) or not (name is None or _NAME.fullmatch(name)):
+            if not _NUMBER.fullmatch(number) or not (name is None or (isinstance(name, str) and _NAME.fullmatch(name))):
                 raise ManifestError(f"{where}: {number!r}: {name!r} is no partition of {array!r} and its file")
             known[int(number)] = name
     return found

@@ -38,7 +38,10 @@ class PendingIndex(msgspec.Struct, frozen=True):
             case _:
                 return None
         edits = Edits()
-        for path in [*pending, *ours.get("gone", [])]:
+        gone = ours.get("gone", [])
+        if not isinstance(gone, list):
+            raise ManifestError(f"{self.where}: 'gone' is no list of nodes")
+        for path in [*pending, *gone]:
             if not isinstance(path, str) or not path or path != normalise(path) or ".." in path.split("/"):
                 raise ManifestError(f"{self.where}: {path!r} is no path of a node")
             member = members.get(path)

@@ -53,7 +53,7 @@ def overlay_for(mode: str, identity: str | Inherited | None, source: str | Held)
     if mode == "r":
         return None
     overlay = overlay_of(identity, str(source))
-    if mode == "w" and not overlay.begun:
+    if mode == "w" and not overlay.begun and overlay.worker is None:
         overlay.begun = True
         overlay.edits.remove_below("")
     return overlay

@@ -258,13 +258,52 @@ def test_a_commit_keeps_what_it_does_not_touch_as_it_was_written(path: Path) -> 
 def test_references_of_what_is_written_are_shown_before_the_commit(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"text")
-    assert dict(fs.references) == {"text": "inline", "range": ["data", 10, 20], "a": b"text"}
+    assert dict(fs.references) == {"text": "inline", "range": ["data", 10, 20], "a": "text"}
     fs.discard()
     assert "a" not in fs.references
 
 
-def version_2(counts: list[int]) -> bytes:
-    document = {"zarr_format": 2, "shape": counts, "chunks": [1] * len(counts), "dtype": "|u1", "order": "C"}
+def test_references_are_a_mapping_to_write_to(path: Path, tmp_path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    refs = fs.references
+    refs["whole"] = ["data"]
+    refs["part"] = [str(tmp_path / "data"), 5, 3]
+    refs["object"] = {"a": 1}
+    refs["binary"] = "base64:AAH/"
+    del refs["text"]
+    with pytest.raises(KeyError):
+        del refs["text"]
+    with pytest.raises(TypeError, match="'wrong'"):
+        refs["wrong"] = 5
+    assert "text" not in refs
+    assert len(refs) == 5
+    assert refs["part"] == [str(tmp_path / "data"), 5, 3]
+    assert fs.cat(["whole", "part"]) == {"whole": LARGE, "part": LARGE[5:8]}
+    refs.flush()
+    again = RefShardFileSystem(str(path))
+    expected = {"whole": LARGE, "part": LARGE[5:8], "object": b'{"a":1}', "binary": b"\0\1\xff", "range": LARGE[10:30]}
+    assert again.cat("", recursive=True) == expected
+
+
+def test_kerchunk_combines_into_the_references_of_a_parquet_set(tmp_path: Path) -> None:
+    combine = pytest.importorskip("kerchunk.combine")
+    (tmp_path / "data").write_bytes(bytes(range(40)))
+    sets = []
+    for number in range(3):
+        attributes = json.dumps({"_ARRAY_DIMENSIONS": ["time"]})
+        refs = {".zgroup": '{"zarr_format":2}', "v/.zarray": version_2([10], 10).decode(), "v/.zattrs": attributes}
+        refs |= {"time/.zarray": version_2([10], 10).decode(), "time/.zattrs": attributes}
+        start = 10 * number
+        sets.append(refs | {f"{name}/0": [str(tmp_path / "data"), start, 10] for name in ("v", "time")})
+    fs = writable(tmp_path / "refs.parq", "parquet")
+    combine.MultiZarrToZarr(sets, concat_dims=["time"], out=fs.references).translate()
+    found = RefShardFileSystem(str(tmp_path / "refs.parq"))
+    assert b"".join(found.cat_file(f"v/{i}") for i in range(3)) == bytes(range(30))
+    assert json.loads(found.cat_file("v/.zarray"))["shape"] == [30]
+
+
+def version_2(counts: list[int], chunk: int = 1) -> bytes:
+    document = {"zarr_format": 2, "shape": counts, "chunks": [chunk] * len(counts), "dtype": "|u1", "order": "C"}
     return json.dumps({**document, "fill_value": 0, "filters": None, "compressor": None}).encode()
 
 

@@ -20,7 +20,7 @@ SOURCES = {"json": "refs.json", "parquet": "refs.parq", "zarr-hierarchy": "store
 BODY = """
 import pickle, sys
 fs = pickle.load(sys.stdin.buffer)
-assert fs.mode == "a"
+assert fs.mode in ("a", "w")
 """
 
 
@@ -105,6 +105,17 @@ def test_a_worker_cannot_commit_and_takes_a_failed_transaction_back(fs: RefShard
     )
     fs.commit()
     assert fs.find("a/c") == ["a/c/1"]
+
+
+def test_a_worker_of_mode_w_does_not_begin_anew(tmp_path: Path) -> None:
+    fs = writable(tmp_path / "refs.json", "json", mode="w")
+    fs.pipe_file("a", b"here")
+    elsewhere(
+        type(fs)(*fs.storage_args, **fs.storage_options),
+        "assert fs.cat_file('a') == b'here'; fs.pipe_file('b', b'there')",
+    )
+    fs.commit()
+    assert RefShardFileSystem(str(tmp_path / "refs.json")).cat(["a", "b"]) == {"a": b"here", "b": b"there"}
 
 
 def _write(fs: RefShardFileSystem, number: int) -> None:
