@@ -339,9 +339,8 @@ def test_an_empty_place_becomes_a_hierarchy(tmp_path: Path) -> None:
 
 def test_what_was_spooled_is_read_back_and_committed(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
-    fs = opened(tmp_path)
+    fs = opened(tmp_path, write_memory=100)
     assert fs._overlay is not None
-    fs._overlay.spool.memory = 100
     data[...] = np.arange(data.size).reshape(data.shape)
     seen = array(fs)
     seen[...] = data
