@@ -35,6 +35,7 @@ from refshard_fs.routing import route
 from refshard_fs.selection import Mode
 from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
+from refshard_fs.spool import MEMORY
 from refshard_fs.targets import PoolOptions, Retry
 from refshard_fs.writable import Writable, WrittenFile
 from refshard_fs.writes.options import INLINE, READ_AS, WriteOptions, data_url_of, overlay_for
@@ -169,6 +170,9 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         Values of more than ``inline_threshold`` bytes become objects in the directory
         ``data_url``, as they are written; by default ``<fo>.data``. ``content_addressed``
         names them by their SHA-256, so that equal ones are stored once.
+    write_memory:
+        Bytes of chunks that wait in memory for the commit of a zarr hierarchy; beyond that they
+        wait in a temporary file.
     record_size:
         References per file of a parquet set that a commit makes.
 
@@ -228,6 +232,7 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         data_url: str | None = None,
         inline_threshold: int = INLINE,
         content_addressed: bool = False,
+        write_memory: int = MEMORY,
         record_size: int = RECORD_SIZE,
         overlay: str | Inherited | None = None,
         **kwargs: Any,
@@ -244,6 +249,8 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         self.mode = mode = mode or ("r" if overlay is None else "a")
         writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format, record_size)
         self._writes_with(overlay_for(mode, overlay, fo), writes)
+        if self._overlay is not None:
+            self._overlay.spool.memory = write_memory
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         source_options = ref_storage_args if ref_storage_args is not None else target_options
         source = fo if isinstance(fo, str) else None

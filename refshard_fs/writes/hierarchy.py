@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from refshard_fs.catalog import beneath
 from refshard_fs.edits import Edit, Edits
-from refshard_fs.errors import ConflictError, CostlyPattern, DamagedIndex, ManifestError, TargetChanged
+from refshard_fs.errors import ConflictError, CostlyPattern, DamagedIndex, ManifestError, ReadOnlyError, TargetChanged
 from refshard_fs.formats import Raw
 from refshard_fs.keys import is_within, parent
 from refshard_fs.keyspace import KeySpace
@@ -30,6 +30,7 @@ from refshard_fs.shards.layout import Buffer, Misfit
 from refshard_fs.spool import Spooled, views
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version
 from refshard_fs.writes.committing import Committing
+from refshard_fs.writes.options import takes_objects
 from refshard_fs.writes.planning import Plan, ShardPlan, planned
 from refshard_fs.zarrmeta import is_metadata
 
@@ -86,6 +87,8 @@ def commit_hierarchy(committing: Committing) -> None:
             pass
         case _:
             url = str(committing.source)
+    if not takes_objects(url):
+        raise ReadOnlyError(f"{url} takes no objects: fs.save(url) writes references, and what you have written")
     objects = Objects(url, committing.given(url))
     HierarchyCommit(committing.base.keyspace, committing.edits, objects, committing.run, committing.overlay).make()
 

@@ -59,6 +59,11 @@ def overlay_for(mode: str, identity: str | Inherited | None, source: str | Held)
     return overlay
 
 
+def takes_objects(url: str) -> bool:
+    """Whether objects can be put below ``url``, as far as its protocol tells."""
+    return "::" not in url and protocol_of(url) not in _TAKE_NONE
+
+
 def is_local(url: str) -> bool:
     """Whether ``url`` is a file of this machine."""
     return protocol_of(url) in (None, *LOCAL)

@@ -44,7 +44,8 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     objects.put(".zgroup", [GROUP])
     objects.put("a/.zarray", [json.dumps(version_2((8,), (2,), (2,))).encode()])
     objects.put("plain/.zarray", [json.dumps({**version_2((8,), (2,), (2,)), "shards": None}).encode()])
-    yield lambda mode="a": RefShardFileSystem(url, mode=mode, target_options=options or None, skip_instance_cache=True)
+    given = {"target_options": options} if options else {}
+    yield lambda mode="a": RefShardFileSystem(url, mode=mode, skip_instance_cache=True, **given)
     if request.param == "memory":
         MemoryFileSystem().rm(f"/{place}", recursive=True)
 

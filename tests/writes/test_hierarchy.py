@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import zarr
 
-from refshard_fs import CostlyPattern, DamagedIndex, ManifestError, RefShardFileSystem
+from refshard_fs import CostlyPattern, DamagedIndex, ManifestError, ReadOnlyError, RefShardFileSystem
 from refshard_fs.model import Span
+from tests.servers.http import RangeServer
 from tests.shards.writers import IS_ZARR_2, prototype_shards
 from tests.writes.arrays import FILL, array, make_group, make_sharded, objects, opened, stored
 
@@ -337,11 +338,31 @@ def test_an_empty_place_becomes_a_hierarchy(tmp_path: Path) -> None:
     assert sorted(p.name for p in root.rglob("*")) == ["0", "1", "c", "x", "zarr.json", "zarr.json"]
 
 
+def test_mode_w_begins_anew_and_the_commit_takes_the_old_objects_away(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    before = sorted(p for p in tmp_path.rglob("*") if p.is_file())
+    fs = RefShardFileSystem(str(tmp_path), mode="w", skip_instance_cache=True)
+    assert fs.find("") == []
+    fs.pipe({".zgroup": b'{"zarr_format":2}', "b/c": b"new"})
+    assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == before
+    fs.commit()
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()) == [".zgroup", "b/c"]
+
+
+def test_a_web_server_takes_no_commits(http_server: RangeServer) -> None:
+    http_server.put("/h/.zgroup", b'{"zarr_format":2}')
+    fs = opened(f"{http_server.url}/h")
+    fs.pipe_file("a", b"new")
+    with pytest.raises(ReadOnlyError, match="takes no objects"):
+        fs.commit()
+    assert {request.method for request in http_server.requests()} <= {"GET", "HEAD"}
+    fs.discard()
+
+
 def test_what_was_spooled_is_read_back_and_committed(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
-    fs = opened(tmp_path)
+    fs = opened(tmp_path, write_memory=100)
     assert fs._overlay is not None
-    fs._overlay.spool.memory = 100
     data[...] = np.arange(data.size).reshape(data.shape)
     seen = array(fs)
     seen[...] = data

@@ -56,10 +56,7 @@ class Machine(RuleBasedStateMachine):
         self.fs = self.opened()
 
     def opened(self) -> RefShardFileSystem:
-        fs = RefShardFileSystem(str(self.root), mode="a", skip_instance_cache=True)
-        assert fs._overlay is not None
-        fs._overlay.spool.memory = 200
-        return fs
+        return RefShardFileSystem(str(self.root), mode="a", skip_instance_cache=True, write_memory=200)
 
     @initialize(payload=st.binary(min_size=1, max_size=40))
     def begin(self, payload: bytes) -> None:

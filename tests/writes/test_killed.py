@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,24 +25,34 @@ pytestmark = [
 ]
 ROWS = 12  # shards of four chunks of one row each, but for the last of them, which are written in part
 
-# Writes generation after generation, each chunk of it filled with its number, and says when one is committed.
-_WRITER = textwrap.dedent(
+# For each line that it reads, a child writes generation after generation, from the one after that number: each chunk is
+# filled with it, and a line says when one is committed. The parent has imported all that takes time.
+_WRITERS = textwrap.dedent(
     """
-    import sys, warnings
+    import os, sys, warnings
     import numpy as np
     from refshard_fs import RefShardFileSystem
+    from refshard_fs.writes import commit
 
     warnings.simplefilter("ignore")
-    root, generation, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    fs = RefShardFileSystem(root, mode="a")
-    print("ready", flush=True)
-    while True:
-        generation += 1
-        with fs.transaction:
-            for row in range(rows):
-                for column in range(3 if row % 3 else 4):
-                    fs.pipe_file(f"a/c/{row}/{column}", np.full(2048, generation, "<i4").tobytes())
-        print(generation, flush=True)
+
+    def write(root, generation, rows):
+        fs = RefShardFileSystem(root, mode="a")
+        while True:
+            generation += 1
+            with fs.transaction:
+                for row in range(rows):
+                    for column in range(3 if row % 3 else 4):
+                        fs.pipe_file(f"a/c/{row}/{column}", np.full(2048, generation, "<i4").tobytes())
+            print(generation, flush=True)
+
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            write(sys.argv[1], int(line), int(sys.argv[2]))
+        print("child", child, flush=True)
+        os.waitpid(child, 0)
+        print("dead", flush=True)
     """
 )
 
@@ -51,10 +62,16 @@ def rounds(tmp_path: Path, count: int) -> None:
     (tmp_path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}))
     doc = version_3((ROWS, 4 * 2048), (1, 4 * 2048), [sharding([1, 2048])])
     (tmp_path / "a" / "zarr.json").write_text(json.dumps(doc))
+    command = [sys.executable, "-c", _WRITERS, str(tmp_path), str(ROWS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writers:
+        _rounds(tmp_path, count, writers)
+
+
+def _rounds(tmp_path: Path, count: int, writers: subprocess.Popen[str]) -> None:
     chance = random.Random(1)
     generation, held, complete = 0, set[int](), False
     for _ in range(count):
-        said = _killed(tmp_path, generation, chance)
+        said = _killed(writers, generation, chance)
         allowed = {said, said + 1} if said is not None else {*held, generation + 1}
         fs = opened(tmp_path)
         found = [_values(fs, row) for row in range(ROWS) if fs.exists(f"a/c/{row}/0")]
@@ -79,18 +96,26 @@ def _values(fs: RefShardFileSystem, row: int) -> set[int]:
     return {int(value) for column in range(3) for value in np.frombuffer(fs.cat_file(f"a/c/{row}/{column}"), "<i4")}
 
 
-def _killed(root: Path, generation: int, chance: random.Random) -> int | None:
-    """Return the last generation that the writer said was committed, when it was killed at some moment."""
-    command = [sys.executable, "-c", _WRITER, str(root), str(generation), str(ROWS)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        said = [writer.stdout.readline() for _ in range(chance.randrange(3))]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            writer.wait(chance.random() * 0.03)
-        writer.kill()
-        said += writer.stdout.read().splitlines()
-    return int(said[-1]) if said else None
+def _killed(writers: subprocess.Popen[str], generation: int, chance: random.Random) -> int | None:
+    """Return the last generation that a child said was committed, when it was killed at some moment."""
+    assert writers.stdin is not None
+    assert writers.stdout is not None
+    print(generation, file=writers.stdin, flush=True)
+    child, said = 0, list[int]()
+    patience = chance.randrange(3)
+    while not child or len(said) < patience:
+        match writers.stdout.readline().split():
+            case ["child", number]:
+                child = int(number)
+            case [number]:
+                said.append(int(number))
+            case []:
+                raise EOFError("the writers ended")
+    time.sleep(chance.random() * 0.05)
+    os.kill(child, signal.SIGKILL)
+    while (line := writers.stdout.readline()) != "dead\n":
+        said.append(int(line))
+    return said[-1] if said else None
 
 
 def test_twenty_killed_processes_tear_nothing(tmp_path: Path) -> None:
