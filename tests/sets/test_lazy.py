@@ -281,6 +281,24 @@ def test_a_remote_part_is_not_read_with_credentials_elsewhere(http_server: Range
         opened(document).cat_file("air/0.0")
 
 
+def test_xarray_opens_the_first_part_only(http_server: RangeServer, tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    parts = [day(0, 2), day(2, 2), day(4, 2)]
+    paths = written(tmp_path, parts)
+    urls = [http_server.put(f"x/{i}.json", Path(path).read_bytes()) for i, path in enumerate(paths)]
+    lazy = refshard_fs.concat(urls, "time", lazy=True, allow="any")
+    url = http_server.put("x/all.json", lazy.document.dumps())
+    http_server.log.clear()
+    options = {"fo": url, "allow": "any", "skip_instance_cache": True}
+    given = {"storage_options": options, "consolidated": False, "chunks": None, "mask_and_scale": False}
+    with xr.open_zarr("refshard://", **given) as ds:
+        assert ds["time"].values.tolist() == [0, 1, 2, 3, 4, 5]
+        assert {request.path for request in http_server.log.requests()} == {"/x/all.json", "/x/0.json"}
+        expected = read(refshard_fs.concat(parts, "time"))["air"]
+        np.testing.assert_array_equal(ds["air"].isel(time=slice(4, 6)).values, expected[4:6])
+    assert "/x/1.json" not in {request.path for request in http_server.log.requests()}
+
+
 @st.composite
 def archives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
     """Sets of one array each, of random lengths along a random axis, some of their chunks missing."""
