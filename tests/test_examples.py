@@ -101,6 +101,18 @@ def test_bcolz_table_is_a_dataframe_of_seven_partitions(tmp_path: Path) -> None:
     assert "every mean equals" in printed
 
 
+@pytest.mark.skipif(ZARR_2, reason="kerchunk needs zarr 3")
+def test_a_day_is_appended_and_no_full_partition_written_again(tmp_path: Path) -> None:
+    pytest.importorskip("kerchunk")
+    pytest.importorskip("pyarrow")
+    printed = run(tmp_path / "plot.png", "append_day.py")
+    written = dict(re.findall(r"^(\d+) steps; written: (.*)$", printed, re.M))
+    assert list(written) == ["112", "116", "120", "124"]
+    assert written["120"] == ".zmetadata, air/refs.2.parq, time/refs.0.parq"
+    assert written["124"] == ".zmetadata, air/refs.3.parq, time/refs.0.parq"
+    assert "every value equals" in printed
+
+
 def test_a_snapshot_refuses_what_was_written_again_and_reads_the_rest(tmp_path: Path) -> None:
     printed = run(tmp_path / "plot.png", "snapshot.py")
     assert "it reads as the store does\n" in printed

@@ -15,6 +15,7 @@ from refshard_fs import (
     RefShardFileSystem,
     TargetChanged,
     TargetNotAllowed,
+    append,
     check,
     concat,
     rebase,
@@ -69,6 +70,10 @@ def making() -> None:
     assert_type(snapshot("s3://bucket/store.zarr"), MadeSet)
     both.save("both.parquet", "parquet")
     RefShardFileSystem(both).save("both.json")
+    append("both.json", {"a/0": "text"}, "time")
+    writer = RefShardFileSystem("both.json", mode="a")
+    writer.pipe("a/1", b"data")
+    writer.commit()
     with tune_zarr(concurrency=64):
         pass
     assert_type(tune_zarr(), AbstractContextManager[object])
@@ -96,4 +101,4 @@ def mistaken() -> None:
     RefShardFileSystem("refs.json", max_gap="wide")  # type: ignore[arg-type]
     RefShardFileSystem("refs.json").save("x", "xml")  # type: ignore[arg-type]
     check(RefShardFileSystem("refs.json"), "deep")  # type: ignore[arg-type]
-    concat("one.json", dim=1)  # type: ignore[arg-type]
+    concat("one.json", dim=1)  # type: ignore[call-overload]
