@@ -19,7 +19,7 @@ from refshard_fs import zarrmeta
 from refshard_fs.admission import Admission
 from refshard_fs.documents import Documents, Shown
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats import OpenOptions, Probe, Raw
+from refshard_fs.formats import OpenOptions, Probe, Raw, check_size
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.concat_document import ConcatDocument, ConcatIndex
@@ -359,6 +359,7 @@ def _document(space: KeySpace, key: str, where: str) -> Steps[dict[str, Any] | N
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a document, and its first part."""
     facts = probe.facts or Facts(None)
+    check_size(facts.size, options.max_manifest_bytes, probe.url)
     pin = Pin(facts.etag, facts.last_modified, facts.size)
     entry = Inline(probe.head) if facts.size == len(probe.head) else Span(probe.url, pin=pin)
     document: ConcatDocument = yield Load(entry, ConcatIndex(probe.url))

@@ -24,6 +24,7 @@ __all__ = ["Partition", "PartitionIndex", "encode", "require_pyarrow"]
 MIB = 1 << 20
 ROWS = 1 << 24  # that a partition may have: they take 20 bytes each, and may be written in next to none
 DECODED = 1024 * MIB  # that its columns may say they take, uncompressed
+THINGS = 100_000  # that a list in its footer may have
 OFFSETS = 2**63  # parquet's integers are signed
 COLUMNS = ("path", "offset", "size", "raw")
 
@@ -127,7 +128,7 @@ class PartitionIndex(msgspec.Struct, frozen=True):
         pa, _ = require_pyarrow()
         try:
             with pa.BufferReader(data) as source:
-                file = _opened(source)
+                file = _opened(source, len(data))
                 self._check(file.metadata)
                 names = _columns(file.schema_arrow.names)
                 # Not by what the file says of its columns (whether one is null throughout): where that contradicts
@@ -164,13 +165,17 @@ def require_pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def _opened(source: Any) -> Any:
-    """Return an open file, whose paths are read as a dictionary where there are any."""
+def _opened(source: Any, size: int) -> Any:
+    """Return an open file, whose paths are read as a dictionary where there are any.
+
+    Its footer can name no more things than the file has bytes, and memory is taken for no more.
+    """
     _, parquet = require_pyarrow()
+    options = {"page_checksum_verification": True, "thrift_container_size_limit": min(size, THINGS) or 1}
     try:
-        return parquet.ParquetFile(source, read_dictionary=["path"], page_checksum_verification=True)
+        return parquet.ParquetFile(source, read_dictionary=["path"], **options)
     except KeyError:  # there is no such column
-        return parquet.ParquetFile(source, page_checksum_verification=True)
+        return parquet.ParquetFile(source, **options)
 
 
 def _columns(there: Sequence[str]) -> list[str]:

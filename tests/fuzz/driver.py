@@ -171,6 +171,7 @@ def _watch(worker: Any, tell: Any, at: Any, found: list[Failure], say: Callable[
         with contextlib.suppress(EOFError, OSError):
             while tell.poll(1.0):
                 found.append(tell.recv())
+                print(f"input {found[-1].number}: {found[-1].reason.splitlines()[-1]}", flush=True)
                 if len(found) >= ENOUGH:
                     worker.kill()
         now = time.monotonic()

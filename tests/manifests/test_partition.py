@@ -225,3 +225,11 @@ def test_no_byte_of_a_footer_ends_the_process(seed: int) -> None:
     """Nor makes it raise anything but a ValueError: types, counts and sizes are changed one by one."""
     run = subprocess.run([sys.executable, "-c", SCAN, str(seed)], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_a_footer_that_promises_a_million_columns_takes_no_memory_for_them() -> None:
+    count = bytes([0x80 | 999_999 & 0x7F, 0x80 | 999_999 >> 7 & 0x7F, 999_999 >> 14])
+    footer = b"\x15\x02\x19\xfc" + count + b"\x48\x06schema\x15\x02\x00" * 20  # a version, and a list of columns
+    data = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    with pytest.raises(ValueError, match="[Ss]ize limit"):
+        PartitionIndex(1, 1).decode(data)
