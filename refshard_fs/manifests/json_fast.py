@@ -113,11 +113,13 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
     sample = bytes(block[:4096])
     style = SPACED if b'": ["' in sample or b'": "' in sample else COMPACT
     text = b"".join((PAD, block, style.after_record[1:], PAD))
-    if b"\\/" in text and b"\\\\" not in text:
+    escaped = b"\\" in text  # asked first: to look for two bytes, of which one is common, takes long
+    if escaped and b"\\\\" not in text:
         text = text.replace(b"\\/", b"/")
+        escaped = b"\\" in text
     characters = np.frombuffer(text, np.uint8)
     quotes = np.flatnonzero(characters == _QUOTE)
-    escapes = np.flatnonzero(characters == _BACKSLASH) if b"\\" in text else None
+    escapes = np.flatnonzero(characters == _BACKSLASH) if escaped else None
     if escapes is not None:
         unescaped = _unescaped(characters, quotes)
         if unescaped is None:
