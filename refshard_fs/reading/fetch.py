@@ -32,7 +32,7 @@ logger = logging.getLogger("refshard_fs")
 FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
 UNKNOWN = (-1, -1)  # the range that is held meanwhile
 
-FEW = 16  # requests that are begun to a host of which it is not known that answers take time
+FEW = 10  # requests that are begun to a host of which it is not known that answers take time: what zarr asks at once
 PATIENCE = 0.003  # seconds
 
 
