@@ -404,7 +404,8 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         stand_in = object.__new__(type(self))
         stand_in.storage_args = tuple(_spelled(value) for value in self.storage_args)
         named = {} if self.overlay is None else {"overlay": self.overlay}
-        stand_in.storage_options = {name: _spelled(value) for name, value in (self.storage_options | named).items()}
+        given = {name: value for name, value in (self.storage_options | named).items() if value is not None}
+        stand_in.storage_options = {name: _spelled(value) for name, value in given.items()}  # fsspec spells no None
         out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
         return out
 
