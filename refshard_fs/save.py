@@ -83,7 +83,7 @@ def save(
                     raise FileExistsError(f"{url} is where these references are read from")
             refs, extras = run("", partial(gather, other))
             stream = FlatStream(
-                refs, lambda found: None if found is None else absolute(found), extras, pins_as_extras=each
+                refs, lambda found: None if found is None else respell(absolute(found)), extras, pins_as_extras=each
             )
     stream = _Counted(stream, callback, 2 if format == "parquet" and stream.is_at_hand else 1)
     match format:

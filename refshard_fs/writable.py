@@ -165,8 +165,9 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         (of sharded arrays, the shards) become references. What was written and not committed
         is part of it.
 
-        Raises ManifestError, which names the key, where the format cannot hold a reference:
-        then nothing is written. fsspec's own reader takes parquet sets of zarr version 2
+        Raises ManifestError, which names the key, where the format cannot hold a reference,
+        and TargetNotAllowed where the source may not point to what it does: then nothing is
+        written. fsspec's own reader takes parquet sets of zarr version 2
         with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
         from refshard_fs.save import respelling, save  # as in `commit`
@@ -174,7 +175,13 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         kind: SetFormat = format or ("json" if url.rstrip("/").endswith(".json") else "parquet")
         options = self._session.options
         source = options.source if isinstance(options.source, str) else None
-        respell = respelling(options.open, source, None if kind == "chunk-manifest" else url)
+        whole = respelling(options.open, source, None)
+        spelled = respelling(options.open, source, None if kind == "chunk-manifest" else url)
+
+        def respell(written: str | None) -> str | None:
+            self.admit([whole(written)])  # what is written here is the user's own, and trusted
+            return spelled(written)
+
         save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options, callback)
         self._entrust()
 

@@ -15,11 +15,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from refshard_fs import DamagedIndex, ManifestError, RefShardFileSystem
+from refshard_fs import DamagedIndex, ManifestError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.catalog import beneath
 from refshard_fs.cli import main
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from tests.manifests.test_kerchunk_parquet import DATA, ENCODINGS, files, store, v2_array
+from tests.servers.http import RangeServer
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -308,3 +309,20 @@ def test_the_command_converts(tmp_path: Path, target: str, capsys: pytest.Captur
     assert main(["convert", str(path), str(tmp_path / "a.parq")]) == 2
     assert "overwrite" in capsys.readouterr().err
     assert main(["convert", str(path), str(tmp_path / "a.parq"), "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest"])
+def test_a_set_from_elsewhere_is_not_saved_with_what_it_may_not_reach(
+    http_server: RangeServer, tmp_path: Path, format: Any
+) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|S6", "order": "C", "fill_value": "",
+             "filters": None, "compressor": None}  # fmt: skip
+    refs = {".zgroup": '{"zarr_format":2}', "a/.zarray": json.dumps(array), "a/0": [str(tmp_path / "secret"), 0, 6]}
+    url = http_server.put("/theirs.json", json.dumps({"version": 1, "refs": refs}).encode())
+    with pytest.raises(TargetNotAllowed, match="this machine's files"):
+        RefShardFileSystem(url).save(str(tmp_path / "mine"), format)
+    assert not (tmp_path / "mine").exists()
+    named = [str(tmp_path) + "/", http_server.url + "/"]
+    RefShardFileSystem(url, allow=named).save(str(tmp_path / "mine"), format)
+    assert (tmp_path / "mine").exists()
