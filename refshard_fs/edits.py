@@ -92,6 +92,15 @@ class Edits:
         with self._lock:
             self._put(key, edit)
 
+    def exchange(self, key: str, edit: Edit, same: Edit) -> bool:
+        """Let ``key`` hold ``same``, which says what ``edit`` does, if it holds that very one; whether it did."""
+        with self._lock:
+            change = self._changes.get(key)
+            if change is None or change.edit is not edit:
+                return False
+            self._changes[key] = Change(same, change.number)
+            return True
+
     def remove_below(self, prefix: str) -> None:
         """Remove ``prefix`` and all that lies below it (empty: everything)."""
         with self._lock:

@@ -172,7 +172,8 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         names them by their SHA-256, so that equal ones are stored once.
     write_memory:
         Bytes of chunks that wait in memory for the commit of a zarr hierarchy; beyond that they
-        wait in a temporary file.
+        wait in a temporary file. Shards that are complete wait there in any case, each as the one
+        object that the commit puts.
     record_size:
         References per file of a parquet set that a commit makes.
 

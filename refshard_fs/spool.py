@@ -1,6 +1,7 @@
 """What is written and waits for its commit: in memory up to a bound, the rest in a file that has no name.
 
 The file goes with whoever holds it, however the process ends. What is in it is read back by anybody who has the edit.
+Objects that were put together of such values lie in a file of their own, so that the room of the values is free again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import msgspec
 
 from refshard_fs.model import Inline
 
-__all__ = ["MEMORY", "Spool", "Spooled", "views"]
+__all__ = ["MEMORY", "Spool", "Spooled", "buffers", "views"]
 
 MEMORY: Final = 64 << 20  # bytes of edits that are held in memory
+_FILE: Final = 256 << 20  # bytes of the first file; each further one takes twice as many, so that there are few
 _AT_ONCE: Final = 1 << 30  # bytes; one call of some systems writes no more than about two of these
 
 
@@ -28,16 +30,16 @@ class _File:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # it lives as long as this
         self.pid = os.getpid()
-        self._end = 0
+        self.end = 0
 
-    def add(self, data: bytes) -> int:
+    def add(self, data: bytes | memoryview) -> int:
         """Write ``data`` at the end; return where it begins."""
-        start = self._end
+        start = self.end
         self._file.seek(start)
         at = 0
         while at < len(data):
             at += self._file.write(memoryview(data)[at : at + _AT_ONCE]) or 0
-        self._end = start + len(data)
+        self.end = start + len(data)
         return start
 
     def view(self, start: int, stop: int) -> memoryview:
@@ -61,6 +63,10 @@ class Spooled(msgspec.Struct, frozen=True, eq=False):
         """Return the bytes."""
         return bytes(views([self])[0])
 
+    def part(self, offset: int, size: int) -> Spooled:
+        """Return ``size`` of the bytes, from ``offset`` on."""
+        return Spooled(self.file, self.offset + offset, size)
+
 
 def views(spooled: Sequence[Spooled]) -> list[memoryview]:
     """Return the bytes of each of ``spooled`` where they are: without taking memory for them."""
@@ -78,6 +84,12 @@ def views(spooled: Sequence[Spooled]) -> list[memoryview]:
     return found
 
 
+def buffers(edits: Sequence[Inline | Spooled]) -> list[bytes | memoryview]:
+    """Return the bytes of each of ``edits``; those in a file stay there."""
+    lying = iter(views([edit for edit in edits if isinstance(edit, Spooled)]))
+    return [edit.data if isinstance(edit, Inline) else next(lying) for edit in edits]
+
+
 class Spool:
     """Takes bytes and gives edits, for any thread; ``memory`` bytes stay at hand."""
 
@@ -85,23 +97,48 @@ class Spool:
         self.memory = memory
         self.held = 0  # bytes of edits in memory
         self._lock = threading.Lock()
-        self._file: _File | None = None
+        self._file: _File | None = None  # of values
+        self._room = _FILE  # bytes that it takes
+        self._objects: _File | None = None
+        self._adding = threading.Lock()
 
     def keep(self, data: bytes, instead: object = None) -> Inline | Spooled:
         """Return an edit that has ``data``; it takes the place of ``instead``, if that is one in memory."""
         with self._lock:
-            match instead:
-                case Inline(old):
-                    self.held = max(self.held - len(old), 0)
+            self._let_go(instead)
             if self.held + len(data) <= self.memory:
                 self.held += len(data)
                 return Inline(data)
+            if self._file is not None and self._file.end >= self._room:
+                self._file, self._room = None, 2 * self._room  # it goes when nobody needs what is in it
             if self._file is None or self._file.pid != os.getpid():  # a parent goes on writing to its own
                 self._file = _File()
             return Spooled(self._file, self._file.add(data), len(data))
 
+    def aside(self, parts: Sequence[bytes | memoryview]) -> Spooled:
+        """Return an edit that has ``parts``, one after the other, and takes no memory."""
+        with self._adding:
+            if self._objects is None or self._objects.pid != os.getpid():  # as above
+                self._objects = _File()
+            file = self._objects
+            start = file.end
+            for part in parts:
+                file.add(part)
+            return Spooled(file, start, file.end - start)
+
+    def let_go(self, edit: object) -> None:
+        """Take note that ``edit`` is not needed any more."""
+        with self._lock:
+            self._let_go(edit)
+
     def clear(self) -> None:
         """Begin anew: nothing that was given is held any more, but by those who have it."""
-        with self._lock:
+        with self._lock, self._adding:
             self.held = 0
-            self._file = None
+            self._file = self._objects = None
+            self._room = _FILE
+
+    def _let_go(self, edit: object) -> None:
+        match edit:
+            case Inline(data):
+                self.held = max(self.held - len(data), 0)

@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
@@ -29,6 +29,9 @@ from refshard_fs.writes.references import WritableReferences
 from refshard_fs.writes.staging import StagedValues, clear, merge
 from refshard_fs.writes.transaction import OverlayTransaction
 from refshard_fs.writes.values import Values
+
+if TYPE_CHECKING:
+    from refshard_fs.writes.assembly import Assembly
 
 __all__ = ["Writable", "WrittenFile"]
 
@@ -258,6 +261,9 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         data = bytes(value)
         writer = self._writer(overlay)
         if mode == "overwrite" and key and writer is not None and writer.write_now(key, data):
+            base = overlay.base
+            if writer.waits and overlay.worker is None and base is not None:
+                _assembly_of(overlay).written(key, base.keyspace, self._look)
             return
         sync(self.loop or get_loop(), self._pipe_file, path, data, mode=mode)
 
@@ -268,7 +274,15 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             raise IsADirectoryError("the root is a directory")
         if mode == "create" and await self._exists(key):
             raise FileExistsError(key)
-        await (await self._opened_writer(overlay)).write(key, bytes(value))
+        writer = await self._opened_writer(overlay)
+        await writer.write(key, bytes(value))
+        await self._filled(overlay, writer, key)
+
+    async def _filled(self, overlay: Overlay, writer: Values, key: str) -> None:
+        """Have the shard put together that ``key`` was the last chunk of, if it was."""
+        base = overlay.base
+        if writer.waits and overlay.worker is None and base is not None:
+            await _assembly_of(overlay).written_later(key, base.keyspace, self._session.look)
 
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -330,7 +344,9 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         await self._rm(path)
 
     async def _remove(self, overlay: Overlay, key: str) -> None:
-        await (await self._opened_writer(overlay)).remove(key)
+        writer = await self._opened_writer(overlay)
+        await writer.remove(key)
+        await self._filled(overlay, writer, key)
 
     async def _touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
         if truncate or not await self._exists(path):
@@ -461,6 +477,12 @@ class WrittenFile(io.BytesIO):
 
     def __del__(self) -> None:
         self._fs = None  # never closed: not known to be whole
+
+
+def _assembly_of(overlay: Overlay) -> Assembly:
+    from refshard_fs.writes.assembly import assembly_of  # as in `commit`
+
+    return assembly_of(overlay)
 
 
 def _read(path: str) -> bytes | None:

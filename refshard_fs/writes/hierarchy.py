@@ -27,8 +27,9 @@ from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.model import Facts, Inline, Load, Span, Steps
 from refshard_fs.overlay import Overlay
 from refshard_fs.shards.layout import Buffer, Misfit
-from refshard_fs.spool import Spooled, views
+from refshard_fs.spool import Spooled, buffers, views
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version
+from refshard_fs.writes.assembly import assembly_of
 from refshard_fs.writes.committing import Committing
 from refshard_fs.writes.options import takes_objects
 from refshard_fs.writes.planning import Plan, ShardPlan, planned
@@ -113,6 +114,7 @@ class HierarchyCommit:
         self._run = run
         self._overlay = overlay
         self._seen = overlay.seen
+        self._assembly = assembly_of(overlay)
         self._costs = _costs.setdefault(overlay, Costs())
         self._put: dict[str, None] = {}  # names of the objects that were put
         self._gone: dict[str, None] = {}  # and of those that were removed
@@ -212,7 +214,7 @@ class HierarchyCommit:
                 raise
 
     def _put_chunk(self, name: str, edit: Inline | Spooled) -> None:
-        self._put_object(name, _buffers([edit]), self._unread(name))
+        self._put_object(name, buffers([edit]), self._unread(name))
 
     def _put_object(self, name: str, parts: Sequence[Buffer], condition: Condition) -> None:
         found = self._objects.put(name, parts, condition)
@@ -231,7 +233,8 @@ class HierarchyCommit:
             else:
                 condition = self._unread(shard.key)
             self._read.append((shard, old is not None))
-            parts = self._packed(shard, old)
+            whole = None if shard.old else self._assembly.whole(shard)
+            parts = views([whole]) if whole is not None else self._packed(shard, old)
             if parts is not None:
                 self._put_object(shard.key, parts, condition)
             elif condition is not ABSENT:
@@ -272,14 +275,7 @@ def _weight(shard: ShardPlan) -> int:
 def _payloads(changes: Mapping[tuple[int, ...], Inline | Spooled | None]) -> dict[tuple[int, ...], Buffer | None]:
     held = {place: edit for place, edit in changes.items() if edit is not None}
     found: dict[tuple[int, ...], Buffer | None] = dict.fromkeys(changes)
-    return found | dict(zip(held, _buffers(list(held.values())), strict=True))
-
-
-def _buffers(edits: Sequence[Inline | Spooled]) -> list[Buffer]:
-    """Return the bytes of ``edits``; those in a file stay there."""
-    aside = [edit for edit in edits if isinstance(edit, Spooled)]
-    lying = iter(views(aside))
-    return [edit.data if isinstance(edit, Inline) else next(lying) for edit in edits]
+    return found | dict(zip(held, buffers(list(held.values())), strict=True))
 
 
 class _Room:

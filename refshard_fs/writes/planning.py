@@ -21,7 +21,7 @@ from refshard_fs.shards.view import ShardView
 from refshard_fs.shards.writing import InShard, in_shard, inside, restored
 from refshard_fs.spool import Spooled
 
-__all__ = ["Plan", "ShardPlan", "bytes_of", "planned"]
+__all__ = ["Plan", "ShardPlan", "array_at", "bytes_of", "planned"]
 
 _NODES: Final = ("zarr.json", ".zarray", ".zmetadata")  # documents in which arrays are described
 _LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # of the root, in this order
@@ -100,6 +100,24 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
         whole,
         list(arrays.replaced),
     )
+
+
+def array_at(keyspace: KeySpace, edits: Edits, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+    """Return the array that ``key`` lies below once ``edits`` are made, and how its shards are laid out, if it has any.
+
+    Raises ManifestError as `planned` does.
+    """
+    view = keyspace if isinstance(keyspace, ShardView) else None
+    layouts: dict[str, ShardLayout | None] = {}
+    for path in _above(key) if view is not None else ():
+        for name in ("zarr.json", ".zarray"):
+            document = join(path, name)
+            edit = edits.get(document)
+            match edit:
+                case Inline() | Spooled() if view is not None:
+                    found = yield from restored(view, document, bytes_of(edit, document))
+                    layouts |= {array: layout for array, layout in found.layouts.items() if array == path}
+    return (yield from _Arrays(view, edits, layouts).of(key))
 
 
 class _Arrays:

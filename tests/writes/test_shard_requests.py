@@ -179,7 +179,7 @@ _WRITER = textwrap.dedent(
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    numbers = range(64) if part == "full" else [7]
+    numbers = range(128) if part == "two in full" else [7]
     with fs.transaction:
         for number in numbers:
             fs.pipe_file(f"a/c/{number}", bytes([number]) + chunk[1:])
@@ -192,16 +192,16 @@ _WRITER = textwrap.dedent(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="tells memory as Linux does")
-def test_a_shard_is_written_in_memory_of_one_and_a_half_of_it_and_64_mib(tmp_path: Path) -> None:
+def test_shards_are_written_in_memory_of_one_and_a_half_of_one_and_64_mib(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}))
     (tmp_path / "a").mkdir()
-    doc = {**version_3((64 << 22,), (64 << 22,), [sharding([4 << 20], [{"name": "bytes"}])]), "data_type": "uint8"}
+    doc = {**version_3((128 << 22,), (64 << 22,), [sharding([4 << 20], [{"name": "bytes"}])]), "data_type": "uint8"}
     (tmp_path / "a" / "zarr.json").write_text(json.dumps(doc))
-    for part in ("full", "one chunk"):
+    for part in ("two in full", "one chunk"):
         command = [sys.executable, "-W", "ignore", "-c", _WRITER, str(tmp_path), part]
         taken = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         assert taken <= (256 << 20) * 1.5 + (64 << 20), part
     fs = opened(tmp_path, shards="inner")
-    for number in (0, 7, 63):
+    for number in (0, 7, 63, 64, 127):
         found = fs.cat_file(f"a/c/{number}")
         assert (len(found), found[0]) == (4 << 20, number)
