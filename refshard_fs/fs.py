@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 import os
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
@@ -37,46 +36,46 @@ from refshard_fs.session import Session, SessionOptions
 from refshard_fs.shards.layout import check_options
 from refshard_fs.spool import MEMORY
 from refshard_fs.targets import PoolOptions, Retry
+from refshard_fs.twins import BY_URL, FSSPEC_ARGUMENTS, shared
 from refshard_fs.writable import Writable, WrittenFile
 from refshard_fs.writes.options import INLINE, READ_AS, WriteOptions, data_url_of, overlay_for
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
 _GLOB = frozenset("*?[")
-# What fsspec's base classes take.
-_FSSPEC_ARGUMENTS = frozenset(
-    [
-        "asynchronous",
-        "batch_size",
-        "listings_expiry_time",
-        "loop",
-        "max_paths",
-        "skip_instance_cache",
-        "use_listings_cache",
-    ]
-)
 
 
 class _Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
     """Turns ``fo`` into what means the same everywhere, before fsspec stores and compares the arguments."""
 
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
+        by_url = bool(kwargs.pop(BY_URL, False))
         conf = fsspec.config.conf.get("refshard")
+        named = dict(zip(_parameters(), args, strict=False)) | kwargs if args else kwargs
         if conf:  # fsspec applies it, too, but as text, and not to what is given by position
-            names = [*inspect.signature(RefShardFileSystem.__init__).parameters][2:]  # after self and fo
-            given = dict(zip(names, args, strict=False)) | kwargs
-            args, kwargs = (), configured(conf, RefShardFileSystem.__init__) | given
-        named = kwargs.pop("fo", None)
-        fo = named if fo is None else fo
+            args, named = (), configured(conf, RefShardFileSystem.__init__) | named
+            kwargs = dict(named)
+        given = kwargs.pop("fo", None)
+        fo = given if fo is None else fo
         if fo is None:
             raise TypeError("refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file")
-        if kwargs.get("mode") not in (None, "r") and kwargs.get("overlay") is None:
-            kwargs["overlay"] = uuid.uuid4().hex  # among the arguments, so that whoever is made anew shares it
-        overrides, simple = kwargs.get("template_overrides"), kwargs.get("simple_templates", True)
-        settled = settle(fo, kwargs.get("target_protocol"), overrides, simple)
+        overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
+        settled = settle(fo, named.get("target_protocol"), overrides, simple)
+        # Among the arguments, so that whoever is made anew from them shares it.
+        overlay, known_by = shared(RefShardFileSystem.__init__, {**named, "fo": settled}, by_url=by_url)
+        if overlay is not None:
+            kwargs["overlay"] = overlay
         if conf and "fo" in conf:
-            return super().__call__(fo=settled, **kwargs)
-        return super().__call__(settled, *args, **kwargs)
+            made = super().__call__(fo=settled, **kwargs)
+        else:
+            made = super().__call__(settled, *args, **kwargs)
+        made.known_by(known_by)
+        return made
+
+
+def _parameters() -> list[str]:
+    """Return the names of the arguments that may be given by position, after ``fo``."""
+    return [*inspect.signature(RefShardFileSystem.__init__).parameters][2:]
 
 
 class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settled):
@@ -165,7 +164,8 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         that does not exist begins as an empty one. ``"w"`` begins with an empty one in any case.
     overlay:
         `overlay` of another filesystem of this process: what is written goes there, and is
-        committed with the rest. Implies ``mode="a"``, which fsspec keeps from URLs' options.
+        committed with the rest. Implies ``mode="a"``. One that is made from a URL, and given
+        neither (fsspec drops ``mode`` there), takes that of an instance with equal arguments.
     data_url, inline_threshold, content_addressed:
         Values of more than ``inline_threshold`` bytes become objects in the directory
         ``data_url``, as they are written; by default ``<fo>.data``. ``content_addressed``
@@ -436,7 +436,7 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
-        return {}
+        return {BY_URL: True}
 
     # ------------------------------------------------------------------ reading
 
@@ -621,8 +621,8 @@ def _create(path: str) -> BinaryIO:
 
 def _check_names(given: Iterable[str]) -> None:
     """Warn of arguments that mean nothing here; fsspec's own filesystems pass over them."""
-    for name in set(given) - _FSSPEC_ARGUMENTS:
-        known = [*inspect.signature(RefShardFileSystem.__init__).parameters, *_FSSPEC_ARGUMENTS]
+    for name in set(given) - FSSPEC_ARGUMENTS:
+        known = [*inspect.signature(RefShardFileSystem.__init__).parameters, *FSSPEC_ARGUMENTS]
         import difflib  # for a mistake alone
 
         near = difflib.get_close_matches(name, known, 1)

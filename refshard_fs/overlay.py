@@ -1,7 +1,7 @@
 """What is written to one source and not yet committed, shared by all filesystems of this process that have its id.
 
 zarr makes a filesystem anew, from its arguments, for another event loop: the twin finds the overlay of the one it came
-from by the id among them. Whoever commits or discards does so for all.
+from by the id among them (`twins` says who else does). Whoever commits or discards does so for all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from refshard_fs.model import Facts
 from refshard_fs.spool import Spool
 from refshard_fs.zarrmeta import is_metadata
 
-__all__ = ["Base", "Overlay", "Reader", "overlay_of"]
+__all__ = ["Base", "Overlay", "Reader", "overlay_of", "overlay_with"]
 
 
 class Base(NamedTuple):
@@ -91,6 +91,7 @@ class Overlay:
 
     def __init__(self, identity: str, source: str) -> None:
         self.id = identity
+        self.arguments: object = None  # of the filesystem that it was made for, if others are to find it by them
         self.edits = Edits()
         self.worker: Worker | None = None  # of a process whose writes are merged by the commit of another
         self.is_shared = False  # whether another process may have it
@@ -318,6 +319,13 @@ def overlay_of(identity: str | Inherited | None, source: str) -> Overlay:
             while len(_workers) > WORKERS:
                 _workers.popitem(last=False)
         return known
+
+
+def overlay_with(arguments: object) -> str | None:
+    """Return the id of the latest overlay of this process that was made for ``arguments``; None if there is none."""
+    with _registry:
+        found = [o.id for o in _known.values() if o.worker is None and o.arguments == arguments]
+    return found[-1] if found else None
 
 
 def _before_fork() -> None:

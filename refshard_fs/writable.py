@@ -62,6 +62,11 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         """The name of what is written and not committed: ``overlay=`` of another instance in this process shares it."""
         return None if self._overlay is None else self._overlay.id
 
+    def known_by(self, arguments: object) -> None:
+        """Let filesystems that are made from a URL with ``arguments`` write where this one does; None for none."""
+        if arguments is not None and self._overlay is not None:
+            self._overlay.arguments = arguments
+
     # ------------------------------------------------------------------ commits
 
     def commit(self) -> None:
@@ -417,7 +422,9 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         """Return what is written to; ReadOnlyError, which names ``what`` was to be done, if that is nothing."""
         if self._overlay is None:
             raise ReadOnlyError(
-                f"cannot {what}: {self._session.options.source} was opened for reading; mode='a' lets one write"
+                f"cannot {what}: {self._session.options.source} was opened for reading; mode='a' lets one write. "
+                "fsspec keeps it from the options of a URL: those are {'refshard': {'fo': ..., 'mode': 'a'}}, or the "
+                "arguments of a filesystem that you hold, fsspec.filesystem('refshard', ..., mode='a')"
             )
         return self._overlay
 

@@ -139,7 +139,7 @@ def test_an_array_that_grew_has_complete_shards_too(fs: RefShardFileSystem, tmp_
     assert np.array_equal(stored(tmp_path)[...], np.concatenate([data, more]))
 
 
-def test_a_complete_shard_is_put_beside_what_somebody_else_put(fs: RefShardFileSystem, tmp_path: Path, data: Any) -> None:
+def test_a_complete_shard_is_put_beside_one_of_somebody_else(fs: RefShardFileSystem, tmp_path: Path, data: Any) -> None:
     seen = array(fs)
     seen[0:8, 0:12] = data[0:8, 0:12] = 2
     other = opened(tmp_path)
