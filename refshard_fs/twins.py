@@ -1,7 +1,7 @@
-"""Which filesystems share what was written: those made from one another, and those that a URL makes of equal arguments.
+"""Which filesystems share what was written: those made from one another, and those made from URLs with equal arguments.
 
-zarr and xarray are given a URL and options, and make a filesystem of their own, which fsspec gives no ``mode``. So what is
-made from a URL writes where that one does which somebody holds, and opened with the same arguments and a mode.
+zarr and xarray are given a URL and options, and make a filesystem of their own, which fsspec gives no ``mode``. What is
+made from a URL thus writes where that one does which somebody holds, and opened with the same arguments and a mode.
 """
 
 from __future__ import annotations
