@@ -13,10 +13,9 @@ from refshard_fs import zarrmeta
 from refshard_fs.catalog import beneath
 from refshard_fs.columns import ABSENT, ChunkTable, Part, Row
 from refshard_fs.edited import EditedKeySpace
-from refshard_fs.edits import Edits
-from refshard_fs.errors import ManifestError, ReadOnlyError
+from refshard_fs.errors import ManifestError
 from refshard_fs.formats import OpenOptions, Raw
-from refshard_fs.keys import is_within, join
+from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.editing import with_edits
 from refshard_fs.manifests.gathered import gather
@@ -49,7 +48,7 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
         keyspace = keyspace.base
     match keyspace:
         case EditedKeySpace(base=base, edits=edits):
-            refuse_inner_chunks(base, edits)
+            assert not isinstance(base, ShardView), "edits are of keys that are stored: `shard_edits` makes them"
             return with_edits(collect(base, run, respell), edits.at_hand(), "what was written")
         case ManifestView(maps_anything=True):
             pass
@@ -67,21 +66,6 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
             "a set of references cannot hold that"
         )
     return respelled(refs, respell)
-
-
-def refuse_inner_chunks(keyspace: KeySpace, edits: Edits) -> None:
-    """Raise ReadOnlyError if an array that is shown as the inner chunks of its shards was edited."""
-    if not isinstance(keyspace, ShardView):
-        return
-    for path in keyspace.unsharded:
-        if edits.hides(path):
-            continue
-        for key in (*edits.changes(), *edits.prefixes()):
-            if is_within(key, path):
-                raise ReadOnlyError(
-                    f"{key!r} belongs to the array {path!r}, of which shards are stored and inner chunks are shown: "
-                    "open the source with shards='whole' to write it"
-                )
 
 
 def pin(

@@ -137,13 +137,13 @@ class Edits:
 
     def at_hand(self) -> Edits:
         """Return a savepoint in which no bytes are kept aside."""
-        return self.resolved(lambda edit: Inline(edit.read()) if isinstance(edit, Spooled) else edit)
+        return self.resolved(lambda _, edit: Inline(edit.read()) if isinstance(edit, Spooled) else edit)
 
-    def resolved(self, resolve: Callable[[Edit], Edit]) -> Edits:
-        """Return a savepoint in which each edit is what ``resolve`` makes of it."""
+    def resolved(self, resolve: Callable[[str, Edit], Edit]) -> Edits:
+        """Return a savepoint in which each edit is what ``resolve`` makes of it and its key."""
         new = self.copy()
         for key, (edit, number) in new._changes.items():
-            found = resolve(edit)
+            found = resolve(key, edit)
             if found is not edit:
                 new._changes[key] = Change(found, number)
         return new

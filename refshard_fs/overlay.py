@@ -265,10 +265,10 @@ class Overlay:
         self._tell()
         return left
 
-    def settle(self, committed: Edits) -> list[str]:
-        """Take note that ``committed``, a savepoint, is in the source; return the URLs that nobody needs any more."""
+    def settle(self, committed: Edits, stored: Edits) -> list[str]:
+        """Take note that ``committed``, a savepoint, is in the source, as ``stored``; return URLs that nobody needs."""
         with self._guard:
-            needed = {span.url for span in committed.spans()}
+            needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
             self.edits = self.edits.since(committed)
             self.commits += 1

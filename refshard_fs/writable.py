@@ -13,6 +13,7 @@ from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.catalog import beneath, references_of
+from refshard_fs.edited import EditedKeySpace, edited
 from refshard_fs.edits import Edit, Edits
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.formats import RECORD_SIZE, SetFormat
@@ -21,6 +22,7 @@ from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.model import Inline, Span, Steps
 from refshard_fs.overlay import Base, Overlay
 from refshard_fs.session import Session
+from refshard_fs.shards.view import ShardView
 from refshard_fs.targets import Given
 from refshard_fs.targets.store import Store
 from refshard_fs.writes.destination import waits
@@ -92,8 +94,9 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             source = self._session.options.source
             if self._write_options.data_url is not None:
                 self._store().settle(overlay.objects())
-            commit(Committing(source, base, edits, overlay, self._look, self._session.given, self._write_options))
-            left = overlay.settle(edits)
+            given, values = self._session.given, self._writer_over(overlay, base)
+            stored = commit(Committing(source, base, edits, overlay, self._look, given, self._write_options, values))
+            left = overlay.settle(edits, stored)
         self._remove_objects(left)
 
     def _merge(self, overlay: Overlay) -> None:
@@ -190,7 +193,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             self.admit([whole(written)])  # what is written here is the user's own, and trusted
             return spelled(written)
 
-        save(self._opened(), self._look, url, kind, record_size, overwrite, respell, storage_options, callback)
+        save(self._stored(), self._look, url, kind, record_size, overwrite, respell, storage_options, callback)
         self._entrust()
 
     def collect(self) -> ReferenceSet:
@@ -200,8 +203,9 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
 
         options = self._session.options
         source = options.source if isinstance(options.source, str) else None
+        found = collect(self._stored(), self._look, respelling(options.open, source, None))
         self._entrust()
-        return collect(self._opened(), self._look, respelling(options.open, source, None))
+        return found
 
     def pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
         """Return the references pinned to what their targets are now; `refshard_fs.snapshot` uses it."""
@@ -212,8 +216,9 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         source = options.source if isinstance(options.source, str) else None
         respell = respelling(options.open, source, None)
         shard_options = options.open.shard_options if flatten else None
+        found = pin(self._stored(), self._look, respell, inline_threshold, shard_options, callback.relative_update)
         self._entrust()
-        return pin(self._opened(), self._look, respell, inline_threshold, shard_options, callback.relative_update)
+        return found
 
     def admit(self, urls: Iterable[str | None]) -> None:
         """Raise TargetNotAllowed if the source may not point to all of ``urls``: what is made of it is the user's."""
@@ -249,6 +254,17 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
 
         return WritableReferences(self, base, lambda: overlay.edits)
 
+    def _stored(self) -> KeySpace:
+        """Return the keys that are stored, and would be after a commit: those of shards, not of inner chunks."""
+        keyspace = self._opened()
+        match keyspace:
+            case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits) and self._overlay is not None:
+                from refshard_fs.writes.shard_edits import shard_edits  # as in `commit`
+
+                values = self._writer_over(self._overlay, self.base())
+                return edited(view.base, shard_edits(view, edits, self._look, self._overlay, values))
+        return keyspace
+
     def _entrust(self) -> None:
         if self._overlay is not None:
             self._overlay.entrust()
@@ -267,7 +283,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
         writer = self._writer(overlay)
         if mode == "overwrite" and key and writer is not None and writer.write_now(key, data):
             base = overlay.base
-            if writer.waits and overlay.worker is None and base is not None:
+            if writer.keeps(key) and overlay.worker is None and base is not None:
                 _assembly_of(overlay).written(key, base.keyspace, self._look)
             return
         sync(self.loop or get_loop(), self._pipe_file, path, data, mode=mode)
@@ -286,7 +302,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
     async def _filled(self, overlay: Overlay, writer: Values, key: str) -> None:
         """Have the shard put together that ``key`` was the last chunk of, if it was."""
         base = overlay.base
-        if writer.waits and overlay.worker is None and base is not None:
+        if writer.keeps(key) and overlay.worker is None and base is not None:
             await _assembly_of(overlay).written_later(key, base.keyspace, self._session.look)
 
     async def _put_file(
@@ -308,7 +324,7 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
             return
         found = await self._session.find(source)
         writer = self._writer(overlay)
-        if writer is not None and writer.waits:
+        if writer is not None and writer.keeps(key):
             await self._pipe_file(key, await self._cat_file(source))
             return
         match found:
@@ -430,15 +446,18 @@ class Writable(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
 
     def _writer(self, overlay: Overlay) -> Values | None:
         """Return what writes values; None before the source has been opened, for its format decides where they go."""
-        base = overlay.base
-        if base is None:
-            return None
+        return None if overlay.base is None else self._writer_over(overlay, overlay.base)
+
+    def _writer_over(self, overlay: Overlay, base: Base) -> Values:
         options = self._write_options
         staged = overlay.worker is not None
         if self._values is None or isinstance(self._values, StagedValues) != staged:
             store = None if options.data_url is None else self._store()
             self._values = (StagedValues if staged else Values)(overlay, options, store)
         self._values.waits = waits(self._session.options.source, base, options)
+        match base.keyspace:
+            case ShardView() as view:
+                self._values.is_inner = view.is_inner
         return self._values
 
     async def _opened_writer(self, overlay: Overlay) -> Values:

@@ -17,7 +17,7 @@ import msgspec
 
 from refshard_fs.documents import Documents
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.keys import ChunkGrid, join, parent
 from refshard_fs.keyspace import KeySpace, is_empty
 from refshard_fs.model import Entry, Inline, Listed, Load, Packed, Span, Steps
 from refshard_fs.rounds import together
@@ -62,6 +62,16 @@ class ShardView:
     def unsharded(self) -> list[str]:
         """The paths of the arrays, of those known so far, that are shown as inner chunks."""
         return [path for path, seen in list(self._documents.arrays.items()) if seen.layout is not None]
+
+    def is_inner(self, key: str) -> bool:
+        """Whether ``key`` lies below an array that is known so far, and shown as inner chunks."""
+        arrays, path = self._documents.arrays, key
+        while path:
+            path = parent(path)[0]
+            seen = arrays.get(path)
+            if seen is not None:
+                return seen.layout is not None
+        return False
 
     def learn(self) -> Steps[None]:
         """Take in the arrays that the base knows without further reads."""

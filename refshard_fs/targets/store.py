@@ -19,7 +19,9 @@ from refshard_fs.targets.draft import is_draft, replacing, sync_file
 from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.pool import Given
 
-__all__ = ["Store", "opened"]
+__all__ = ["Buffer", "Store", "opened"]
+
+Buffer = bytes | memoryview
 
 _BOUND = ("asynchronous", "loop", "skip_instance_cache")  # what ties an instance to an event loop
 
@@ -60,7 +62,7 @@ class Store:
         """Whether writing takes no event loop, and no other thread."""
         return type(self._fs()[0]) in (LocalFileSystem, MemoryFileSystem)
 
-    def put_now(self, name: str, data: bytes, *, durable: bool = False) -> None:
+    def put_now(self, name: str, data: Buffer, *, durable: bool = False) -> None:
         """Write the object ``name``; for callers that may block. ``durable``: on the disk when this returns."""
         fs, path = self._at(name)
         if type(fs) is LocalFileSystem:
@@ -70,7 +72,7 @@ class Store:
             return
         if type(fs) is MemoryFileSystem:
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        fs.pipe_file(path, data)
+        fs.pipe_file(path, bytes(data))
 
     async def put(self, name: str, data: bytes) -> None:
         """Write the object ``name``."""

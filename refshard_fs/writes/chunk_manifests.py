@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from refshard_fs import zarrmeta
-from refshard_fs.collecting import refuse_inner_chunks
 from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError
 from refshard_fs.formats import Raw
@@ -44,7 +43,6 @@ Nodes = dict[str, dict[str, Any]]
 
 def commit_manifests(committing: Committing) -> None:
     """Make the edits part of the hierarchy at the source's URL, which is made if there is none."""
-    refuse_inner_chunks(committing.base.keyspace, committing.edits)
     _Commit(committing).run()
 
 

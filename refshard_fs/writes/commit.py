@@ -11,11 +11,13 @@ import msgspec
 
 from refshard_fs.collecting import collect
 from refshard_fs.edited import edited
+from refshard_fs.edits import Edits
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.keys import parent
 from refshard_fs.manifests.reference_stream import FlatStream
 from refshard_fs.model import Inline
 from refshard_fs.save import save_json
+from refshard_fs.shards.view import ShardView
 from refshard_fs.shards.writing import sharded_by
 from refshard_fs.targets.document import Document
 from refshard_fs.writes.chunk_manifests import commit_manifests
@@ -24,13 +26,14 @@ from refshard_fs.writes.compressed import compressing
 from refshard_fs.writes.destination import HIERARCHY, format_of, manifests_of
 from refshard_fs.writes.hierarchy import commit_hierarchy
 from refshard_fs.writes.parquet import commit_parquet
+from refshard_fs.writes.shard_edits import shard_edits
 from refshard_fs.zarrmeta import is_metadata
 
 __all__ = ["COMMITTERS", "Committing", "commit"]
 
 
-def commit(committing: Committing) -> None:
-    """Make the edits part of the source, whole or not at all.
+def commit(committing: Committing) -> Edits:
+    """Make the edits part of the source, whole or not at all; return them as the source has them.
 
     Raises ConflictError if somebody else committed since it was opened, ReadOnlyError if the source cannot take them:
     then nothing is changed.
@@ -42,10 +45,19 @@ def commit(committing: Committing) -> None:
     format = format_of(committing.source, committing.base, committing.options)
     if format == HIERARCHY and _has_manifests(committing):
         format = "chunk-manifest"
-    if format != HIERARCHY:
-        committing = msgspec.structs.replace(committing, edits=committing.edits.at_hand())
-    COMMITTERS[format](committing)
+    stored = committing if format == HIERARCHY else _with_shards(committing)
+    COMMITTERS[format](stored)
     _leave_whole(committing)
+    return stored.edits
+
+
+def _with_shards(committing: Committing) -> Committing:
+    """Return the same commit of the keys that are stored, with all bytes at hand: shards in place of inner chunks."""
+    edits, base, view = committing.edits, committing.base, committing.base.keyspace
+    if isinstance(view, ShardView):
+        edits = shard_edits(view, edits, committing.run, committing.overlay, committing.values)
+        base = base._replace(keyspace=view.base)
+    return msgspec.structs.replace(committing, base=base, edits=edits.at_hand())
 
 
 def _leave_whole(committing: Committing) -> None:

@@ -12,6 +12,7 @@ from refshard_fs.held import Held
 from refshard_fs.overlay import Base, Overlay
 from refshard_fs.targets import Given
 from refshard_fs.writes.options import WriteOptions
+from refshard_fs.writes.values import Values
 
 __all__ = ["Committing"]
 
@@ -26,3 +27,4 @@ class Committing(msgspec.Struct, frozen=True, eq=False):
     run: Run
     given: Callable[[str], Given]
     options: WriteOptions
+    values: Values  # what makes objects of values

@@ -9,30 +9,30 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
 from refshard_fs.catalog import beneath
 from refshard_fs.edits import Edit, Edits
-from refshard_fs.errors import ConflictError, CostlyPattern, DamagedIndex, ManifestError, ReadOnlyError, TargetChanged
+from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
 from refshard_fs.formats import Raw
 from refshard_fs.keys import is_within, parent
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.model import Facts, Inline, Load, Span, Steps
 from refshard_fs.overlay import Overlay
-from refshard_fs.shards.layout import Buffer, Misfit
+from refshard_fs.shards.layout import Buffer
 from refshard_fs.spool import Spooled, buffers, views
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version
 from refshard_fs.writes.assembly import assembly_of
 from refshard_fs.writes.committing import Committing
+from refshard_fs.writes.costs import costs_of
 from refshard_fs.writes.options import takes_objects
-from refshard_fs.writes.planning import Plan, ShardPlan, planned
+from refshard_fs.writes.planning import Plan, ShardPlan, packed, planned
 from refshard_fs.zarrmeta import is_metadata
 
 __all__ = ["HierarchyCommit", "commit_hierarchy"]
@@ -40,7 +40,6 @@ __all__ = ["HierarchyCommit", "commit_hierarchy"]
 WORKERS: Final = 8  # objects under way at a time
 TOGETHER: Final = 8 << 20  # bytes of shards that are put together or under way at a time; a larger one goes alone
 REMEMBERED: Final = 1 << 14  # versions that this process wrote
-OFTEN: Final = 3  # commits that rewrite one shard, from which on that is called costly
 
 _SINCE: Final = "was read, and somebody else has written it since"
 _KEPT: Final = "What you have written is kept: "
@@ -48,37 +47,6 @@ _MERGE: Final = "commit() puts your chunks into the shards that are there now, d
 _DISCARD: Final = "discard() drops it and goes on with what is there now, save() writes it elsewhere"
 
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
-
-
-class Costs:
-    """What commits of one overlay cost, so as to tell of costly patterns: once for each array and kind."""
-
-    def __init__(self) -> None:
-        self._rewritten: dict[str, int] = {}
-        self._told: set[tuple[str, str]] = set()
-
-    def put(self, shard: ShardPlan, *, read: bool) -> None:
-        """Take note of a shard that was put, and whether it was ``read`` first."""
-        times = self._rewritten[shard.key] = self._rewritten.get(shard.key, 0) + 1
-        if times >= OFTEN:
-            self._tell(
-                shard.array,
-                "often",
-                f"shard {shard.key!r} was written {times} times, once for each commit: "
-                "write what belongs together within one `with fs.transaction:`",
-            )
-        if read:
-            self._tell(
-                shard.array,
-                "read",
-                f"{len(shard.changes)} chunks of shard {shard.key!r} were written, and the rest had to be read: "
-                "writing whole shards in one commit takes no reads",
-            )
-
-    def _tell(self, array: str, kind: str, text: str) -> None:
-        if (array, kind) not in self._told:
-            self._told.add((array, kind))
-            warnings.warn(f"array {array!r}: {text}", CostlyPattern, stacklevel=2)
 
 
 def commit_hierarchy(committing: Committing) -> None:
@@ -115,7 +83,7 @@ class HierarchyCommit:
         self._overlay = overlay
         self._seen = overlay.seen
         self._assembly = assembly_of(overlay)
-        self._costs = _costs.setdefault(overlay, Costs())
+        self._costs = costs_of(overlay)
         self._put: dict[str, None] = {}  # names of the objects that were put
         self._gone: dict[str, None] = {}  # and of those that were removed
         self._torn: dict[str, None] = {}  # shards that somebody else replaced
@@ -146,9 +114,9 @@ class HierarchyCommit:
         finally:
             self._overlay.replaced({self._objects.url_of(name) for name in (*self._put, *self._gone)})
         for shard, read in self._read:
-            self._costs.put(shard, read=read)
+            self._costs.put(shard.key, shard.array, len(shard.changes), read=read)
 
-    def _at_hand(self, edit: Edit) -> Edit:
+    def _at_hand(self, _: str, edit: Edit) -> Edit:
         """Return the bytes of what lies elsewhere: objects of this hierarchy may not be there when they are needed."""
         match edit:
             case Span():
@@ -201,10 +169,9 @@ class HierarchyCommit:
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="refshard-commit") as pool:
             room = _Room(TOGETHER)
             jobs = [pool.submit(room.within, _weight(shard), partial(self._put_shard, shard)) for shard in plan.shards]
-            jobs += [
-                pool.submit(room.within, edit.size, partial(self._put_chunk, key, edit))
-                for key, edit in plan.data.items()
-            ]
+            for key, edit in plan.data.items():
+                assert not isinstance(edit, Span), "what lies elsewhere is at hand"
+                jobs.append(pool.submit(room.within, edit.size, partial(self._put_chunk, key, edit)))
             try:
                 for job in jobs:
                     job.result()
@@ -234,20 +201,12 @@ class HierarchyCommit:
                 condition = self._unread(shard.key)
             self._read.append((shard, old is not None))
             whole = None if shard.old else self._assembly.whole(shard)
-            parts = views([whole]) if whole is not None else self._packed(shard, old)
+            parts = views([whole]) if whole is not None else packed(shard, old, self._objects.url_of(shard.key))
             if parts is not None:
                 self._put_object(shard.key, parts, condition)
             elif condition is not ABSENT:
                 self._objects.remove(shard.key, condition)
                 self._gone[shard.key] = None
-
-    def _packed(self, shard: ShardPlan, old: Buffer | None) -> list[Buffer] | None:
-        try:
-            return shard.layout.rewrite(shard.lengths, old, _payloads(shard.changes))
-        except Misfit as e:
-            raise ManifestError(f"shard {shard.key!r} of array {shard.array!r}: {e}") from e
-        except ValueError as e:
-            raise DamagedIndex(shard.key, self._objects.url_of(shard.key), str(e)) from e
 
     def _remove(self, plan: Plan) -> None:
         names = list(plan.removed)
@@ -270,12 +229,6 @@ def _read(span: Span) -> Steps[bytes]:
 
 def _weight(shard: ShardPlan) -> int:
     return sum(edit.size for edit in shard.changes.values() if edit is not None)
-
-
-def _payloads(changes: Mapping[tuple[int, ...], Inline | Spooled | None]) -> dict[tuple[int, ...], Buffer | None]:
-    held = {place: edit for place, edit in changes.items() if edit is not None}
-    found: dict[tuple[int, ...], Buffer | None] = dict.fromkeys(changes)
-    return found | dict(zip(held, buffers(list(held.values())), strict=True))
 
 
 class _Room:
@@ -321,7 +274,6 @@ class _Ours:
 
 
 _ours = _Ours()
-_costs: weakref.WeakKeyDictionary[Overlay, Costs] = weakref.WeakKeyDictionary()
 _turns: weakref.WeakValueDictionary[str, _Turn] = weakref.WeakValueDictionary()
 _turns_lock = threading.Lock()
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from refshard_fs import zarrmeta
 from refshard_fs.catalog import beneath
-from refshard_fs.collecting import columns_of, refuse_inner_chunks
+from refshard_fs.collecting import columns_of
 from refshard_fs.errors import ConflictError
 from refshard_fs.keys import is_within, join
 from refshard_fs.manifests.editing import with_edits, within
@@ -41,7 +41,6 @@ Renamed = dict[str, dict[int, str | None]]
 def commit_parquet(committing: Committing) -> None:
     """Make the edits part of the set at the source's URL, which is made if there is none."""
     require_pyarrow()
-    refuse_inner_chunks(committing.base.keyspace, committing.edits)
     _Commit(committing).run()
 
 

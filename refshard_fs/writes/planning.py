@@ -11,17 +11,18 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from refshard_fs import zarrmeta
-from refshard_fs.edits import REMOVED, Edit, Edits
-from refshard_fs.errors import ReadOnlyError
+from refshard_fs.edits import REMOVED, Edits
+from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.formats import Raw
 from refshard_fs.keys import is_within, join, parent
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Inline, Steps
-from refshard_fs.shards.layout import ShardLayout
+from refshard_fs.model import Inline, Load, Span, Steps
+from refshard_fs.shards.layout import Buffer, Misfit, ShardLayout
 from refshard_fs.shards.view import ShardView
 from refshard_fs.shards.writing import InShard, in_shard, inside, restored
-from refshard_fs.spool import Spooled
+from refshard_fs.spool import Spooled, buffers
 
-__all__ = ["Plan", "ShardPlan", "array_at", "bytes_of", "planned"]
+__all__ = ["Plan", "ShardPlan", "array_at", "bytes_of", "keys_of", "packed", "planned"]
 
 _NODES: Final = ("zarr.json", ".zarray", ".zmetadata")  # documents in which arrays are described
 _LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # of the root, in this order
@@ -51,7 +52,7 @@ class Plan(NamedTuple):
     """What a commit does, in this order: shards and other chunks, then documents, then removals."""
 
     shards: list[ShardPlan]
-    data: dict[str, Inline | Spooled]
+    data: dict[str, Inline | Spooled | Span]
     documents: list[tuple[str, bytes]]
     removed: list[str]
     prefixes: list[str]  # below which all objects go that are not put
@@ -59,10 +60,10 @@ class Plan(NamedTuple):
 
 
 def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
-    """Return what ``edits`` of the keys of ``keyspace`` mean for the objects of the hierarchy beneath it.
+    """Return what ``edits`` of the keys of ``keyspace`` mean for the objects beneath it.
 
-    Raises ManifestError where the shards of an array cannot hold it as its metadata was written, ReadOnlyError for a
-    key that lies elsewhere than in the hierarchy.
+    Documents, and chunks that belong into shards, are read where they were written as references. Raises ManifestError
+    where the shards of an array cannot hold it as its metadata was written.
     """
     changes = {key: change.edit for key, change in edits.changes().items()}
     view = keyspace if isinstance(keyspace, ShardView) else None
@@ -70,7 +71,7 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
     layouts: dict[str, ShardLayout | None] = {}
     for key, edit in changes.items():
         if zarrmeta.is_metadata(key) and edit is not REMOVED:
-            documents[key] = bytes_of(edit, key)
+            documents[key] = bytes_of((yield from _held(edit)))
             if view is not None and parent(key)[1] in _NODES:
                 found = yield from restored(view, key, documents[key])
                 documents[key] = found.data
@@ -79,7 +80,7 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
     arrays = _Arrays(view, edits, layouts)
     whole, within = yield from _prefixes(view, arrays, edits)
     shards: dict[str, ShardPlan] = {}
-    data: dict[str, Inline | Spooled] = {}
+    data: dict[str, Inline | Spooled | Span] = {}
     removed: list[str] = []
     for key, edit in [*((key, REMOVED) for key in within if key not in changes), *changes.items()]:
         if key in documents:
@@ -87,11 +88,12 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
         path, layout = yield from arrays.of(key)
         at = None if layout is None else in_shard(layout, path, key)
         if layout is not None and at is not None:
-            _gather(shards, at, path, layout, _payload(edit, key), hidden=edits.hides(path))
+            payload = None if edit is REMOVED else (yield from _held(edit))
+            _gather(shards, at, path, layout, payload, hidden=edits.hides(path))
         elif edit is REMOVED:
             removed.append(key)
         else:
-            data[key] = _held(edit, key)
+            data[key] = edit
     return Plan(
         [_without_old_where_full(shard) for shard in shards.values()],
         data,
@@ -115,7 +117,7 @@ def array_at(keyspace: KeySpace, edits: Edits, key: str) -> Steps[tuple[str, Sha
             edit = edits.get(document)
             match edit:
                 case Inline() | Spooled() if view is not None:
-                    found = yield from restored(view, document, bytes_of(edit, document))
+                    found = yield from restored(view, document, bytes_of(edit))
                     layouts |= {array: layout for array, layout in found.layouts.items() if array == path}
     return (yield from _Arrays(view, edits, layouts).of(key))
 
@@ -175,11 +177,12 @@ def _prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tu
         if view is None or layout is None or is_within(path, prefix):
             whole.append(prefix)
         else:
-            within += yield from _keys(view, prefix)
+            within += yield from keys_of(view, prefix)
     return whole, within
 
 
-def _keys(view: ShardView, prefix: str) -> Steps[list[str]]:
+def keys_of(view: KeySpace, prefix: str) -> Steps[list[str]]:
+    """Return all keys of ``view`` below ``prefix``."""
     found: list[str] = []
     pending = [prefix]
     while pending:
@@ -211,20 +214,34 @@ def _without_old_where_full(shard: ShardPlan) -> ShardPlan:
     return shard._replace(old=False) if written == math.prod(shard.inside) else shard
 
 
-def _payload(edit: Edit, key: str) -> Inline | Spooled | None:
-    return None if edit is REMOVED else _held(edit, key)
+def packed(shard: ShardPlan, old: Buffer | None, url: str) -> list[Buffer] | None:
+    """Return the parts of ``shard``, of which ``old`` (None: nothing) is at ``url``; None if no chunk is left in it.
+
+    Raises DamagedIndex where the old one is damaged, ManifestError where a chunk cannot lie in such a shard.
+    """
+    held = {place: edit for place, edit in shard.changes.items() if edit is not None}
+    payloads: dict[tuple[int, ...], Buffer | None] = dict.fromkeys(shard.changes)
+    payloads |= dict(zip(held, buffers(list(held.values())), strict=True))
+    try:
+        return shard.layout.rewrite(shard.lengths, old, payloads)
+    except Misfit as e:
+        raise ManifestError(f"shard {shard.key!r} of array {shard.array!r}: {e}") from e
+    except ValueError as e:
+        raise DamagedIndex(shard.key, url, str(e)) from e
 
 
-def _held(edit: Edit, key: str) -> Inline | Spooled:
+def _held(edit: Inline | Spooled | Span) -> Steps[Inline | Spooled]:
+    """Return ``edit``, or, of a reference, the bytes that it refers to."""
     match edit:
-        case Inline() | Spooled():
-            return edit
-    raise ReadOnlyError(f"{key!r} was written as a reference, which a zarr hierarchy cannot hold: {edit}")
+        case Span():
+            data: bytes = yield Load(edit, Raw())
+            return Inline(data)
+    return edit
 
 
-def bytes_of(edit: Edit, key: str) -> bytes:
-    """Return the bytes that ``edit`` says ``key`` has; ReadOnlyError for those that lie elsewhere."""
-    match _held(edit, key):
+def bytes_of(edit: Inline | Spooled) -> bytes:
+    """Return the bytes that ``edit`` says a key has."""
+    match edit:
         case Inline(data):
             return data
         case aside:
