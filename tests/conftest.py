@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -60,6 +61,20 @@ def shared_data() -> Path:
     if not (shared / "data").is_dir():
         pytest.skip(f"no real data: {shared / 'data'} is not there; REFSHARD_SHARED may say where it is")
     return shared / "data"
+
+
+@pytest.fixture(scope="session")
+def dask_cluster() -> Iterator[Any]:
+    """Two worker processes of dask for the whole session: connect a client of your own."""
+    dask = pytest.importorskip("dask")
+    distributed = pytest.importorskip("distributed")
+    with (
+        dask.config.set({"distributed.worker.daemon": True, "distributed.comm.timeouts.connect": "60s"}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        ) as cluster,
+    ):
+        yield cluster
 
 
 @pytest.fixture(scope="session", autouse=True)
