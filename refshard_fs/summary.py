@@ -31,8 +31,8 @@ class ArraySummary(msgspec.Struct, frozen=True):
     """One array: ``chunks`` is the shape of a chunk, ``shards`` that of a shard, where chunks lie in shards.
 
     ``present`` chunks exist (None where the source cannot list them), of ``possible`` ones (None where the grid is not
-    known), and have ``bytes`` as stored, less the ``unsized`` ones, whose size only their target knows. Keys below the array that are no chunk of its grid
-    are ``stray``: readers never ask for them.
+    known), and have ``bytes`` as stored, less the ``unsized`` ones, whose size only their target knows. Keys below the
+    array that are no chunk of its grid are ``stray``: readers never ask for them.
     """
 
     name: str

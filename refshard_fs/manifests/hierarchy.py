@@ -109,9 +109,9 @@ def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:
             names[name] = names.get(name, False) or bool(deeper)
     if prefix in known.arrays:
         raise NotListable(
-            f"the chunks of the array {prefix or '/'!r} at {url} cannot be listed, as over plain HTTP. They can be read; "
-            "to have those that exist listed, pin them (refshard snapshot SOURCE refs.json asks for each), or give the "
-            "store's address on an object store, such as s3://bucket/store"
+            f"the chunks of the array {prefix or '/'!r} at {url} cannot be listed, as over plain HTTP. They can be "
+            "read; to have those that exist listed, pin them (refshard snapshot SOURCE refs.json asks for each), or "
+            "give the store's address on an object store, such as s3://bucket/store"
         )
     if not names:
         raise NotListable(

@@ -45,8 +45,8 @@ def taken(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSe
         documents, grids = yield from _documents(hierarchy, pins)
         if not pins:
             raise NotListable(
-                f"{hierarchy.url} cannot be listed, as over plain HTTP, and has no consolidated metadata that tell which "
-                "arrays there are: consolidate the store (zarr.consolidate_metadata), or give its address on an object "
+                f"{hierarchy.url} cannot be listed, as over plain HTTP, and has no consolidated metadata that tell "
+                "which arrays there are: consolidate the store (zarr.consolidate_metadata), or give its address on an object "
                 "store, such as s3://bucket/store"
             )
         for path, grid in grids.items():

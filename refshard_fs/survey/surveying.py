@@ -82,9 +82,9 @@ class _Found(msgspec.Struct):
 def survey(fs: Surveyed, array: str | None = None) -> Survey:
     """Return what ``fs`` holds, or of that only what the array at the path ``array`` holds.
 
-    Raises ManifestError where metadata is no JSON object, FileNotFoundError if there is no such array, NotListable where
-    neither a listing nor consolidated metadata tell which arrays there are. Of arrays whose chunks cannot be listed the
-    metadata is told.
+    Raises ManifestError where metadata is no JSON object, FileNotFoundError if there is no such array, NotListable
+    where neither a listing nor consolidated metadata tell which arrays there are. Of arrays whose chunks cannot be
+    listed the metadata is told.
     """
     return _Surveying(fs, array).run()
 
