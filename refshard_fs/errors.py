@@ -89,6 +89,8 @@ class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
         return type(self), (self.key, self.target, self.reason)
 
     def __str__(self) -> str:
+        if not self.key:  # all of the source was looked at
+            return f"{self.target} cannot be read: {self.reason}"
         return f"{self.key!r} exists, but its bytes at {self.target} cannot be had: {self.reason}"
 
 

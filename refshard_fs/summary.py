@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import numpy as np
 
+from refshard_fs.amounts import count_text
 from refshard_fs.catalog import beneath
 from refshard_fs.errors import redacted
 from refshard_fs.manifests.reference_set import FlatKeySpace
@@ -29,9 +30,9 @@ TOP: Final = 10  # targets that are named
 class ArraySummary(msgspec.Struct, frozen=True):
     """One array: ``chunks`` is the shape of a chunk, ``shards`` that of a shard, where chunks lie in shards.
 
-    ``present`` chunks exist, of ``possible`` ones (None where the grid is not known), and have ``bytes`` as stored,
-    less the ``unsized`` ones, whose size only their target knows. Keys below the array that are no chunk of its grid
-    are ``stray``: readers never ask for them.
+    ``present`` chunks exist (None where the source cannot list them), of ``possible`` ones (None where the grid is not
+    known), and have ``bytes`` as stored, less the ``unsized`` ones, whose size only their target knows. Keys below the
+    array that are no chunk of its grid are ``stray``: readers never ask for them.
     """
 
     name: str
@@ -41,7 +42,7 @@ class ArraySummary(msgspec.Struct, frozen=True):
     shards: tuple[int, ...] | None
     dtype: str
     codecs: tuple[str, ...]
-    present: int
+    present: int | None
     possible: int | None
     stray: int
     bytes: int
@@ -168,7 +169,7 @@ def _array(extents: Extents) -> ArraySummary:
         shards=shards,
         dtype=meta.dtype,
         codecs=codecs_of(meta),
-        present=len(extents),
+        present=len(extents) if extents.listed else None,
         possible=extents.possible,
         stray=extents.stray,
         bytes=int(extents.sizes.sum()),
@@ -202,8 +203,14 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
             yield f"{path or '/'}: {_keys(extents.stray)} no chunk of its grid, and never read"
         if extents.possible is None:
             yield f"{path or '/'}: its chunk grid or key encoding is not known here, so missing chunks are not counted"
-        elif extents.possible and not len(extents):
+        elif extents.possible and extents.listed and not len(extents):
             yield f"{path or '/'}: none of its {extents.possible:,} chunks exists: readers see the fill value"
+    unlisted = [path or "/" for path, extents in found.arrays.items() if not extents.listed]
+    if unlisted:
+        yield (
+            f"chunks of {count_text(len(unlisted), 'array')} cannot be listed where they are, as over plain HTTP: they "
+            "can be read, and how many exist is not known; 'refshard snapshot SOURCE refs.json' asks for each of them"
+        )
     if "" in found.urls:
         yield "references without a URL: name what they stand for with target="
     if unsized:

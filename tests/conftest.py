@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from botocore.loaders import JSONFileLoader
 
 from tests.fault_matrix import MATRIX, summary
 from tests.servers.http import RangeServer
@@ -59,10 +63,38 @@ def shared_data() -> Path:
     return shared / "data"
 
 
+@pytest.fixture(scope="session")
+def dask_cluster() -> Iterator[Any]:
+    """Two worker processes of dask for the whole session: connect a client of your own."""
+    dask = pytest.importorskip("dask")
+    distributed = pytest.importorskip("distributed")
+    with (
+        dask.config.set({"distributed.worker.daemon": True, "distributed.comm.timeouts.connect": "60s"}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        ) as cluster,
+    ):
+        yield cluster
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _registered() -> None:
     """Make the protocol known where the package is not installed."""
     fsspec.register_implementation("refshard", "refshard_fs.fs.RefShardFileSystem", clobber=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _service_models_are_parsed_once() -> Iterator[None]:
+    """Let all S3 clients of the session share what botocore otherwise parses anew for each: a tenth of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", staticmethod(functools.cache(JSONFileLoader().load_file)))
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of all later collections of garbage: a test asks for a few hundred of them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +32,16 @@ def source(http_server: Any, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with (
-        dask.config.set({"distributed.worker.daemon": True, "distributed.comm.timeouts.connect": "60s"}),
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as running,
-        distributed.Client(running) as client,
-    ):
+def cluster(dask_cluster: Any) -> Iterator[Any]:
+    with distributed.Client(dask_cluster) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Executor]:
+    """Two processes that know nothing of this one, for all tests: dask would start two for each."""
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        yield pool
 
 
 def opened(fo: Any, how: str) -> Any:
@@ -52,10 +55,13 @@ def opened(fo: Any, how: str) -> Any:
 @pytest.mark.parametrize("held", ["path", "dict"])
 @pytest.mark.parametrize("how", ["zarr", "engine"])
 @pytest.mark.parametrize("scheduler", ["threads", "processes"])
-def test_local_schedulers_read_the_values(source: Any, held: str, how: str, scheduler: str) -> None:
+def test_local_schedulers_read_the_values(
+    source: Any, held: str, how: str, scheduler: str, request: pytest.FixtureRequest
+) -> None:
     ds = opened(source[held], how)
     assert ds.a.chunks == ((2, 2, 2, 2), (3, 3))
-    with dask.config.set({"multiprocessing.context": "spawn", "num_workers": 2}):
+    workers = {"pool": request.getfixturevalue("processes")} if scheduler == "processes" else {"num_workers": 2}
+    with dask.config.set(workers):
         np.testing.assert_array_equal(ds.a.data.compute(scheduler=scheduler), VALUES)
 
 

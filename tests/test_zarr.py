@@ -86,7 +86,7 @@ def test_a_missing_chunk_is_the_fill_value_and_a_failed_one_an_error(http_server
 def test_no_failure_of_a_server_reads_as_fill_value(fault: Any, http_server: Any) -> None:
     refs, data = reference_set(http_server.put("/x.bin", b""))
     http_server.put("/x.bin", data)
-    array = open_group(RefShardFileSystem(fo=refs))["a"]
+    array = open_group(RefShardFileSystem(fo=refs, retries=1))["a"]
     http_server.fault(fault, "/x.bin")
     with pytest.raises(ReferenceNotReachable):
         array[...]

@@ -39,6 +39,8 @@ def _print_difference(found: Difference) -> None:
         print_line(f"~ metadata {document.key}: {', '.join(document.fields)}", "yellow")
     for changes in found.keys:
         _print_changes(changes)
+    for path in found.not_compared:
+        print_line(f"? chunks of {path or '/'} cannot be listed in both sources, and were not compared", "yellow")
 
 
 def _print_changes(changes: Changes) -> None:

@@ -32,8 +32,9 @@ def _print_summary(found: Summary) -> None:
     zarr = "".join(f", zarr v{number}" for number in found.zarr_formats)
     print_line(f"{found.format}{version}{zarr}")
     unsized = f" ({found.unsized:,} of unknown size)" if found.unsized else ""
+    unlisted = " and chunks that cannot be listed" if any(array.present is None for array in found.arrays) else ""
     print_line(
-        f"{count_text(found.keys, 'key')}{unsized}, {bytes_text(found.bytes)}; "
+        f"{count_text(found.keys, 'key')}{unlisted}{unsized}, {bytes_text(found.bytes)}; "
         f"{count_text(len(found.groups), 'group')}, {count_text(len(found.arrays), 'array')}; "
         f"inline: {count_text(found.inline_keys, 'key')}, {bytes_text(found.inline_bytes)}"
     )
@@ -62,13 +63,14 @@ def _print_arrays(arrays: tuple[ArraySummary, ...]) -> None:
     sharded = any(array.shards is not None for array in arrays)
     rows = []
     for array in arrays:
-        present = f"{array.present:,} of {'?' if array.possible is None else f'{array.possible:,}'}"
+        known = "not listable" if array.present is None else f"{array.present:,}"
+        present = f"{known} of {'?' if array.possible is None else f'{array.possible:,}'}"
         stray = f" (+{array.stray:,} outside)" if array.stray else ""
         chunk = "varied" if array.chunks is None else shape_text(array.chunks)
         shard = [] if not sharded else ["-" if array.shards is None else shape_text(array.shards)]
         codecs = ", ".join(array.codecs) or "none"
         row = [array.name or "/", shape_text(array.shape), chunk, *shard, array.dtype, codecs, present + stray]
-        rows.append([*row, bytes_text(array.bytes)])
+        rows.append([*row, "?" if array.present is None else bytes_text(array.bytes)])
     heading = ["array", "shape", "chunk", *(["shard"] if sharded else []), "dtype", "codecs", "chunks", "bytes"]
     print_table(heading, rows, [*(["left"] * (len(heading) - 1)), "right"])  # type: ignore[list-item]  # literals
 

@@ -59,13 +59,14 @@ class Hierarchy:
     def consolidated(self) -> Steps[Known]:
         """Return what consolidated metadata tells of the hierarchy; nothing where there is none."""
         found = yield tuple(
-            Load(Span(self.url_of(name), optional=True), _Consolidated(name)) for name in (".zmetadata", "zarr.json")
+            Load(Span(self.url_of(name), optional=True), _Consolidated(name))
+            for name in (".zmetadata", "zarr.json", ".zarray")
         )
         return next((known for known in found if known is not None and known.keys), Known())
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What consolidated metadata tells: the keys of all metadata, and the paths of arrays."""
+    """What consolidated metadata, or the root if it is an array, tells: keys of metadata, and the paths of arrays."""
 
     keys: frozenset[str] = frozenset()
     arrays: frozenset[str] = frozenset()
@@ -81,6 +82,8 @@ class _Consolidated(msgspec.Struct, frozen=True):
         if not isinstance(doc, dict):
             return Known()
         arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
+        if self.name == ".zarray" or doc.get("node_type") == "array":
+            return Known(frozenset([self.name, ".zattrs"]), frozenset([""]))
         if self.name == "zarr.json":
             return Known(frozenset(_members("", doc)), arrays)
         return Known(frozenset([*doc.get("metadata", {}), self.name]), arrays)
@@ -104,10 +107,17 @@ def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:
         if key.startswith(stem):
             name, deeper, _ = key[len(stem) :].partition("/")
             names[name] = names.get(name, False) or bool(deeper)
-    if prefix in known.arrays or not names:
+    if prefix in known.arrays:
         raise NotListable(
-            f"{url} cannot be listed, and no consolidated metadata tells what lies in {prefix or 'its root'!r}; "
-            "keys can still be read by their names"
+            f"the chunks of the array {prefix or '/'!r} at {url} cannot be listed, as over plain HTTP. They can be "
+            "read; to have those that exist listed, pin them (refshard snapshot SOURCE refs.json asks for each), or "
+            "give the store's address on an object store, such as s3://bucket/store"
+        )
+    if not names:
+        raise NotListable(
+            f"{url} cannot be listed, as over plain HTTP, and has no consolidated metadata that tell what lies in "
+            f"{prefix or '/'!r}. Open an array by its path, which needs no listing; or consolidate the store "
+            "(zarr.consolidate_metadata), or give its address on an object store, such as s3://bucket/store"
         )
     return [Listed(name, None, names[name]) for name in sorted(names)]
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from refshard_fs.errors import NotListable
 from refshard_fs.keys import join, normalise
 from refshard_fs.picture.chunk_map import Asked, ChunkMap, chunk_map
 from refshard_fs.picture.layout import scene_of
@@ -74,8 +75,8 @@ def picture(fs: Pictured, array: str | None = None, select: Any = None) -> Pictu
 
     ``select`` is what numpy takes between brackets, or text: ``"air[0:10, :, :]"``.
 
-    Raises FileNotFoundError if there is no such array, ValueError where its chunks form no grid or ``select`` is no
-    selection, IndexError where it does not fit.
+    Raises FileNotFoundError if there is no such array, NotListable where its source cannot list chunks, ValueError where
+    its chunks form no grid or ``select`` is no selection, IndexError where it does not fit.
     """
     text = ""
     if isinstance(select, str):
@@ -87,6 +88,11 @@ def picture(fs: Pictured, array: str | None = None, select: Any = None) -> Pictu
         text = f"{array or ''}[{spelled(select)}]"
     found = survey(fs, None if array is None else normalise(array))
     extents = _chosen(found) if array is None else found.arrays[normalise(array)]
+    if not extents.listed:
+        raise NotListable(
+            f"the chunks of {extents.path or '/'!r} in {_source(fs.fo)} cannot be listed, as over plain HTTP, so there "
+            "is nothing to draw: 'refshard snapshot SOURCE refs.json' asks for each of them; then draw refs.json"
+        )
     asked = None if select is None else _asked(fs, extents, select, text)
     return Picture(chunk_map(_source(fs.fo), extents, found.urls, _dimensions(found, extents), asked))
 

@@ -17,7 +17,7 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.reading.blocks import Block
 from refshard_fs.reading.cache import Cache
-from refshard_fs.reading.failures import ABSENT, blame, describe, fail
+from refshard_fs.reading.failures import ABSENT, blame, describe, fail, note
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.loading import Keep, load
 from refshard_fs.reading.prefetch import Ahead, Chunk
@@ -338,6 +338,13 @@ class Engine:
         return out
 
     async def _answer(self, need: Need) -> Any:
+        try:
+            return await self._met(need)
+        except Exception as e:
+            note(e, need)
+            raise
+
+    async def _met(self, need: Need) -> Any:
         quota = None
         match need:
             case Load(entry, index):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed
-from refshard_fs.model import Entry, Inline, Packed, Span
+from typing import Final
+
+from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, redacted
+from refshard_fs.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat
 from refshard_fs.reading.advice import said
 
-__all__ = ["ABSENT", "blame", "describe", "fail"]
+__all__ = ["ABSENT", "blame", "describe", "fail", "note"]
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_READ: Final = "on reading "
 
 
 def describe(entry: Entry) -> str:
@@ -22,6 +25,16 @@ def describe(entry: Entry) -> str:
             return url if start == 0 and stop is None else f"{url} [{start}:{'' if stop is None else stop}]"
 
 
+def note(error: Exception, need: Need) -> None:
+    """Note on ``error`` what was read on the way to a key, for `blame`."""
+    match need:
+        case Load(entry):
+            where = describe(entry)
+        case Stat(url) | Names(url):
+            where = url
+    error.add_note(_READ + redacted(where))
+
+
 def blame(key: str, error: Exception) -> Exception:
     """Return ``error`` as one that names ``key``, and is never taken for a missing key."""
     if isinstance(error, (DamagedIndex, ReferenceNotReachable)):
@@ -32,7 +45,9 @@ def blame(key: str, error: Exception) -> Exception:
         return TargetNotAllowed(error.url, error.rule, error.remedy, key)
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
-    return _unreachable(key, "where its index lies", error)
+    notes: list[str] = getattr(error, "__notes__", [])
+    where = next((text.removeprefix(_READ) for text in notes if text.startswith(_READ)), "a place that is not known")
+    return _unreachable(key, where, error)
 
 
 def fail(key: str, entry: Entry, error: Exception) -> Exception:

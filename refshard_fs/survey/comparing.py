@@ -44,7 +44,10 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What the second source has and the first has not (``added``), the other way round, and what changed."""
+    """What the second source has and the first has not (``added``), the other way round, and what changed.
+
+    ``not_compared`` are arrays that both have and whose chunks one of them cannot list.
+    """
 
     groups_added: Keys
     groups_removed: Keys
@@ -54,10 +57,11 @@ class Difference(msgspec.Struct, frozen=True):
     metadata_removed: Keys
     metadata_changed: tuple[DocumentChange, ...]
     keys: tuple[Changes, ...]
+    not_compared: Keys = ()
 
     @property
     def is_empty(self) -> bool:
-        """Whether the two are the same."""
+        """Whether the two are known to be the same."""
         return not any(getattr(self, name) for name in self.__struct_fields__)
 
 
@@ -74,7 +78,8 @@ def compare(first: Compared, second: Compared) -> Difference:
     place = {url: number for number, url in enumerate(a.urls)}
     same = np.array([place.get(url, len(a.urls) + i) for i, url in enumerate(b.urls)], np.int64)
     changes = [_rest(a, b, same, inline)]
-    paths = sorted(a.arrays.keys() | b.arrays.keys())
+    unlisted = {e.path for found in (a, b) for e in found.arrays.values() if not e.listed}
+    paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)
     changes += [_chunks(path, a.arrays.get(path), b.arrays.get(path), same, inline) for path in paths]
     return Difference(
         groups_added=_without(b.groups, a.groups),
@@ -85,6 +90,7 @@ def compare(first: Compared, second: Compared) -> Difference:
         metadata_removed=_without(a.documents, b.documents),
         metadata_changed=tuple(DocumentChange(key, fields) for key, fields in documents if fields),
         keys=tuple(c for c in changes if c.added or c.removed or c.changed),
+        not_compared=tuple(sorted(unlisted & a.arrays.keys() & b.arrays.keys())),
     )
 
 

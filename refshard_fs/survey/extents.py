@@ -65,6 +65,7 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
     ``targets`` are places in the survey's URLs, or `AT_HAND`; ``stops`` are WHOLE where only the target knows.
     ``shards`` is the size, in chunks, of the boxes that lie together. ``stray`` keys below the array are no chunks
     of it. Without a grid (``meta.grid``), chunks are numbered in the order of ``names``, their keys in the array.
+    Of an array that is not ``listed``, because its source cannot list, nothing is known of any chunk.
     """
 
     path: str
@@ -76,6 +77,7 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
     shards: tuple[int, ...] = ()
     stray: int = 0
     names: tuple[str, ...] = ()
+    listed: bool = True
 
     @classmethod
     def of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from refshard_fs.catalog import beneath
 from refshard_fs.columns import WHOLE, ChunkTable
 from refshard_fs.columns import Row as Reference
 from refshard_fs.edited import EditedKeySpace
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
@@ -37,6 +37,7 @@ __all__ = ["Survey", "Surveyed", "contents", "survey"]
 
 TOGETHER: Final = 4096  # look-ups that are made at a time
 _DOCUMENTS: Final = ("zarr.json", ".zarray")
+T = TypeVar("T")
 
 
 class Surveyed(Protocol):
@@ -45,7 +46,7 @@ class Surveyed(Protocol):
     def _opened(self) -> KeySpace: ...
     def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any: ...
     def collect(self) -> ReferenceSet: ...
-    async def _cat(self, path: list[str]) -> Any: ...
+    async def _cat(self, path: list[str], *, on_error: str) -> Any: ...
     @property
     def loop(self) -> Any: ...
 
@@ -81,14 +82,16 @@ class _Found(msgspec.Struct):
 def survey(fs: Surveyed, array: str | None = None) -> Survey:
     """Return what ``fs`` holds, or of that only what the array at the path ``array`` holds.
 
-    Raises ManifestError where metadata is no JSON object, FileNotFoundError if there is no such array.
+    Raises ManifestError where metadata is no JSON object, FileNotFoundError if there is no such array, NotListable
+    where neither a listing nor consolidated metadata tell which arrays there are. Of arrays whose chunks cannot be
+    listed the metadata is told.
     """
     return _Surveying(fs, array).run()
 
 
-def contents(fs: Surveyed, keys: list[str]) -> dict[str, bytes]:
+def contents(fs: Surveyed, keys: list[str], on_error: str = "raise") -> dict[str, bytes]:
     """Return the bytes of ``keys``, also where ``fs`` was made for an event loop of its own."""
-    found: dict[str, bytes] = sync(fs.loop or get_loop(), fs._cat, keys) if keys else {}
+    found: dict[str, bytes] = sync(fs.loop or get_loop(), fs._cat, keys, on_error=on_error) if keys else {}
     return found
 
 
@@ -100,6 +103,7 @@ class _Surveying:
         self._tables: dict[str, ChunkTable] = {}
         self._target: Callable[[int], int] = int
         self._inner: dict[str, npt.NDArray[np.uint64]] = {}  # chunks of shards, by array
+        self._unlisted: set[str] = set()  # arrays
         self._keyspace = fs._opened()
 
     def run(self) -> Survey:
@@ -124,7 +128,7 @@ class _Surveying:
         arrays = {}
         for path in sorted(metas):
             table, shards, inner = self._tables.get(path), _shards(keyspace, path), self._inner.get(path)
-            arrays[path] = Extents.of(
+            extents = Extents.of(
                 path,
                 metas[path],
                 table,
@@ -134,6 +138,7 @@ class _Surveying:
                 stray.get(path, 0),
                 tuple(names.get(path, ())),
             )
+            arrays[path] = msgspec.structs.replace(extents, listed=path not in self._unlisted)
         return Survey(self._urls.all, tuple(sorted(groups)), arrays, texts, rest, self._at_hand, self._at_hand_bytes)
 
     def _is_wanted(self, key: str) -> bool:
@@ -169,16 +174,22 @@ class _Surveying:
         level = [prefix]
         while level:
             known = self._look(prefix, partial(_all_chunks, self._keyspace, level))
-            plain, below = [], []
+            plain, below, unlisted = [], [], {}
             for path, rows in zip(level, known, strict=True):
                 if rows is None:
                     plain.append(path)
+                    continue
+                if isinstance(rows, NotListable):
+                    unlisted[path] = rows
                     continue
                 self._inner[path] = self._columns(rows.shards, count=count)
                 found.documents += [key for key, _ in rows.others if zarrmeta.is_metadata(key)]
                 names += [(key, size) for key, size in rows.others if not zarrmeta.is_metadata(key)]
                 below += rows.directories
             for path, listed in zip(plain, self._look(prefix, partial(_children, self._keyspace, plain)), strict=True):
+                if isinstance(listed, NotListable):
+                    unlisted[path] = listed
+                    continue
                 for child in listed or ():
                     key = join(path, child.name)
                     if child.is_directory:
@@ -187,6 +198,7 @@ class _Surveying:
                         found.documents.append(key)
                     else:
                         names.append((key, child.size))
+            found.documents += self._known_of(unlisted)
             level = below
         for first in range(0, len(names), TOGETHER):
             some = names[first : first + TOGETHER]
@@ -198,6 +210,17 @@ class _Surveying:
                     if count and at.target == AT_HAND:
                         self._at_hand += 1
                         self._at_hand_bytes += at.stop
+
+    def _known_of(self, unlisted: Mapping[str, NotListable]) -> list[str]:
+        """Return the metadata of directories that cannot be listed; the error itself where one is no array."""
+        names = [join(path, name) for path in unlisted for name in (*_DOCUMENTS, ".zattrs")]
+        texts = contents(self._fs, names, "omit")
+        metas = _nodes(texts)[1]
+        for path, error in unlisted.items():
+            if path not in metas:
+                raise error
+            self._unlisted.add(path)
+        return list(texts)
 
     def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any:
         return self._fs._look(key, steps)
@@ -261,7 +284,7 @@ def _url(flat: FlatKeySpace, code: int) -> str:
         return ""
 
 
-def _all_chunks(keyspace: KeySpace, paths: Sequence[str]) -> Steps[list[ArrayRows | None]]:
+def _all_chunks(keyspace: KeySpace, paths: Sequence[str]) -> Steps[list[ArrayRows | NotListable | None]]:
     """Return, for each of ``paths`` that is an array of shards, its inner chunks; None for the others."""
     keys = [join(path, name) for path in paths for name in _DOCUMENTS]
     yield from together([keyspace.lookup(key) for key in keys])  # so that arrays are known
@@ -272,11 +295,19 @@ def _all_chunks(keyspace: KeySpace, paths: Sequence[str]) -> Steps[list[ArrayRow
             pass
         case _:
             return [None] * len(paths)
-    return (yield from together([view.all_chunks(path) for path in paths]))
+    return (yield from together([_listable(view.all_chunks(path)) for path in paths]))
 
 
-def _children(keyspace: KeySpace, paths: Sequence[str]) -> Steps[list[Sequence[Listed] | None]]:
-    return (yield from together([keyspace.children(path) for path in paths]))
+def _children(keyspace: KeySpace, paths: Sequence[str]) -> Steps[list[Sequence[Listed] | NotListable | None]]:
+    return (yield from together([_listable(keyspace.children(path)) for path in paths]))
+
+
+def _listable(steps: Steps[T]) -> Steps[T | NotListable]:
+    """Return what ``steps`` do, or why that cannot be listed, so that the others of one round are not lost."""
+    try:
+        return (yield from steps)
+    except NotListable as e:
+        return e
 
 
 def _looked_up(keyspace: KeySpace, keys: Sequence[str]) -> Steps[list[Entry | None]]:

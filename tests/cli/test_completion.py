@@ -43,18 +43,58 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path, capsys
     ) == ["refs.json", "refshard.bash"]
 
 
+TYPED = {
+    "conv": "convert",
+    "info --js": "info --json",
+    "convert --format pa": "convert --format parquet",
+    "completion zs": "completion zsh",
+    "info ref": "info refs.json",
+}
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed: its script was not run")
+def test_zsh_completes_what_is_typed_at_its_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "refs.json").touch()
+    keys = "\n".join(f"zpty -w -n typed 'refshard {line}'$'\\t\\n'" for line in TYPED)
+    prompt = f"""
+        zmodload zsh/zpty
+        zpty typed zsh -f -i
+        zpty -w typed 'autoload -U compinit && compinit -D; source script'
+        zpty -w typed 'refshard() {{ print -r -- "$@" >>said }}'
+        {keys}
+        zpty -w typed exit
+        while zpty -r typed line; do :; done
+    """
+    subprocess.run(["zsh", "-f", "-c", prompt], cwd=tmp_path, capture_output=True, check=True, timeout=60)
+    assert (tmp_path / "said").read_text().splitlines() == list(TYPED.values())
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed: its script was not run")
+def test_fish_completes_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "refs.json").touch()
+    lines = ["", *TYPED]
+    asked = "source script\n" + "echo =\n".join(f"complete -C 'refshard {line}'\n" for line in lines)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""
+    offered = [
+        [line.partition("\t")[::2] for line in answer.strip().splitlines()] for answer in done.stdout.split("=\n")
+    ]
+    assert {name for name, _ in offered[0]} >= {command.name for command in COMMANDS}
+    assert dict(offered[0])["check"] == "what is wrong with metadata, ranges, targets and data"
+    assert [[name for name, _ in answer] for answer in offered[1:]] == [[line.split()[-1]] for line in TYPED.values()]
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_take_their_script(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scripts_of_other_shells_name_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for command in COMMANDS:
-        assert command.name in script
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed: its script was not run")
-    path = tmp_path / "script"
-    path.write_text(script)
-    flags = ["-f", "-c"] if shell == "zsh" else ["--no-config", "-c"]
-    subprocess.run([shell, *flags, f"source {path}"], check=True, capture_output=True)
+    assert [command.name for command in COMMANDS if command.name not in script] == []
 
 
 def test_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

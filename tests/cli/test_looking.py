@@ -90,7 +90,11 @@ def test_colours_are_for_terminals_that_want_them(refs: Refs, plain: dict[str, s
     assert process.returncode == 0
     assert b"2 of 3 (+1 outside)" in said
     assert (b"\x1b[33mwarning" in said) == coloured
-    piped = subprocess.run([*COMMAND, "info", path], capture_output=True, env=environment, check=True)
+
+
+def test_a_pipe_gets_no_colours(refs: Refs) -> None:
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    piped = subprocess.run([*COMMAND, "info", refs()], capture_output=True, env=environment, check=True)
     assert b"\x1b" not in piped.stdout
     assert b"2 of 3 (+1 outside)" in piped.stdout
 

@@ -31,9 +31,7 @@ def test_threads_and_processes_read_right_bytes_and_hold_no_more_in_the_end(tmp_
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_million_reads_by_eight_threads_and_eight_processes(tmp_path: Path) -> None:
-    check(
-        soak(tmp_path, keys=1_000_000, reads=1_000_000, threads=8, processes=8, patience=3000, each=2000), 1_000_000, 16
-    )
+    check(soak(tmp_path, keys=1_000_000, reads=1_000_000, threads=8, processes=8, patience=3000, each=2000), 1_000_000)
 
 
 def test_growth_after_warm_up_is_seen() -> None:

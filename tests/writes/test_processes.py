@@ -5,8 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,24 @@ from refshard_fs import ConflictError, RefShardFileSystem
 from tests.writes.model import array_document, group_document, writable
 
 SOURCES = {"json": "refs.json", "parquet": "refs.parq", "zarr-hierarchy": "store.zarr"}
-BODY = """
-import pickle, sys
-fs = pickle.load(sys.stdin.buffer)
-assert fs.mode in ("a", "w")
-"""
+# Where there is a fork, each new process is one of a process that has imported what takes time, and nothing else.
+FRESH = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+multiprocessing.get_context(FRESH).set_forkserver_preload([__name__, "refshard_fs.writes.commit"])
 
 
-def elsewhere(fs: RefShardFileSystem, code: str) -> subprocess.CompletedProcess[bytes]:
+def elsewhere(fs: RefShardFileSystem, code: str) -> None:
     """Run ``code`` in a new process, which has ``fs`` from here."""
-    command = [sys.executable, "-W", "error", "-c", BODY + code]
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    return subprocess.run(command, input=pickle.dumps(fs), env=environment, capture_output=True, check=True)
+    process = multiprocessing.get_context(FRESH).Process(target=_run_code, args=(pickle.dumps(fs), code))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def _run_code(pickled: bytes, code: str) -> None:
+    warnings.simplefilter("error")
+    fs = pickle.loads(pickled)
+    assert fs.mode in ("a", "w")
+    exec(code, {"fs": fs})
 
 
 @pytest.fixture
@@ -139,24 +143,22 @@ def test_forked_children_write_for_their_parent(fs: RefShardFileSystem) -> None:
 
 
 @pytest.mark.parametrize("format", SOURCES)
-def test_dask_workers_write_disjoint_regions_of_one_set(tmp_path: Path, format: str) -> None:
-    distributed = pytest.importorskip("distributed")
+def test_dask_workers_write_disjoint_regions_of_one_set(tmp_path: Path, format: str, dask_cluster: Any) -> None:
     xr = pytest.importorskip("xarray")
     pytest.importorskip("zarr")
     values = np.random.default_rng(1).random((8, 30, 20))
     dataset = xr.Dataset({"v": (("t", "y", "x"), values)}, coords={"t": np.arange(8)})
     path = tmp_path / SOURCES[format]
     fs = writable(path, format, record_size=3)
-    _run(distributed, fs, dataset)
+    _run(dask_cluster, fs, dataset)
     found: Any = xr.open_zarr(RefShardFileSystem(str(path)).get_mapper(), consolidated=False)
     assert found.load().identical(dataset)
 
 
-def _run(distributed: Any, fs: RefShardFileSystem, dataset: Any) -> None:
-    with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+def _run(cluster: Any, fs: RefShardFileSystem, dataset: Any) -> None:
+    from distributed import Client
+
+    with Client(cluster) as client:
         chunked = dataset.chunk({"t": 2})
         with fs.transaction:
             chunked.to_zarr(fs.get_mapper(), compute=False, consolidated=False)
