@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed
+from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, redacted
 from refshard_fs.model import Entry, Inline, Packed, Span
 from refshard_fs.reading.advice import said
 
-__all__ = ["ABSENT", "blame", "describe", "fail"]
+__all__ = ["ABSENT", "blame", "describe", "fail", "too_large"]
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -43,6 +43,11 @@ def fail(key: str, entry: Entry, error: Exception) -> Exception:
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return blame(key, error)
     return _unreachable(key, describe(entry), error)
+
+
+def too_large(where: str, most: int) -> str:
+    """Return what is wrong with a document that has more than ``most`` bytes."""
+    return f"{redacted(where)} has more than {most} bytes, and max_manifest_bytes={most}: more if you trust it"
 
 
 def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
