@@ -118,7 +118,8 @@ class RefShardFileSystem(NotebookDisplay, Interface, Writable, metaclass=_Settle
         directory; True: this platform's for the user's caches; False: nowhere; by default, as
         True, but large ones only.
     max_manifest_bytes:
-        Bytes that a manifest may have, decompressed; by default 8 GiB. A compressed one whose
+        Bytes that a manifest, or a metadata document, may have, decompressed; by default 8 GiB.
+        No more is fetched of one whose server tells no length. A compressed one whose
         bytes make more than 500 times as many is refused from 64 MiB on.
     max_gap:
         Ranges of one target are merged over gaps up to that many bytes (negative: never).

@@ -148,7 +148,8 @@ class Session:
                     kept = self._repeats if self._blocks is None else self._blocks
                     fetcher = Fetcher(pool, options.limits, options.budget, self.stats, kept)
                     near = self._at_once_reader().reaches
-                    engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near)
+                    longest = options.open.max_manifest_bytes
+                    engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near, longest)
                     engine.keep = self._keep
                     engine.keeper = _close_with_loop(engine)
                     with contextlib.suppress(StopIteration):
@@ -317,7 +318,8 @@ class Session:
     def _at_once_reader(self) -> Immediate:
         immediate = self._immediate
         if immediate is None:
-            immediate = self._immediate = Immediate(self._pool(None), INDEXES, self.stats, self.options.token)
+            token, longest = self.options.token, self.options.open.max_manifest_bytes
+            immediate = self._immediate = Immediate(self._pool(None), INDEXES, self.stats, token, longest)
         return immediate
 
     async def _open(self) -> KeySpace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from refshard_fs.targets.failures import ConnectionLost, Denied, Unfit
+from refshard_fs.targets.failures import ConnectionLost, Denied, TooLarge, Unfit
 
 __all__ = ["said"]
 
@@ -38,6 +38,8 @@ def _advice(error: BaseException, *, of_source: bool) -> str:
             return _OF_SOURCE if of_source else _CREDENTIALS
         case FileNotFoundError():
             return "" if of_source else _GONE
+        case TooLarge(most=most):
+            return f"Documents of unknown length are read up to max_manifest_bytes={most}: more if you trust it"
         case Unfit() if "the object has" in text:
             return "" if of_source else _OTHER
         case ConnectionLost():

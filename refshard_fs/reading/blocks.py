@@ -18,11 +18,15 @@ NEAREST = 4
 
 
 class Reader(NamedTuple):
-    """Somebody who waits for ``span``; errors name ``key``, or are set as they are where it is None."""
+    """Somebody who waits for ``span``; errors name ``key``, or are set as they are where it is None.
+
+    Of an object whose length is not known they take ``most`` bytes, if that is given: more is an error.
+    """
 
     key: str | None
     span: Span
     future: asyncio.Future[bytes]
+    most: int | None = None
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():

@@ -12,25 +12,27 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from refshard_fs.errors import DamagedIndex, RefShardError
+from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.reading.blocks import Block
 from refshard_fs.reading.cache import Cache
-from refshard_fs.reading.failures import ABSENT, blame, describe, fail, note
+from refshard_fs.reading.failures import ABSENT, blame, describe, fail, note, too_large
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.loading import Keep, load
 from refshard_fs.reading.prefetch import Ahead, Chunk
 from refshard_fs.reading.recall import bound, recalled
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Pool
+from refshard_fs.targets import Pool, TooLarge, hold
 from refshard_fs.targets.opened import Opened
+from refshard_fs.zarrmeta import METADATA_NAMES
 
-__all__ = ["Engine", "Request"]
+__all__ = ["DOCUMENTS", "Engine", "Request"]
 
 T = TypeVar("T")
 
 ASKED = 32  # questions for facts and names under way at once
+DOCUMENTS = tuple(sorted(METADATA_NAMES))
 
 
 class Request(NamedTuple):
@@ -86,13 +88,16 @@ class Engine:
         token: object,
         readahead: int,
         near: Callable[[str], bool] = lambda url: False,
+        longest: int | None = None,
     ) -> None:
+        """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
         self.stats = stats
         self.fetcher = fetcher
         most = min(readahead, fetcher.budget.ahead // 2)
         self.ahead = Ahead(fetcher, self.run_all, self._advance, self._start, most, near)
         fetcher.on_cancel = self.ahead.give_up
         self._cache = cache
+        self._longest = longest
         self._token = token  # tells this filesystem's targets from others' in the shared cache
         self._asking = asyncio.Semaphore(ASKED)
         self._batch: list[_Read] = []
@@ -187,7 +192,8 @@ class Engine:
                     if window is entry:
                         chunks.append(Chunk(keyspace, key, entry, guess))
                     if isinstance(window, Span):
-                        readers.append(Reader(key, window, future))
+                        most = self._longest if key.endswith(DOCUMENTS) else None
+                        readers.append(Reader(key, window, future, most))
                     else:
                         future.set_result(b"")
                 case Inline():
@@ -349,7 +355,9 @@ class Engine:
         match need:
             case Load(entry, index):
                 try:
-                    value, weight = await load(self._token, need, self._bytes, self._cache, self.keep)
+                    value, weight = await load(self._token, need, self._document, self._cache, self.keep)
+                except TooLarge as e:
+                    raise ManifestError(too_large(describe(entry), e.most)) from e
                 except ABSENT:
                     if isinstance(entry, Span) and entry.optional:
                         return None
@@ -367,21 +375,27 @@ class Engine:
             self._cache.put((self._token, need), bound(need, value, self.pool), weight, quota)
         return value
 
-    async def _bytes(self, entry: Entry) -> bytes:
+    async def _document(self, entry: Entry) -> bytes:
+        """Return the bytes of what is decoded here: they have a bound, whoever says how many they are."""
+        source = entry.source if isinstance(entry, Packed) else entry
+        hold(source.size, self._longest)
+        return await self._bytes(entry, self._longest)
+
+    async def _bytes(self, entry: Entry, most: int | None = None) -> bytes:
         match entry:
             case Inline(data):
                 return data
             case Span():
-                return await self._fetched(entry)
+                return await self._fetched(entry, most)
             case Packed():
-                return entry.finish(await self._fetched(entry.source))
+                return entry.finish(await self._fetched(entry.source, most))
 
-    def _fetched(self, span: Span) -> asyncio.Future[bytes]:
+    def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""
         loop = asyncio.get_running_loop()
         if not self._soon:
             loop.call_soon(self._fetch_soon)
-        reader = Reader(None, span, loop.create_future())
+        reader = Reader(None, span, loop.create_future(), most)
         self._soon.append(reader)
         return reader.future
 

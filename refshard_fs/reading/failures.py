@@ -8,7 +8,7 @@ from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardErro
 from refshard_fs.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat
 from refshard_fs.reading.advice import said
 
-__all__ = ["ABSENT", "blame", "describe", "fail", "note"]
+__all__ = ["ABSENT", "blame", "describe", "fail", "note", "too_large"]
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _READ: Final = "on reading "
@@ -58,6 +58,11 @@ def fail(key: str, entry: Entry, error: Exception) -> Exception:
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return blame(key, error)
     return _unreachable(key, describe(entry), error)
+
+
+def too_large(where: str, most: int) -> str:
+    """Return what is wrong with a document that has more than ``most`` bytes."""
+    return f"{redacted(where)} has more than {most} bytes, and max_manifest_bytes={most}: more if you trust it"
 
 
 def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:

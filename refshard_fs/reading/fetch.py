@@ -30,6 +30,7 @@ SPARE = 16 * plan.MIB  # bytes fetched between dense ranges that are held, in ca
 logger = logging.getLogger("refshard_fs")
 
 FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
+LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
 UNKNOWN = (-1, -1)  # the range that is held meanwhile
 
 FEW = 10  # requests that are begun to a host of which it is not known that answers take time: what zarr asks at once
@@ -220,6 +221,11 @@ class Fetcher:
         if shared:
             self._shelf.put(block)
         (host.urgent if block.readers else host.later).extend(block.jobs)
+        if not whole and (span.size or 0) > LARGE:
+            try:
+                block.buffer = BytesIO(bytes(span.size or 0))  # which takes addresses, and memory as the bytes arrive
+            except (MemoryError, OverflowError):
+                self._failed(block, MemoryError(f"there is no memory for {span.size} bytes"))
         return block
 
     def _forget(self, block: Block) -> None:
@@ -269,10 +275,14 @@ class Fetcher:
         assert block.data is not None
         span, first = reader.span, block.span.start
         self._waiting.pop(reader.future, None)
-        if span.size is None or span.size == len(block.data):
-            data = bytes(block.data)  # no copy of what is bytes
-        else:
-            data = bytes(memoryview(block.data)[span.start - first : span.start - first + span.size])
+        try:
+            if span.size is None or span.size == len(block.data):
+                data = bytes(block.data)  # no copy of what is bytes
+            else:
+                data = bytes(memoryview(block.data)[span.start - first : span.start - first + span.size])
+        except MemoryError as error:
+            reader.fail(error)
+            return
         self._stats.add(bytes_wanted=len(data))
         if self._kept is not None:
             self._kept.put(span, data, len(data))
@@ -362,7 +372,9 @@ class Fetcher:
             if place is None:
                 raise RuntimeError(f"{span.url} cannot be opened on this event loop")
             target, path = place
-            answer = await target.read(path, job.start, job.stop, span.pin)
+            readers = job.block.readers
+            most = readers[0].most if job.stop is None and readers else None  # such a block has one reader
+            answer = await target.read(path, job.start, job.stop, span.pin, most)
             self._stats.add(requests=1, bytes_fetched=len(answer.data))
             check(answer, job.start, job.stop, exact=span.exact)
         except asyncio.CancelledError:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from typing import Any, Final, NamedTuple
 
-from refshard_fs.errors import DamagedIndex, RefShardError
+from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.reading.cache import Cache
-from refshard_fs.reading.engine import Request
-from refshard_fs.reading.failures import ABSENT, blame, describe, fail
+from refshard_fs.reading.engine import DOCUMENTS, Request
+from refshard_fs.reading.failures import ABSENT, blame, describe, fail, too_large
 from refshard_fs.reading.recall import bound, recalled
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Pool, check
+from refshard_fs.targets import Pool, TooLarge, check, hold
 
 __all__ = ["Found", "Immediate"]
 
@@ -29,7 +29,9 @@ class Found(NamedTuple):
 class Immediate:
     """The engine's synchronous sibling; each method returns None where an event loop is needed."""
 
-    def __init__(self, pool: Pool, cache: Cache, stats: Stats, token: object) -> None:
+    def __init__(self, pool: Pool, cache: Cache, stats: Stats, token: object, longest: int | None = None) -> None:
+        """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
+        self._longest = longest
         self._pool = pool
         self._cache = cache
         self._stats = stats
@@ -46,7 +48,7 @@ class Immediate:
         key = request.key
         try:
             if type(entry) is Span and request.start is None and request.end is None:
-                got = self._fetch(entry)
+                got = self._fetch(entry, self._longest if key.endswith(DOCUMENTS) else None)
                 if got is not None:
                     self._stats.add_read(len(got[0]))
                 return None if got is None else got[0]
@@ -164,7 +166,10 @@ class Immediate:
             if value is not None:
                 return Found(value)
             try:
-                got = self._fetch(entry)
+                hold(entry.size, self._longest)
+                got = self._fetch(entry, self._longest)
+            except TooLarge as e:
+                raise ManifestError(too_large(describe(entry), e.most)) from e
             except ABSENT:
                 return Found(None) if entry.optional else None
             except OSError:
@@ -192,11 +197,11 @@ class Immediate:
                 got = self._fetch(source)
                 return None if got is None else entry.finish(got[0])
 
-    def _fetch(self, span: Span) -> tuple[bytes, int | None] | None:
+    def _fetch(self, span: Span, most: int | None = None) -> tuple[bytes, int | None] | None:
         place = self._pool.place(span.url)
         if place is None:
             return None
-        answer = place[0].read_now(place[1], span.start, span.stop, span.pin)
+        answer = place[0].read_now(place[1], span.start, span.stop, span.pin, most)
         if answer is None:
             return None
         if span.stop is None or len(answer.data) != span.stop - span.start:

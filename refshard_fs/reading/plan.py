@@ -14,6 +14,7 @@ __all__ = ["KIB", "MIB", "Block", "Limits", "Planned", "coalesce", "parts", "req
 KIB = 1024
 MIB = 1024 * KIB
 
+PARTS = 1 << 14  # that a range is read in, at most: it may be as long as a manifest says
 MANY = 512  # ranges from which on numpy sorts them faster
 
 
@@ -124,6 +125,6 @@ def parts(start: int, stop: int, limits: Limits) -> list[tuple[int, int]]:
     size = stop - start
     if size <= max(limits.split, 1):
         return [(start, stop)]
-    count = -(-size // max(limits.block, 1))
+    count = min(-(-size // max(limits.block, 1)), PARTS)
     cuts = [start + size * i // count for i in range(count)] + [stop]
     return list(pairwise(cuts))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from refshard_fs.model import OWN, Facts, Listed
-from refshard_fs.targets.failures import Incomplete, Unfit
+from refshard_fs.targets.failures import Incomplete, TooLarge, Unfit
 
-__all__ = ["OWN", "Answer", "Target", "check"]
+__all__ = ["OWN", "UNTOLD", "Answer", "Target", "check", "hold"]
+
+UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says how many it has: it may have no end
 
 
 class Answer(NamedTuple):
@@ -38,11 +40,15 @@ class Target(Protocol):
     @property
     def patience(self) -> float: ...
 
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
         """Return bytes ``[start, stop)``; ``stop=None`` reads to the end, then a negative start counts from it.
 
         The answer may be shorter only where the object ends before ``stop``: `check` tells.
         A target that can be asked for a version alone is asked for ``etag``, a strong one.
+        What is read to its end and has more than ``most`` bytes is TooLarge, and hardly more of it is read. Without
+        ``most``, that goes for what has more than `UNTOLD` bytes and does not say so beforehand.
         """
 
     async def facts(self, path: str) -> Facts:
@@ -51,11 +57,17 @@ class Target(Protocol):
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         """Return what lies directly below ``path``, or None if this target cannot list."""
 
-    def read_now(self, path: str, start: int, stop: int | None) -> Answer | None:
+    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
         """Return the same bytes at once, in any thread, or None where that takes an event loop."""
 
     async def close(self) -> None:
         """Let go of connections and files."""
+
+
+def hold(size: int | None, most: int | None) -> None:
+    """Raise `TooLarge` where an object of ``size`` bytes has more than ``most``, if both are known."""
+    if size is not None and most is not None and size > most:
+        raise TooLarge(most)
 
 
 def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:

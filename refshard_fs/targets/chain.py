@@ -32,9 +32,11 @@ class ChainTarget:
         self._options = dict(options)
         self._opened: dict[str, asyncio.Task[FsspecTarget]] = {}
 
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
         target, inner = await self._open(path)
-        return await target.read(inner, start, stop)
+        return await target.read(inner, start, stop, most=most)
 
     async def facts(self, path: str) -> Facts:
         target, inner = await self._open(path)
@@ -44,7 +46,7 @@ class ChainTarget:
         target, inner = await self._open(path)
         return await target.names(inner)
 
-    def read_now(self, path: str, start: int, stop: int | None) -> Answer | None:
+    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
         return None
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ import math
 from urllib.parse import unquote_to_bytes
 
 from refshard_fs.model import Facts, Listed
-from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.answer import Answer, hold
 from refshard_fs.targets.failures import Unreadable
 
 __all__ = ["DataTarget"]
@@ -20,12 +20,16 @@ class DataTarget:
     most_retries = 0
     patience = math.inf
 
-    def read_now(self, path: str, start: int, stop: int | None) -> Answer:
+    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
         data = _decoded(path)
+        if stop is None:
+            hold(len(data), most)
         return Answer(data[start:stop], len(data))
 
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
-        return self.read_now(path, start, stop)
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
+        return self.read_now(path, start, stop, most)
 
     async def facts(self, path: str) -> Facts:
         return Facts(len(_decoded(path)))

@@ -25,6 +25,7 @@ from refshard_fs.targets.failures import ConnectionLost, Incomplete
 __all__ = ["Direct", "Origin", "Reply", "Request", "Unfamiliar", "prepare"]
 
 _HEAD = 1 << 14  # bytes of an answer's head; a longer one is unfamiliar
+_MOST = 1 << 30  # bytes of a body for which room is made before they come
 _IDLE = 15.0  # seconds after which a connection is not used again: servers close theirs
 _RESOLVED = 10.0  # seconds that addresses are remembered
 _PATIENCE = 20.0  # seconds for a connection,
@@ -327,12 +328,15 @@ class _Connection(asyncio.BufferedProtocol):
             status, headers, keeps = _parse(self._room[:end].decode("latin-1"))
             length = _length(headers)
             wanted = self._judge(status, headers, length)
+            if wanted > _MOST:
+                raise Unfamiliar("a body that may be longer than there is memory")
+            body = self._owner.buffers.take(wanted)
         except Exception as e:  # noqa: BLE001  # raised by `ask`
             self._fail(e)
             return
         first = self._filled - end - 4
         self._keeps = keeps and wanted == length and first <= length
-        self._body = self._owner.buffers.take(wanted)
+        self._body = body
         self._got = min(first, wanted)
         self._body[: self._got] = self._head[end + 4 : end + 4 + self._got]
         reply = Reply(status, headers, length, _NOTHING)

@@ -14,7 +14,17 @@ import aiohttp
 
 from refshard_fs.errors import TargetNotAllowed
 
-__all__ = ["ABSENT", "ConnectionLost", "Denied", "HttpStatus", "Incomplete", "Unfit", "Unreadable", "as_failure"]
+__all__ = [
+    "ABSENT",
+    "ConnectionLost",
+    "Denied",
+    "HttpStatus",
+    "Incomplete",
+    "TooLarge",
+    "Unfit",
+    "Unreadable",
+    "as_failure",
+]
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -33,6 +43,17 @@ class ConnectionLost(ConnectionError):
 
 class Unreadable(OSError):
     """A filesystem's own error, which is the ``__cause__``, as one that no layer above takes for something else."""
+
+
+class TooLarge(OSError):
+    """An object of which only the target knew the length has more than the ``most`` bytes that are read of it."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.most = most
+
+    def __str__(self) -> str:
+        return f"it has more than {self.most} bytes"
 
 
 class HttpStatus(OSError):

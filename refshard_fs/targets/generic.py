@@ -17,7 +17,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.model import Facts, Listed
-from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.answer import Answer, hold
 from refshard_fs.targets.closing import close_connections, close_with
 from refshard_fs.targets.failures import Unfit
 
@@ -26,6 +26,7 @@ __all__ = ["FsspecTarget", "in_thread"]
 T = TypeVar("T")
 
 THREADS = 16
+PIECE = 1 << 20  # bytes of an object of unknown size that are read at a time
 
 # One connection, one file position or one cache of theirs serves all callers: two threads at once would mix them up.
 _ONE_AT_A_TIME = frozenset(
@@ -91,7 +92,9 @@ class FsspecTarget:
             close_with(self, fs)
         self._ranged = {"seekable": True} if isinstance(fs, ArrowFSWrapper) else {}  # else it gives no ranges
 
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
         facts = None
         given: dict[str, Any] = {}
         if start or stop is not None:
@@ -103,6 +106,11 @@ class FsspecTarget:
             if stop <= start:
                 return _answer(b"", facts)
             given = {"start": start, "end": stop, **self._ranged}  # by name: s3fs puts a version between
+        elif most is not None:
+            facts = await self.facts(path)
+            hold(facts.size, most)
+            if facts.size is None:
+                return _answer(await self._at_most(path, most), None)
         try:
             data = bytes(await self._call("cat_file", path, **given))
         except Exception as e:  # of any filesystem; raised again unless the range lies past the end
@@ -114,7 +122,19 @@ class FsspecTarget:
             facts = facts or await self.facts(path)
             if len(data) == facts.size and len(data) > stop - start:  # the range was ignored
                 data = data[start:stop]
+        if stop is None:
+            hold(len(data), most)
         return _answer(data, facts)
+
+    async def _at_most(self, path: str, most: int) -> bytes:
+        """Return an object whose size nobody knows, asking for no more than shows that it has too many bytes."""
+        fs = self.fs
+        if isinstance(fs, AsyncFileSystem) and fs.async_impl:  # there is no way to open a file that all of them offer
+            data = bytes(await self._call("cat_file", path, start=0, end=most + 1))
+        else:
+            data = await in_thread(lambda: _in_pieces(fs, _threads.turn(fs, path), path, most + 1))
+        hold(len(data), most)
+        return data
 
     async def facts(self, path: str) -> Facts:
         info = await self._call("info", path)
@@ -148,7 +168,7 @@ class FsspecTarget:
                 out.append(Listed(name, row.get("size"), False, *_version_in(row)))
         return tuple(sorted(out, key=lambda listed: listed.name))
 
-    def read_now(self, path: str, start: int, stop: int | None) -> Answer | None:
+    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
         return None
 
     async def close(self) -> None:
@@ -174,6 +194,16 @@ class FsspecTarget:
         if home is asyncio.get_running_loop():
             return await method(path, **given)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(path, **given), home))
+
+
+def _in_pieces(fs: AbstractFileSystem, turn: contextlib.AbstractContextManager[object], path: str, limit: int) -> bytes:
+    parts: list[bytes] = []
+    missing = limit
+    with turn, fs.open(path, "rb") as file:
+        while missing and (part := file.read(min(missing, PIECE))):
+            parts.append(bytes(part))
+            missing -= len(part)
+    return b"".join(parts)
 
 
 def _version_in(info: dict[str, Any]) -> tuple[str | None, str | None]:

@@ -85,7 +85,9 @@ class HttpTarget:
             and all(type(some) is dict and all(isinstance(v, str) for v in some.values()) for some in given)
         )
 
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
         if stop is not None and stop <= start:
             return Answer(b"")
         headers: dict[str, str] = {}
@@ -99,7 +101,7 @@ class HttpTarget:
                 return found
         async with await self._request("GET", path, headers) as response:
             inflates = self._session is not None and self._session.auto_decompress
-            return await read_answer(response, start, stop, inflates=inflates)
+            return await read_answer(response, start, stop, most, inflates=inflates)
 
     async def facts(self, path: str) -> Facts:
         async with await self._request("HEAD", path, {}) as response:
@@ -115,7 +117,7 @@ class HttpTarget:
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         return None
 
-    def read_now(self, path: str, start: int, stop: int | None) -> Answer | None:
+    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
         return None
 
     async def close(self) -> None:

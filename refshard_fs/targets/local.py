@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 
 from refshard_fs.model import Facts, Listed
-from refshard_fs.targets.answer import OWN, Answer
+from refshard_fs.targets.answer import OWN, Answer, hold
 from refshard_fs.targets.draft import is_draft
 from refshard_fs.targets.failures import Unreadable
 
@@ -84,9 +84,11 @@ class LocalTarget:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()
 
-    def read_now(self, path: str, start: int, stop: int | None) -> Answer:
+    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
         file = self._file(path)
         size = file.size
+        if stop is None:
+            hold(size, most)
         if start < 0:
             start = max(size + start, 0)
         length = (size if stop is None or stop > size else stop) - start
@@ -96,8 +98,10 @@ class LocalTarget:
         facts = file.facts
         return Answer(data, size, facts.etag, facts.last_modified)
 
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
-        return self.read_now(path, start, stop)
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
+        return self.read_now(path, start, stop, most)
 
     async def facts(self, path: str) -> Facts:
         found = os.stat(path)

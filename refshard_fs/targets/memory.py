@@ -11,7 +11,7 @@ from typing import Any
 from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs.model import Facts, Listed
-from refshard_fs.targets.answer import OWN, Answer
+from refshard_fs.targets.answer import OWN, Answer, hold
 
 __all__ = ["MemoryTarget"]
 
@@ -28,18 +28,22 @@ class MemoryTarget:
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
 
-    def read_now(self, path: str, start: int, stop: int | None) -> Answer:
+    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
         file = self._file(path)
         view = file.getbuffer()
         try:
-            data = bytes(view[start:stop])
             size = len(view)
+            if stop is None:
+                hold(size, most)
+            data = bytes(view[start:stop])
         finally:
             view.release()  # a writer could not go on while it lives
         return Answer(data, size, *self._version(file, size))
 
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
-        return self.read_now(path, start, stop)
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
+        return self.read_now(path, start, stop, most)
 
     async def facts(self, path: str) -> Facts:
         file = self._file(path)

@@ -40,21 +40,25 @@ class Opened:
         self._deadlines = deadlines
         self._hint = hint
 
-    async def read(self, path: str, start: int, stop: int | None, pin: Pin | None = None) -> Answer:
+    async def read(
+        self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
+    ) -> Answer:
         """Return bytes ``[start, stop)``, fewer where the object ends; ``pin`` is what the manifest says of the object.
+
+        With ``stop=None`` an object of more than ``most`` bytes is `TooLarge`.
 
         Raises FileNotFoundError if there is no such object, TargetChanged if it is another
         one than before or than ``pin`` says, and some other OSError if it cannot be had.
         """
         size = math.inf if stop is None else stop - start
-        answer = await self._persist(size, self._read, path, start, stop, pin)
+        answer = await self._persist(size, self._read, path, start, stop, pin, most)
         self._version.observe(answer.etag, answer.last_modified, answer.size, pin)
         return answer
 
-    async def _read(self, path: str, start: int, stop: int | None, pin: Pin | None) -> Answer:
+    async def _read(self, path: str, start: int, stop: int | None, pin: Pin | None, most: int | None) -> Answer:
         version = self._version
         try:
-            answer = await self.target.read(path, start, stop, version.condition(pin))
+            answer = await self.target.read(path, start, stop, version.condition(pin), most)
             if pin is not None and version.seen is None and answer.etag is None and answer.size is None:
                 facts = await self.target.facts(path)  # such targets tell a version only when asked
                 answer = Answer(answer.data, facts.size, facts.etag, facts.last_modified)
@@ -87,9 +91,11 @@ class Opened:
         names: tuple[Listed, ...] | None = _at_once(self.target.names(path))
         return names
 
-    def read_now(self, path: str, start: int, stop: int | None, pin: Pin | None = None) -> Answer | None:
+    def read_now(
+        self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
+    ) -> Answer | None:
         """Return the same bytes as `read` at once, in any thread, or None where that takes an event loop."""
-        answer = self.target.read_now(path, start, stop)
+        answer = self.target.read_now(path, start, stop, most)
         if answer is not None:
             self._version.observe(answer.etag, answer.last_modified, answer.size, pin)
         return answer

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import aiohttp
 
-from refshard_fs.targets.answer import Answer
+from refshard_fs.targets.answer import UNTOLD, Answer, hold
 from refshard_fs.targets.direct import Reply, Unfamiliar
 from refshard_fs.targets.failures import Denied, HttpStatus, Incomplete, Unfit
 
@@ -34,9 +34,16 @@ def range_header(start: int, stop: int | None) -> str:
 
 
 async def read_answer(
-    response: aiohttp.ClientResponse, start: int, stop: int | None, *, inflates: bool = False
+    response: aiohttp.ClientResponse,
+    start: int,
+    stop: int | None,
+    most: int | None = None,
+    *,
+    inflates: bool = False,
 ) -> Answer:
     """Return what ``response`` brings of bytes ``[start, stop)``; all that is not just that is an error.
+
+    Of what is asked for to its end, that is TooLarge which `Target.read` says is.
 
     A server that knows no ranges sends the whole object: then the range is taken out of it.
     ``inflates`` says that the client has undone such a body's compression.
@@ -46,9 +53,10 @@ async def read_answer(
     if status == 206:
         sent = response.content_length
         length, total = _part(headers, sent, start, stop)
+        hold(length, most)
         return _answer(await _exactly(response, length, sent), total, headers)
     if status == 200:
-        data, total = await _cut(response, stop, inflates)
+        data, total = await _cut(response, stop, most, inflates)
         return _answer(data if start == 0 else data[start:stop], total, headers)
     return _other(status, headers, await _error_text(response), start)
 
@@ -161,13 +169,22 @@ async def _exactly(response: aiohttp.ClientResponse, length: int, sent: int | No
     return data
 
 
-async def _cut(response: aiohttp.ClientResponse, stop: int | None, inflates: bool) -> tuple[bytes, int | None]:
-    """Return the first ``stop`` bytes of a whole object, and its size where it is known."""
+async def _cut(
+    response: aiohttp.ClientResponse, stop: int | None, most: int | None, inflates: bool
+) -> tuple[bytes, int | None]:
+    """Return the first ``stop`` bytes of a whole object, or all ``most`` of it, and its size where it is known."""
     encoding = response.headers.get("content-encoding", "")
     plain = encoding in _IDENTITY
     if not plain and not (inflates and encoding in _INFLATED):
         raise Unfit("the answer is compressed, though the plain object was asked for")
     told = response.content_length if plain else None
+    if stop is None:
+        hold(told, most)
+    if stop is None and told is None:
+        most = UNTOLD if most is None else most
+        data = await _at_most(response, most + 1)
+        hold(len(data), most)
+        return data, len(data)
     if stop is None or (told is not None and told <= stop):
         data = await response.read()
         if told is not None and len(data) != told:

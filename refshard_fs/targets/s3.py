@@ -94,25 +94,27 @@ class S3Target:
         self._left_to_s3fs: set[str] = set()
         self._ready: dict[str, _Ready] = {}
 
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> Answer:
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
         if stop is not None and stop <= start:
             return Answer(b"")
         ready = self._ready.get(path)
         if ready is None or ready.until < time.monotonic():
             made = await self._prepare(path)
             if made is None:
-                return await self._read_theirs(path, start, stop)
+                return await self._read_theirs(path, start, stop, most)
             ready = made
         try:
-            return await self._send(ready, start, stop, etag)
+            return await self._send(ready, start, stop, etag, most)
         except HttpStatus as e:
             if e.code in _STALE:
                 self._ready.clear()
                 again = await self._prepare(path)
                 if again is not None and again.headers != ready.headers:
-                    return await self._send(again, start, stop, etag)
+                    return await self._send(again, start, stop, etag, most)
             elif e.code in _DETOURS or e.status in (301, 302, 307, 308):
-                answer = await self._read_theirs(path, start, stop)
+                answer = await self._read_theirs(path, start, stop, most)
                 self._leave(path)  # only now: they could do it
                 return answer
             raise
@@ -130,7 +132,7 @@ class S3Target:
         except FileNotFoundError as e:
             raise _absent(e) from e
 
-    def read_now(self, path: str, start: int, stop: int | None) -> Answer | None:
+    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
         return None
 
     async def close(self) -> None:
@@ -149,7 +151,7 @@ class S3Target:
 
     # ------------------------------------------------------------------ our own requests
 
-    async def _send(self, ready: _Ready, start: int, stop: int | None, etag: str | None) -> Answer:
+    async def _send(self, ready: _Ready, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
         own: dict[str, str] = {}
         if start or stop is not None:
             own["Range"] = range_header(start, stop)
@@ -167,7 +169,7 @@ class S3Target:
         session = self._session or self._open()
         async with session.get(ready.url, headers=headers, allow_redirects=False) as response:
             if response.status in (200, 206, 416):
-                return await read_answer(response, start, stop)
+                return await read_answer(response, start, stop, most)
             raise await failure_of(response)
 
     def _open(self) -> aiohttp.ClientSession:
@@ -261,9 +263,9 @@ class S3Target:
         self._left_to_s3fs.add(path.partition("/")[0])
         self._ready.clear()
 
-    async def _read_theirs(self, path: str, start: int, stop: int | None) -> Answer:
+    async def _read_theirs(self, path: str, start: int, stop: int | None, most: int | None) -> Answer:
         try:
-            return await self._theirs.read(path, start, stop)
+            return await self._theirs.read(path, start, stop, most=most)
         except FileNotFoundError as e:
             raise _absent(e) from e
 

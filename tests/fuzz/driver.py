@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -24,7 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from tests.fuzz import parsers
 from tests.fuzz.mutation import Mutator
 
-__all__ = ["Failure", "Harness", "Hang", "harness", "names", "run", "search"]
+__all__ = ["Failure", "Harness", "Hang", "Most", "harness", "names", "run", "search"]
 
 PATIENCE: Final = 1.0  # seconds of processor time that one input may take,
 STANDSTILL: Final = 60.0  # and of real time, in code that no signal interrupts
@@ -91,20 +92,30 @@ def _alarmed() -> Iterator[Callable[[float], object]]:
         signal.signal(signal.SIGPROF, before)
 
 
+@dataclass(slots=True)
+class Most:
+    """The most that any one input took: seconds of processor time, and bytes of memory over what the seeds took."""
+
+    seconds: float = 0.0
+    memory: int = 0
+
+
 def search(
-    name: str, numbers: range, seed: int = 1, note: Callable[[int], object] = lambda n: None
+    name: str, numbers: range, seed: int = 1, note: Callable[[int], object] = lambda n: None, most: Most | None = None
 ) -> Iterator[Failure]:
     """Yield the failures among ``numbers`` inputs of the harness ``name``, run in this process."""
+    most = Most() if most is None else most
     found = harness(name)
     make = mutator(found, seed).input
     one_input = found.one_input
     with found.configured(), _alarmed() as limit:
         for data in found.seeds():
             one_input(data)
-        base = _peak()
+        base = first = _peak()
         for number in numbers:
             note(number)
             data = make(number)
+            began = time.process_time()
             try:
                 limit(PATIENCE)
                 one_input(data)
@@ -112,7 +123,9 @@ def search(
             except (Exception, Hang) as e:  # whatever a parser lets out
                 limit(0)
                 yield Failure(number, data, "".join(traceback.format_exception(e)))
+            most.seconds = max(most.seconds, time.process_time() - began)
             peak = _peak()
+            most.memory = max(most.memory, peak - first)
             if peak - base > MEMORY:
                 yield Failure(number, data, f"{peak - base} bytes of memory, and {MEMORY} are allowed\n")
                 base = peak
@@ -122,33 +135,44 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _work(name: str, numbers: range, seed: int, at: Any, tell: Any) -> None:
+def _work(name: str, numbers: range, seed: int, at: Any, mosts: Any, tell: Any) -> None:
     with contextlib.suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESSES, resource.RLIM_INFINITY))
 
+    most = Most(*mosts)
+
     def note(number: int) -> None:
         at.value = number
+        mosts[:] = most.seconds, most.memory
 
-    for failure in search(name, numbers, seed, note):
+    for failure in search(name, numbers, seed, note, most):
         tell.send(failure)
-    at.value = numbers.stop
+    note(numbers.stop)
 
 
 def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) -> list[Failure]:
     """Run inputs 0 to ``count`` and return the failures, up to `ENOUGH`."""
     context = multiprocessing.get_context("spawn")
     at = context.RawValue(ctypes.c_longlong, -1)
+    mosts = context.RawArray(ctypes.c_double, 2)
     found: list[Failure] = []
     began = time.monotonic()
     start = 0
+
+    def progress(done: int) -> str:
+        return (
+            f"{name}: {max(done, 0)} of {count} inputs in {time.monotonic() - began:.0f} s, {len(found)} failures; "
+            f"the slowest took {mosts[0]:.3f} s of processor time, and all {mosts[1] / (1 << 20):.1f} MiB"
+        )
+
     while start < count and len(found) < ENOUGH:
         ours, theirs = context.Pipe(duplex=False)
         at.value = -1
-        worker = context.Process(target=_work, args=(name, range(start, count), seed, at, theirs), daemon=True)
+        worker = context.Process(target=_work, args=(name, range(start, count), seed, at, mosts, theirs), daemon=True)
         worker.start()
         theirs.close()
-        stuck = _watch(worker, ours, at, found, lambda: say(_progress(name, at.value, count, began, found)))
+        stuck = _watch(worker, ours, at, found, lambda: say(progress(at.value)))
         last = at.value
         if last >= count or len(found) >= ENOUGH:
             break
@@ -159,7 +183,7 @@ def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) 
         reason = f"stood still for {STANDSTILL} s" if stuck else f"the process ended with {worker.exitcode}"
         found.append(Failure(last, mutator(harness(name), seed).input(last), reason))
         start = last + 1
-    say(_progress(name, min(at.value, count), count, began, found))
+    say(progress(min(at.value, count)))
     return found
 
 
@@ -189,7 +213,3 @@ def _watch(worker: Any, tell: Any, at: Any, found: list[Failure], say: Callable[
                 while tell.poll(0):
                     found.append(tell.recv())
             return stuck
-
-
-def _progress(name: str, done: int, count: int, began: float, found: Sequence[Failure]) -> str:
-    return f"{name}: {max(done, 0)} of {count} inputs in {time.monotonic() - began:.0f} s, {len(found)} failures"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.reading import plan
-from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce, parts, requests_for
+from refshard_fs.reading.plan import KIB, MIB, PARTS, Limits, coalesce, parts, requests_for
 
 RANGES = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 300)).map(lambda p: (p[0], p[0] + p[1])), max_size=60)
 LIMITS = st.builds(Limits, gap=st.integers(-1, 200), block=st.integers(1, 1000), split=st.integers(1, 2000))
@@ -70,6 +70,11 @@ def test_a_large_range_becomes_parts_of_about_a_block() -> None:
     cut = parts(0, 10 * MIB + 7, Limits(16 * KIB, MIB))
     assert len(cut) == 11
     assert max(b - a for a, b in cut) <= MIB
+
+
+def test_a_range_as_long_as_a_manifest_likes_is_cut_into_no_more_parts_than_there_may_be() -> None:
+    cut = parts(5, 2**63, Limits(16 * KIB, MIB))
+    assert (cut[0][0], cut[-1][1], len(cut)) == (5, 2**63, PARTS)
 
 
 def test_a_plan_names_the_keys_of_each_request() -> None:
