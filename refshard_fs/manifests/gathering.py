@@ -21,12 +21,13 @@ from refshard_fs.keyspace import place
 from refshard_fs.manifests import placing
 from refshard_fs.manifests.chunk_keys import chunk_numbers
 from refshard_fs.manifests.homes import at_home
-from refshard_fs.manifests.json_fast import Records, Urls, scan
+from refshard_fs.manifests.json_fast import Records, scan
 from refshard_fs.manifests.placing import may_be_chunk
 from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
 from refshard_fs.manifests.settling import settle
 from refshard_fs.manifests.taken import Aside, Common, Loose, Taken, has_odd
 from refshard_fs.manifests.templates import Templates, expand_gen
+from refshard_fs.manifests.url_column import Urls
 from refshard_fs.manifests.words import Positions
 
 __all__ = ["Gathering"]
@@ -98,7 +99,7 @@ class Gathering:
                 others[key] = value
         self._add_singly(others)
         self._add_regular(regular)
-        records = _compact(of_default, {}) if len(of_default) > FEW else None
+        records = _compact(of_default, Urls()) if len(of_default) > FEW else None
         if records is None:
             self._add_singly({key: members[key] for key in of_default})
         else:
@@ -132,7 +133,6 @@ class Gathering:
         try:
             for sequence, records in deferred:
                 self._place(records, {}, sequence)
-            b"\n".join(filter(None, taken.urls.keys() - taken.escaped if taken.escaped else taken.urls)).decode()
         except UnicodeDecodeError as e:
             raise ManifestError(f"{self._where} is not JSON: it is not UTF-8: {e.reason}") from e
         if templates is not None:
@@ -315,16 +315,13 @@ class Gathering:
             self._taken.learn(path, grid)
 
     def _target(self, url: bytes | None) -> int:
-        urls = self._taken.urls
-        return urls.setdefault(url, len(urls))
+        return self._taken.urls.number(url)
 
     def _target_of(self, url: str | None) -> int:
         try:
             return self._target(None if url is None else url.encode())
         except UnicodeEncodeError:
-            encoded = b"" if url is None else url.encode("utf-8", "surrogatepass")
-            self._taken.escaped.add(encoded)
-            return self._target(encoded)
+            return self._target(b"" if url is None else url.encode("utf-8", "surrogatepass"))
 
 
 class _Repeated(Exception):

@@ -11,20 +11,19 @@ numbers are taken eight digits at a time as 64-bit words, of which arithmetic ma
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.columns import ABSENT, WHOLE, UInt32s, UInt64s
-from refshard_fs.manifests.words import ONES, PAD, Positions, number_before, runs, stands, u64, words_at
+from refshard_fs.manifests.url_column import Urls
+from refshard_fs.manifests.words import ONES, PAD, Positions, number_before, stands, u64, words_at
 
-__all__ = ["Records", "Urls", "scan"]
+__all__ = ["Records", "scan"]
 
-Urls: TypeAlias = dict[bytes | None, int]
-
-_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+_QUOTE, _BACKSLASH, _SLASH = ord('"'), ord("\\"), ord("/")
 
 
 class _Style(NamedTuple):
@@ -108,23 +107,35 @@ _TEXTS: Final = msgspec.json.Decoder(dict[str, str])
 def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
     """Return the members of ``block``, which begins with a quote and ends with a value; None if one is of another form.
 
-    URLs not in ``urls`` are added to it, each with the next number.
+    URLs are added to ``urls``, which numbers them.
     """
     sample = bytes(block[:4096])
     style = SPACED if b'": ["' in sample or b'": "' in sample else COMPACT
     text = b"".join((PAD, block, style.after_record[1:], PAD))
-    escaped = b"\\" in text  # asked first: to look for two bytes, of which one is common, takes long
-    if escaped and b"\\\\" not in text:
-        text = text.replace(b"\\/", b"/")
-        escaped = b"\\" in text
+    if not text.isascii():
+        text.decode()  # UnicodeDecodeError where it is not UTF-8
     characters = np.frombuffer(text, np.uint8)
-    quotes = np.flatnonzero(characters == _QUOTE)
-    escapes = np.flatnonzero(characters == _BACKSLASH) if escaped else None
-    if escapes is not None:
-        unescaped = _unescaped(characters, quotes)
-        if unescaped is None:
-            return None
-        quotes = unescaped
+    escapes = None
+    if b"\\" in text:
+        escapes = np.flatnonzero(characters == _BACKSLASH)
+        after = characters[escapes + 1]
+        if (after == _BACKSLASH).any():  # of which some do not escape what follows them
+            unescaped = _unescaped(characters, np.flatnonzero(characters == _QUOTE))
+            if unescaped is None:
+                return None
+            quotes = unescaped
+        else:
+            if (after == _SLASH).any():
+                text = text.replace(b"\\/", b"/")
+                characters = np.frombuffer(text, np.uint8)
+                escapes = np.flatnonzero(characters == _BACKSLASH)
+            is_quote = characters == _QUOTE
+            is_quote[escapes + 1] = False
+            quotes = np.flatnonzero(is_quote)
+            if not len(escapes):
+                escapes = None
+    else:
+        quotes = np.flatnonzero(characters == _QUOTE)
     if len(quotes) % 4 != 1 or len(quotes) == 1:
         return None
     keys, keys_end, values, values_end, following = (quotes[i::4][: len(quotes) // 4] for i in range(5))
@@ -154,7 +165,7 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
     if ranges is None:
         return None
     offsets, lengths = ranges
-    targets = _targets(text, values + 1, values_end, urls)
+    targets = urls.numbers(text, values + 1, values_end)
     if chosen is None:
         return Records(text, keys + 1, keys_end, targets, offsets, lengths, None)
     spread = np.full(len(keys), ABSENT, np.uint32), np.zeros(len(keys), np.uint64), np.zeros(len(keys), np.uint64)
@@ -211,16 +222,3 @@ def _ranges(text: bytes, urls_end: Positions, following: Positions, style: _Styl
         if (characters[ends] != ord(",")).any() or (characters[urls_end + 1] != ord(",")).any():
             return None
     return offsets, lengths
-
-
-def _targets(text: bytes, starts: Positions, stops: Positions, urls: Urls) -> UInt32s:
-    """Return the number of each URL. Those that equal the one before are told by their words alone."""
-    if not len(starts):
-        return np.zeros(0, np.uint32)
-    firsts = runs(text, starts, stops)
-    spans = zip(starts[firsts].tolist(), stops[firsts].tolist(), strict=True)
-    pieces = [text[start:stop] for start, stop in spans]
-    new = [piece for piece in dict.fromkeys(pieces) if piece not in urls]
-    urls.update(zip(new, range(len(urls), len(urls) + len(new)), strict=True))
-    numbers = np.fromiter(map(urls.__getitem__, pieces), np.uint32, len(pieces))
-    return numbers.repeat(np.diff(firsts, append=len(starts)))

@@ -26,7 +26,8 @@ _Parts: TypeAlias = list[tuple[int, Part]]  # with the place of each in the sequ
 
 def settle(taken: Taken) -> ReferenceSet:
     """Return the reference set; nothing is of use in ``taken`` after that."""
-    return _Settling(taken).all()
+    urls = taken.settled_urls()
+    return _Settling(taken).all(urls)
 
 
 class _Settling:
@@ -39,7 +40,7 @@ class _Settling:
             (sequence, part._replace(numbers=part.numbers + starts[arrays])) for sequence, arrays, part in taken.common
         ]
 
-    def all(self) -> ReferenceSet:
+    def all(self, urls: Texts) -> ReferenceSet:
         taken, placer, side = self._taken, self._placer, self._side
         items: list[Aside | Loose] = [*taken.side, *taken.loose]
         for item in sorted(items, key=lambda item: item.sequence):
@@ -65,7 +66,7 @@ class _Settling:
                 hidden = np.concatenate([part.numbers[part.targets == ABSENT] for part in parts])
                 for number in table.existing(hidden):
                     side.pop(join(path, grid.tail(number)), None)  # as above
-        return ReferenceSet(Texts.of(taken.urls), tables, side)
+        return ReferenceSet(urls, tables, side)
 
     def _loose(self, item: Loose) -> None:
         sequence, keys, part, settled = item

@@ -14,9 +14,10 @@ import numpy as np
 from refshard_fs.columns import ABSENT, Part, Row, UInt32s
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join
-from refshard_fs.manifests.json_fast import Urls
 from refshard_fs.manifests.reference_set import Value
 from refshard_fs.manifests.templates import Templates
+from refshard_fs.manifests.url_column import NotExpanded, Urls
+from refshard_fs.texts import Texts
 
 __all__ = ["Aside", "Common", "Loose", "Taken", "has_odd"]
 
@@ -56,8 +57,7 @@ class Taken:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.urls: Urls = {}
-        self.escaped: set[bytes] = set()  # URLs that only an escape can spell: with half a surrogate pair
+        self.urls = Urls()
         self.grids: dict[str, ChunkGrid] = {}
         self.numbers: dict[str, int] = {}  # of arrays; one that gets another grid gets another number
         self.parts: dict[str, list[tuple[int, Part]]] = {}
@@ -93,21 +93,19 @@ class Taken:
 
     def expand(self, templates: Templates) -> None:
         """Expand every URL, once each; where two become one, or change places, columns follow."""
-        if b"{{" not in b"\n".join(filter(None, self.urls)):
-            return
-        urls: Urls = {}
-        numbers = np.empty(len(self.urls), np.uint32)
-        for number, url in enumerate(self.urls):
-            if url is not None and b"{{" in url:
-                text = url.decode("utf-8", "surrogatepass")
-                try:
-                    url = templates.expand(text).encode("utf-8", "surrogatepass")
-                except ManifestError as e:
-                    raise ManifestError(f"{self._key_of(number)!r} of {self.where}: its URL {text!r}: {e}") from e
-            numbers[number] = urls.setdefault(url, len(urls))
-        moved = len(urls) < len(self.urls)
-        self.urls = urls
-        if not moved:
+        try:
+            self._renumber(self.urls.expand(templates.expand))
+        except NotExpanded as e:
+            raise ManifestError(f"{self._key_of(e.number)!r} of {self.where}: its URL {e.text!r}: {e.__cause__}") from e
+
+    def settled_urls(self) -> Texts:
+        """Return all URLs, each once; columns follow."""
+        urls, numbers = self.urls.settled()
+        self._renumber(numbers)
+        return urls
+
+    def _renumber(self, numbers: UInt32s | None) -> None:
+        if numbers is None:
             return
         for part in (
             *(part for parts in self.parts.values() for _, part in parts),

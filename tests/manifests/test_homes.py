@@ -11,6 +11,7 @@ from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.keyspace import place
 from refshard_fs.manifests.homes import at_home
 from refshard_fs.manifests.json_fast import scan
+from refshard_fs.manifests.url_column import Urls
 
 ENCODINGS = [
     ChunkKeyEncoding("v2", "."),
@@ -47,7 +48,7 @@ def test_what_is_found_is_what_looking_for_each_key_finds(encoding: ChunkKeyEnco
     ]
     keys += [f"{path}/{tail}" if path else tail for path in paths for tail in odd]
     block = json.dumps({key: ["u", 1, 2] for key in keys}, separators=(",", ":"))[1:-1].encode()
-    records = scan(block, {})
+    records = scan(block, Urls())
     assert records is not None
     names = records.keys(np.arange(len(records)))
     found = at_home(records, np.arange(len(records)), grids, numbers, largest)

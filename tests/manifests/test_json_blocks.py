@@ -14,6 +14,7 @@ from refshard_fs.keys import normalise
 from refshard_fs.manifests import gathering, json_blocks, json_fast, placing
 from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
 from refshard_fs.manifests.reference_set import References, ReferenceSet
+from refshard_fs.manifests.url_column import Urls
 
 ARRAY = {"zarr_format": 2, "shape": [40, 6], "chunks": [1, 2], "dtype": "<f4", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -335,13 +336,13 @@ def test_damage_is_an_error_or_what_json_reads(noise: bytes, at: int, cut: int) 
 
 
 def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
-    assert json_fast.scan(b'"a":["u",1,2]', {}) is not None
-    assert json_fast.scan(b'"a":["u"],"b":["v"]', {}) is not None
-    assert json_fast.scan(b'"a":["u"],"b":["v",1,2]', {}) is not None
-    mixed = json_fast.scan(b'"a":"x\\\\","b":["v",1,2],"c":"\\"","d":["w"]', {})
+    assert json_fast.scan(b'"a":["u",1,2]', Urls()) is not None
+    assert json_fast.scan(b'"a":["u"],"b":["v"]', Urls()) is not None
+    assert json_fast.scan(b'"a":["u"],"b":["v",1,2]', Urls()) is not None
+    mixed = json_fast.scan(b'"a":"x\\\\","b":["v",1,2],"c":"\\"","d":["w"]', Urls())
     assert mixed is not None
     assert mixed.texts() == {"a": "x\\", "c": '"'}
-    assert json_fast.scan(b'"a":["u"]]"b":["v"]', {}) is None
+    assert json_fast.scan(b'"a":["u"]]"b":["v"]', Urls()) is None
     for block in (
         b'"a":["u",1]',
         b'"a":["u","b",2]',
@@ -354,4 +355,4 @@ def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
         b"",
         b'"',
     ):
-        assert json_fast.scan(block, {}) is None
+        assert json_fast.scan(block, Urls()) is None
