@@ -46,8 +46,8 @@ def taken(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSe
         if not pins:
             raise NotListable(
                 f"{hierarchy.url} cannot be listed, as over plain HTTP, and has no consolidated metadata that tell "
-                "which arrays there are: consolidate the store (zarr.consolidate_metadata), or give its address on an object "
-                "store, such as s3://bucket/store"
+                "which arrays there are: consolidate the store (zarr.consolidate_metadata), or give its address on "
+                "an object store, such as s3://bucket/store"
             )
         for path, grid in grids.items():
             pins |= yield from _asked(hierarchy, (join(path, tail) for tail in grid.tails()), tell)

@@ -75,8 +75,8 @@ def picture(fs: Pictured, array: str | None = None, select: Any = None) -> Pictu
 
     ``select`` is what numpy takes between brackets, or text: ``"air[0:10, :, :]"``.
 
-    Raises FileNotFoundError if there is no such array, NotListable where its source cannot list chunks, ValueError where
-    its chunks form no grid or ``select`` is no selection, IndexError where it does not fit.
+    Raises FileNotFoundError if there is no such array, NotListable where its source cannot list chunks, ValueError
+    where its chunks form no grid or ``select`` is no selection, IndexError where it does not fit.
     """
     text = ""
     if isinstance(select, str):
