@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from refshard_fs.collecting import respelled
+from refshard_fs.errors import redacted
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.policy import longest_prefix
+from refshard_fs.policy import LOCAL, longest_prefix, protocol_of
 from refshard_fs.sets.made import MadeSet, made
 
 __all__ = ["opened", "rebase"]
 
 
-def rebase(fo: Any, prefixes: Mapping[str, str], **options: Any) -> MadeSet:
+def rebase(
+    fo: Any, prefixes: Mapping[str, str], *, missing: Literal["raise", "ignore"] = "raise", **options: Any
+) -> MadeSet:
     """Return the set ``fo`` with URL prefixes replaced: the longest that fits wins, and a prefix ends at a slash.
 
     ``fo`` is whatever `RefShardFileSystem` takes (``options`` are its further arguments), or such a filesystem.
-    Relative URLs become absolute before they are compared; chunk data are not read. ValueError if a prefix is empty.
+    Relative URLs become absolute before they are compared, and ``file:///data`` is ``/data``; chunk data are not read.
+    ValueError if a prefix is empty, or no URL begins with it (``missing="ignore"`` lets that be).
     Of pinned targets (`refshard_fs.snapshot`) that move, the pin keeps the size alone, with a warning: another server
     gives other ETags and times. TargetNotAllowed where a set from elsewhere points to where it may not.
 
@@ -33,18 +37,22 @@ def rebase(fo: Any, prefixes: Mapping[str, str], **options: Any) -> MadeSet:
     if not all(prefixes):
         raise ValueError("a prefix that is to be replaced is not empty")
 
+    by_place = {_place(prefix): new for prefix, new in prefixes.items()}
+
     def respell(url: str | None) -> str | None:
-        found = None if url is None else longest_prefix(prefixes, url)
+        found = None if url is None else longest_prefix(by_place, _place(url))
         if url is None or found is None:
             return url
         stem, new = found
-        rest = url[len(stem) :].removeprefix("/")
+        rest = _place(url)[len(stem) :].removeprefix("/")
         base = new if new.endswith("://") else new.rstrip("/") + "/"
         return base + rest if rest else new.rstrip("/")
 
     fs = opened(fo, options)
     refs = fs.collect()
     fs.admit(url for url in refs.urls if respell(url) == url)
+    if missing == "raise":
+        _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])
     new = respelled(refs, respell)
     if refs.pins is not None:
         moved = [respell(url) != url for url in refs.urls]
@@ -59,6 +67,23 @@ def rebase(fo: Any, prefixes: Mapping[str, str], **options: Any) -> MadeSet:
             )
         new = msgspec.structs.replace(new, pins=pins)
     return made(new)
+
+
+def _place(url: str) -> str:
+    """Return ``url``, or the path that it is of a file of this machine, which may be spelled as either."""
+    return "/" + url.partition("://")[2].lstrip("/") if protocol_of(url) in LOCAL and "::" not in url else url
+
+
+def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
+    """Raise ValueError for a prefix that none of ``urls`` begins with: it is most likely misspelled."""
+    for prefix in prefixes:
+        place = {_place(prefix): None}
+        if not any(longest_prefix(place, _place(url)) for url in urls):
+            example = f", such as {redacted(urls[0])!r}" if urls else ""
+            raise ValueError(
+                f"{prefix!r} begins none of the {len(urls)} URLs of the set{example}; a prefix ends at a slash. "
+                "missing='ignore' passes over prefixes that are not there"
+            )
 
 
 def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:

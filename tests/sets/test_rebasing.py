@@ -59,3 +59,33 @@ def test_the_command_wants_as_many_new_prefixes_as_old_ones(tmp_path: Path, caps
     source.write_text(json.dumps(REFS))
     assert main(["rebase", str(source), str(tmp_path / "b.json"), "--from", "s3://old/"]) == 2
     assert "--to" in capsys.readouterr().err
+
+
+def test_a_prefix_that_no_url_begins_with_is_an_error_that_names_it() -> None:
+    for prefixes in ({"s3://ol": "gs://b"}, {"s3://old": "gs://b", "s3://new": "gs://c"}):
+        last = [*prefixes][-1]
+        with pytest.raises(ValueError, match=f"{last}' begins none of the 3 URLs of the set, such as 's3://old/x.nc'"):
+            refshard_fs.rebase(REFS, prefixes)
+        new = refshard_fs.rebase(REFS, prefixes, missing="ignore").references
+        assert new["c"] == REFS["c"]
+
+
+def test_a_prefix_all_of_whose_urls_have_a_longer_one_is_not_missing() -> None:
+    new = refshard_fs.rebase({"a": ["s3://old/deep/x"]}, {"s3://old": "gs://a", "s3://old/deep": "gs://b"})
+    assert new.references["a"] == ["gs://b/x"]
+
+
+def test_the_command_says_which_prefix_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "refs.json").write_text(json.dumps(REFS))
+    paths = [str(tmp_path / "refs.json"), str(tmp_path / "new.json")]
+    assert main(["rebase", *paths, "--from", "s3://typo/", "--to", "gs://b"]) == 2
+    assert "'s3://typo/' begins none" in capsys.readouterr().err
+    assert not (tmp_path / "new.json").exists()
+
+
+@pytest.mark.parametrize("url", ["file:///data/x.nc", "/data/x.nc", "local:///data/x.nc"])
+@pytest.mark.parametrize("prefix", ["file:///data", "/data/", "local:///data/", "file:///", "/"])
+def test_a_local_path_and_its_url_are_the_same_place(url: str, prefix: str) -> None:
+    new = refshard_fs.rebase({"a": [url, 0, 4], "b": ["/database/x"]}, {prefix: "s3://b/"}).references
+    assert new["a"][0] == ("s3://b/x.nc" if "data" in prefix else "s3://b/data/x.nc")
+    assert new["b"] == (["/database/x"] if "data" in prefix else ["s3://b/database/x"])
