@@ -21,17 +21,18 @@ from refshard_fs.texts import Texts
 
 __all__ = ["Members", "Pattern", "decoded", "members_of"]
 
-_HEADER = frozenset(["version", "refs", "templates", "gen"])
+_HEADER = frozenset(["version", "refs", "templates", "gen", "refshard"])
 _NUMBERS = frozenset([int])
 _TEXT = frozenset([str])
 _LISTS = (frozenset([list]), frozenset([tuple]))
 
 
 class Members(NamedTuple):
-    """The members of a set without templates; ``checked``: each is text, or a `_Range`."""
+    """The members of a set without templates; ``checked``: each is text, or a `_Range`; ``pins`` as JSON has them."""
 
     values: Mapping[str, Any]
     checked: bool = False
+    pins: Any = None
 
 
 class _Range(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -42,9 +43,14 @@ class _Range(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fal
     length: int
 
 
+class _Ours(msgspec.Struct, forbid_unknown_fields=True):
+    pins: dict[str, Any]
+
+
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal[1]
     refs: dict[str, str | _Range]
+    refshard: _Ours | None = None
 
 
 _RANGES = frozenset([_Range])
@@ -54,7 +60,8 @@ _regular = msgspec.json.Decoder(_Document)
 def decoded(data: bytes) -> Members | None:
     """Return the members of a reference set in JSON; None where it takes more than a plain reader."""
     try:
-        return Members(_regular.decode(data).refs, checked=True)
+        document = _regular.decode(data)
+        return Members(document.refs, True, None if document.refshard is None else document.refshard.pins)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
@@ -67,7 +74,14 @@ def members_of(document: Any) -> Members | None:
     """Return the members of a set that has no templates; None where it has, or is of no known version."""
     match document:
         case {"version": int(version), "refs": dict(members)} if version == 1 and document.keys() <= _HEADER:
-            return None if document.get("templates") or document.get("gen") else Members(members)
+            if document.get("templates") or document.get("gen"):
+                return None
+            match document.get("refshard"):
+                case None:
+                    return Members(members)
+                case {"pins": dict(pins), **others} if not others:
+                    return Members(members, pins=pins)
+            return None
         case dict() if "version" not in document and "refs" not in document:
             return Members(document)
     return None
@@ -183,7 +197,8 @@ class Pattern(msgspec.Struct, frozen=True):
                 return None
         else:
             return None
-        known = {url: number for number, url in enumerate(dict.fromkeys(urls))}
+        one = urls.count(urls[0]) == self.count  # as of most sets, and sooner seen than hashed
+        known = {url: number for number, url in enumerate(urls[:1] if one else dict.fromkeys(urls))}
         if any("{{" in url for url in known):
             return None  # version 1 expands it, even without templates
         try:

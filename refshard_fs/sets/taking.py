@@ -27,9 +27,11 @@ from refshard_fs.manifests.declared import MARK
 from refshard_fs.manifests.kerchunk_json import parse, parse_document
 from refshard_fs.manifests.plain_values import dtype_of
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.pins import Pins
 from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.routing import route
 from refshard_fs.save import respelling
+from refshard_fs.sets.made import MadeSet
 from refshard_fs.sets.rebasing import opened
 
 __all__ = ["take", "with_coordinates"]
@@ -116,7 +118,7 @@ def _documents(sets: Sequence[Any], options: Mapping[str, Any]) -> Iterator[tupl
         match fo:
             case str() if fo.endswith(".json") and "::" not in fo:
                 named.append(number)
-            case dict():
+            case dict() | MadeSet():
                 yield number, fo
     if not named:
         return
@@ -150,6 +152,8 @@ class _Alike:
         data: bytes | None = None
         members: Members | None
         match document:
+            case MadeSet(content=ReferenceSet() as at_hand):
+                return at_hand if _is_plain(at_hand) else None
             case bytes():
                 data = document
                 members = decoded(data) if len(data) <= SMALL else None
@@ -166,6 +170,11 @@ class _Alike:
                 return None
             if members is not None:
                 self._pattern = Pattern.of(members, refs)
+        elif members is not None and members.pins is not None:
+            try:
+                refs = msgspec.structs.replace(refs, pins=Pins.read(members.pins, refs.urls, str(fo)))
+            except RefShardError:
+                return None  # as above
         return respelled(refs, respelling(OpenOptions(), fo if isinstance(fo, str) else None, None))
 
 

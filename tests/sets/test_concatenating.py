@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
+from refshard_fs.sets import rebasing, taking
 
 zarr = pytest.importorskip("zarr")
 
@@ -327,3 +329,36 @@ def test_a_set_from_elsewhere_is_not_made_the_users_own_with_what_it_may_not_rea
     named = [str(tmp_path) + "/", http_server.url + "/"]
     assert len(refshard_fs.concat([url], "time", allow=named)) == len(part)
     assert len(refshard_fs.rebase(url, {str(tmp_path) + "/": "s3://b/"})) == len(part)
+
+
+@pytest.mark.parametrize("way", ["documents", "files", "sets at hand"])
+def test_pinned_sets_are_joined_without_parsing_each(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for start in range(0, 12, 2):
+        air = np.full((2, 5), start, "<f4")
+        refs = chunked("air", air, (1, 5), ["time", "x"])
+        made.append(refshard_fs.snapshot({".zgroup": '{"zarr_format": 2}', **refs}))
+        made[-1].save(str(tmp_path / f"{start}.json"))
+    paths = [str(tmp_path / f"{start}.json") for start in range(0, 12, 2)]
+    sets = {"files": paths, "documents": [json.loads(Path(path).read_text()) for path in paths]}.get(way, made)
+    opened = []
+    monkeypatch.setattr(taking, "opened", lambda fo, options: opened.append(fo) or rebasing.opened(fo, options))
+    counted = dict.fromkeys(("parse", "parse_document"), 0)
+    for name in counted:
+        monkeypatch.setattr(taking, name, _counting(counted, name, getattr(taking, name)))
+    found = refshard_fs.concat(sets, dim="time")
+    assert sum(counted.values()) == (0 if way == "sets at hand" else 1)
+    assert len(opened) == (way == "files"), "one reads all files"
+    pins = found.columns.pins
+    assert pins is not None
+    assert [pins.pin(i) for i in range(6)] == [m.columns.pins.pin(0) for m in made if m.columns.pins is not None]
+    values = zarr.open_array(RefShardFileSystem(found).get_mapper("air"), mode="r")[:, 0]
+    assert values.tolist() == [start for start in range(0, 12, 2) for _ in range(2)]
+
+
+def _counting(counted: dict[str, int], name: str, call: Any) -> Any:
+    def count(*args: Any, **options: Any) -> Any:
+        counted[name] += 1
+        return call(*args, **options)
+
+    return count
