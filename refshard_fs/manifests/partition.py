@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.columns import ABSENT, WHOLE, Row, UInt32s, UInt64s
+from refshard_fs.manifests.parquet_pages import Footer, check_pages
 from refshard_fs.model import Quota
 
 __all__ = ["Partition", "PartitionIndex", "encode", "require_pyarrow"]
@@ -27,6 +28,7 @@ DECODED = 1024 * MIB  # that its columns may say they take, uncompressed
 THINGS = 100_000  # that a list in its footer may have
 OFFSETS = 2**63  # parquet's integers are signed
 COLUMNS = ("path", "offset", "size", "raw")
+_SHARED = ("path", "raw")  # read as dictionaries: each value is made once, however many rows have it
 
 _KINDS = {
     **dict.fromkeys(("string", "large_string"), "text"),
@@ -127,10 +129,15 @@ class PartitionIndex(msgspec.Struct, frozen=True):
     def decode(self, data: bytes) -> Partition:
         pa, _ = require_pyarrow()
         try:
+            footer = Footer(data)
+        except ValueError as e:
+            raise ValueError(f"it is no parquet file that can be read: {e}") from e
+        try:
             with pa.BufferReader(data) as source:
-                file = _opened(source, len(data))
+                file = _opened(source, len(data), [name for name in _SHARED if name.encode() in footer.names])
                 self._check(file.metadata)
                 names = _columns(file.schema_arrow.names)
+                check_pages(data, footer, file.schema, names)
                 # Not by what the file says of its columns (whether one is null throughout): where that contradicts
                 # itself, pyarrow does not raise an error, but ends the process.
                 table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
@@ -165,15 +172,15 @@ def require_pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def _opened(source: Any, size: int) -> Any:
-    """Return an open file, whose paths are read as a dictionary where there are any.
+def _opened(source: Any, size: int, shared: list[str]) -> Any:
+    """Return an open file, whose columns ``shared`` are read as dictionaries where there are such.
 
     Its footer can name no more things than the file has bytes, and memory is taken for no more.
     """
     _, parquet = require_pyarrow()
     options = {"page_checksum_verification": True, "thrift_container_size_limit": min(size, THINGS) or 1}
     try:
-        return parquet.ParquetFile(source, read_dictionary=["path"], **options)
+        return parquet.ParquetFile(source, read_dictionary=shared, **options)
     except KeyError:  # there is no such column
         return parquet.ParquetFile(source, **options)
 
@@ -294,9 +301,21 @@ def _raw(column: Any) -> dict[int, bytes]:
         return {}
     if _kind(array) not in ("text", "bytes"):
         raise ValueError(f"its column 'raw' is of {_kind(array)}, not of bytes")
-    absent = _absent(array)
+    codes = array.indices
+    absent = _absent(codes)
     rows = range(len(array)) if absent is None else np.flatnonzero(~absent).tolist()
-    return {row: _data(array[row].as_py(), row) for row in rows}
+    numbers = _numbers(codes)
+    values = array.dictionary.to_pylist()
+    made: dict[int, bytes] = {}
+    out = {}
+    for row in rows:
+        code = int(numbers[row])
+        if code not in made:
+            if not 0 <= code < len(values):
+                raise ValueError("its dictionary of data is damaged")
+            made[code] = _data(values[code], row)
+        out[row] = made[code]
+    return out
 
 
 def _data(value: str | bytes, row: int) -> bytes:

@@ -414,7 +414,7 @@ def broken(tmp_path: Path, data: bytes) -> RefShardFileSystem:
         (parquet_of(path=[1, 2, 3, 4]), "'path' is of whole numbers"),
         (parquet_of(path=["u"] * 4, offset=["0"] * 4), "'offset' is of text"),
         (parquet_of(path=["u"] * 4, size=[0.5] * 4), "'size' is of double"),
-        (parquet_of(path=["u"] * 4, size=[[1]] * 4), "'size' is of list"),
+        (parquet_of(path=["u"] * 4, size=[[1]] * 4), "'size' is nested"),
         (parquet_of(raw=[1, 2, 3, 4]), "'raw' is of whole numbers"),
         (parquet_of(other=[1, 2, 3, 4]), "none of the columns"),
     ],

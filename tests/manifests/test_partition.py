@@ -231,5 +231,5 @@ def test_a_footer_that_promises_a_million_columns_takes_no_memory_for_them() -> 
     count = bytes([0x80 | 999_999 & 0x7F, 0x80 | 999_999 >> 7 & 0x7F, 999_999 >> 14])
     footer = b"\x15\x02\x19\xfc" + count + b"\x48\x06schema\x15\x02\x00" * 20  # a version, and a list of columns
     data = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
-    with pytest.raises(ValueError, match="[Ss]ize limit"):
+    with pytest.raises(ValueError, match="a list is longer than there are bytes"):
         PartitionIndex(1, 1).decode(data)
