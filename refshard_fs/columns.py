@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from refshard_fs.keys import ChunkGrid
 
-__all__ = ["ABSENT", "DENSE", "SPARSE", "WHOLE", "ChunkTable", "Part", "Row", "UInt32s", "UInt64s"]
+__all__ = ["ABSENT", "DENSE", "SPARSE", "WHOLE", "ChunkTable", "Part", "Row", "Shared", "Tables", "UInt32s", "UInt64s"]
 
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
@@ -198,3 +199,84 @@ class ChunkTable:
             row = self.row(number)
             if row is not None:
                 yield number, row
+
+
+class Shared(NamedTuple):
+    """Tables that are rows of common ones: the rows from ``starts`` to ``stops``, of the dense one or of the other."""
+
+    places: dict[str, int]  # by path
+    grids: Mapping[str, ChunkGrid]
+    made: tuple[ChunkTable, ChunkTable]
+    dense: npt.NDArray[np.bool_]
+    starts: npt.NDArray[np.int64]
+    stops: npt.NDArray[np.int64]
+
+    def table(self, path: str) -> ChunkTable | None:
+        """Return the table of an array that is one of these."""
+        place = self.places.get(path)
+        if place is None:
+            return None
+        base = self.made[0 if self.dense[place] else 1]
+        return base.cut(self.grids[path], int(self.starts[place]), int(self.stops[place]))
+
+
+class Tables(Mapping[str, ChunkTable]):
+    """The tables of all arrays by path: their own, or shared ones, which are made when they are asked for."""
+
+    __slots__ = ("own", "shared")
+
+    def __init__(self, own: dict[str, ChunkTable], shared: Shared) -> None:
+        self.own = own
+        self.shared = shared
+
+    def __len__(self) -> int:
+        return len(self.own) + len(self.shared.places)
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.shared.places, self.own)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.own or path in self.shared.places
+
+    def __getitem__(self, path: str) -> ChunkTable:
+        table = self.get(path)
+        if table is None:
+            raise KeyError(path)
+        found: ChunkTable = table
+        return found
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """Return the table of an array."""
+        table = self.own.get(path)
+        if table is None:
+            table = self.shared.table(path)
+        return default if table is None else table
+
+    def grid(self, path: str) -> ChunkGrid | None:
+        """Return the grid of an array, without its table."""
+        table = self.own.get(path)
+        if table is not None:
+            return table.grid
+        return self.shared.grids[path] if path in self.shared.places else None
+
+    def full(self) -> Iterator[str]:
+        """Yield the arrays that have chunks."""
+        yield from (path for path, table in self.own.items() if table)
+        shared = self.shared
+        there = shared.stops > shared.starts
+        rows = shared.made[0].targets != ABSENT
+        before = np.concatenate((np.zeros(1, np.int64), rows.cumsum()))
+        bounds = np.where(shared.dense, shared.starts, 0), np.where(shared.dense, shared.stops, 0)
+        there &= ~shared.dense | (before[bounds[1]] > before[bounds[0]])
+        yield from compress(shared.places, there.tolist())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that all columns take."""
+        shared = self.shared
+        rows = sum(table.nbytes for table in shared.made)
+        return rows + sum(table.nbytes for table in self.own.values())
+
+    def count(self) -> int:
+        """Return how many chunks there are in all tables."""
+        return sum(map(len, self.own.values())) + sum(map(len, self.shared.made))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding, join, parent
 
-__all__ = ["ArrayMeta", "array_meta", "consolidated_arrays", "dumps", "is_metadata", "loads"]
+__all__ = ["ArrayMeta", "array_meta", "consolidated_arrays", "dumps", "is_metadata", "loads", "plain_grid"]
 
 METADATA_NAMES: Final = frozenset({".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json"})
 COUNTABLE: Final = 2**63  # elements along a dimension, and chunks of an array, are fewer
@@ -81,6 +81,34 @@ def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
         case {"zarr_format": 2, "shape": _} | {"zarr_format": 2, "chunks": _}:
             return _version_2(doc, where)
     return None
+
+
+class _Plain(msgspec.Struct, gc=False):
+    """Metadata of version 2 that has nothing unusual."""
+
+    zarr_format: Literal[2]
+    shape: list[Annotated[int, msgspec.Meta(ge=0, le=COUNTABLE - 1)]]
+    chunks: list[Annotated[int, msgspec.Meta(ge=1, le=COUNTABLE - 1)]]
+    dtype: str
+    order: Literal["C", "F"] = "C"
+    dimension_separator: Literal[".", "/"] | None = "."
+    shards: Any = None
+
+
+_plain = msgspec.json.Decoder(_Plain)
+_ENCODINGS: Final = {separator: ChunkKeyEncoding("v2", separator or ".") for separator in (".", "/", None)}
+
+
+def plain_grid(text: str) -> ChunkGrid | None:
+    """Return the grid that an ordinary ``.zarray`` says, at a tenth of the cost; None where it takes a closer look."""
+    try:
+        found = _plain.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+    if len(found.shape) != len(found.chunks) or found.shards is not None:
+        return None
+    counts = tuple([-(-extent // chunk) for extent, chunk in zip(found.shape, found.chunks)])  # noqa: B905
+    return ChunkGrid(counts, _ENCODINGS[found.dimension_separator]) if math.prod(counts) < COUNTABLE else None
 
 
 def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metadata") -> Iterator[tuple[str, Any]]:

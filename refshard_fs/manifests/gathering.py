@@ -9,42 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from refshard_fs.columns import ABSENT, WHOLE, Part, Row, UInt32s, UInt64s
+from refshard_fs import zarrmeta
+from refshard_fs.columns import ABSENT, WHOLE, Row
 from refshard_fs.errors import ManifestError
-from refshard_fs.keys import ChunkGrid, normalise, parent
-from refshard_fs.keyspace import place
-from refshard_fs.manifests import placing
-from refshard_fs.manifests.chunk_keys import chunk_numbers
-from refshard_fs.manifests.homes import at_home
+from refshard_fs.keys import ChunkGrid, normalise
+from refshard_fs.manifests.block_texts import BlockTexts, Irregular, block_texts
 from refshard_fs.manifests.json_fast import Records, scan
-from refshard_fs.manifests.placing import may_be_chunk
+from refshard_fs.manifests.placed import ENDS, placed
 from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
 from refshard_fs.manifests.settling import settle
-from refshard_fs.manifests.taken import Aside, Common, Loose, Taken, has_odd
+from refshard_fs.manifests.side_table import Run
+from refshard_fs.manifests.taken import Aside, Loose, Taken, has_odd
 from refshard_fs.manifests.templates import Templates, expand_gen
 from refshard_fs.manifests.url_column import Urls
-from refshard_fs.manifests.words import Positions
 
 __all__ = ["Gathering"]
 
 BATCH: Final = 16384  # members that are taken at a time from something longer
-SAMPLES: Final = 16  # records that are looked at, to tell how to take a block
-FEW: Final = 64  # records of a block that are looked at one by one, and arrays that are looked for in one
+FEW: Final = 64  # members that are looked at one by one
 
-_ENDS: Final = np.array([may_be_chunk(chr(byte)) for byte in range(256)])  # by the last byte of a key
 _METADATA_ENDS: Final = {name[-1] for name in METADATA}
-
-
-class _Deferred(NamedTuple):
-    """Records of which no array is known yet."""
-
-    sequence: int
-    records: Records
+_METADATA_BYTES: Final = np.array([chr(byte) in _METADATA_ENDS for byte in range(256)])
 
 
 class Gathering:
@@ -54,9 +45,8 @@ class Gathering:
         self._where = where
         self._taken = Taken(where)
         self._spelled: dict[str, ChunkGrid | None] = {}  # what each text of metadata has been found to say
-        self._deferred: list[_Deferred] = []
+        self._grids: dict[ChunkGrid, ChunkGrid] = {}  # each once
         self._sequence = 0
-        self._all_known = False  # whether no more metadata can come
 
     @property
     def is_empty(self) -> bool:
@@ -71,9 +61,9 @@ class Gathering:
             records = scan(block, self._taken.urls)
             if records is None or any(map(records.has, others)):
                 return False
-            self._add_records(records, records.texts())
-        except (UnicodeDecodeError, msgspec.DecodeError, _Repeated):
-            return False  # a reader of JSON will say what is wrong, or which one counts
+            self._add_records(records)
+        except (UnicodeDecodeError, Irregular):
+            return False  # a reader of JSON will say what is wrong
         return True
 
     def add_members(self, members: Mapping[Any, Any]) -> None:
@@ -104,17 +94,15 @@ class Gathering:
             self._add_singly({key: members[key] for key in of_default})
         else:
             records.targets[:] = self._target(None)
-            self._add_records(records, {}, of_default)
+            self._add_records(records)
 
     def _add_regular(self, members: Mapping[str, Any]) -> None:
         """Take members that are texts, or lists that begin with one."""
         records = _compact(members, self._taken.urls) if len(members) > FEW else None
         if records is None:
             self._add_singly(members)
-        elif records.value_stops is None:
-            self._add_records(records, {}, members)
         else:
-            self._add_records(records, {key: value for key, value in members.items() if type(value) is str})
+            self._add_records(records)
 
     def add_batches(self, members: Mapping[Any, Any]) -> None:
         """Take the members of a mapping that may be long."""
@@ -127,14 +115,7 @@ class Gathering:
 
     def finish(self, templates: Templates | None = None, gen: Sequence[object] = ()) -> ReferenceSet:
         """Return the reference set, URLs expanded by ``templates`` (if any) and ``gen``'s references added."""
-        self._all_known = True
         taken = self._taken
-        deferred, self._deferred = self._deferred, []
-        try:
-            for sequence, records in deferred:
-                self._place(records, {}, sequence)
-        except UnicodeDecodeError as e:
-            raise ManifestError(f"{self._where} is not JSON: it is not UTF-8: {e.reason}") from e
         if templates is not None:
             taken.expand(templates)
             self._generate(gen, templates)
@@ -150,109 +131,61 @@ class Gathering:
 
     # ------------------------------------------------------------------ columns
 
-    def _add_records(self, records: Records, texts: dict[str, str], known: Iterable[str] | None = None) -> None:
-        """Take records, and the ``texts`` among them; ``known`` are the keys of all, where these are at hand."""
-        settled = True
-        if texts:
-            if has_odd(texts):
-                texts = {self._checked_key(key): value for key, value in texts.items()}
-                settled = False
-            for key in texts:
-                if key[-1] in _METADATA_ENDS and key.endswith(METADATA):
-                    self._learn(key, texts[key])
+    def _add_records(self, records: Records) -> None:
+        """Take records, and the texts among them, which may be what tells of arrays; `Irregular` as `block_texts`."""
+        texts, last = block_texts(records), records.last_bytes()
+        if texts is not None:
+            self._learn_all(records, texts, last[texts.rows])
         sequence = self._next()
-        settled &= self._place(records, texts, sequence, known)
-        if texts:
-            members: dict[str, Value] = texts  # type: ignore[assignment]  # nobody else has it
-            self._taken.side.append(Aside(sequence, members, settled))
-
-    def _place(
-        self, records: Records, texts: dict[str, str], sequence: int, known: Iterable[str] | None = None
-    ) -> bool:
-        """Put chunks where they belong, and all other references aside; whether no text is left that may be a chunk.
-
-        Where texts stand in the place of a chunk, they hide what came before.
-        """
         taken = self._taken
-        may_be = _ENDS[records.last_bytes()]
-        unplaced = np.flatnonzero(may_be)
-        never = np.flatnonzero(~may_be)
-        placed: list[tuple[str, Part]] = []
-        common: list[Common] = []
-        if self._mostly_small(records):
-            found = at_home(records, unplaced, taken.grids, taken.numbers, placing.SMALL)
-            unplaced = found.left
-            if len(found.rows):
-                common.append(Common(sequence, found.arrays, _chosen(records, found.chunks, found.rows)))
-        else:
-            placed, unplaced = self._by_array(records, unplaced)
-        if len(unplaced) > FEW and not self._all_known:
-            sample = [place(taken.grids, records.key(i)) for i in unplaced[:FEW].tolist()]
-            if not any(sample):
-                if texts and not texts.keys().isdisjoint(records.keys(np.flatnonzero(records.targets != ABSENT))):
-                    raise _Repeated
-                self._deferred.append(_Deferred(sequence, records))
-                return False
-        settled = True
-        loose = []
-        for left, is_settled in ((unplaced, False), (never, True)):
-            chosen = left
-            if records.value_stops is not None:
-                chosen = left[records.targets[left] != ABSENT]
-                settled &= is_settled or len(chosen) == len(left)
-            if not len(chosen):
-                continue
-            keys = list(known) if known is not None and len(chosen) == len(records) else records.keys(chosen)
-            if has_odd(keys):
-                keys = list(map(self._checked_key, keys))
-                is_settled = False
-            loose.append(Loose(sequence, keys, _chosen(records, None, chosen), is_settled))
-            if texts and not texts.keys().isdisjoint(keys):
-                raise _Repeated
-        for path, part in placed:
+        may_be = ENDS[last]
+        parts, common, unplaced = placed(records, may_be, sequence, taken)
+        for path, part in parts:
             taken.parts.setdefault(path, []).append((sequence, part))
-            if records.value_stops is not None and (part.targets == ABSENT).any():
+            if texts is not None and (part.targets == ABSENT).any():
                 taken.hiding.add(path)
         taken.common += common
-        taken.loose += loose
-        return settled
+        aside = ~may_be
+        aside[unplaced] = True
+        offsets, lengths = records.offsets, records.lengths
+        if texts is not None:
+            # A text in the place of a chunk hides what came before; what it is lies aside.
+            aside[texts.rows] = True
+            offsets[texts.rows], lengths[texts.rows] = texts.offsets, texts.lengths
+        chosen = np.flatnonzero(aside)
+        if not len(chosen):
+            return
+        keys, settled = records.spelled_keys(chosen), not len(unplaced)
+        sizes = (records.key_stops - records.key_starts)[chosen]
+        if has_odd(keys):
+            names = [self._checked_key(key).encode() for key in records.keys(chosen)]
+            sizes, settled = np.fromiter(map(len, names), np.int64, len(names)), False
+            keys = b"".join([name + b'"' for name in names])
+        columns = records.targets[chosen], offsets[chosen], lengths[chosen]
+        taken.loose.append(Loose(sequence, Run(keys, sizes, *columns, b"" if texts is None else texts.data), settled))
 
-    def _by_array(self, records: Records, unplaced: Positions) -> tuple[list[tuple[str, Part]], Positions]:
-        """Return the chunks that belong to few arrays, one array after the other, and what is left."""
-        grids = self._taken.grids
-        placed: list[tuple[str, Part]] = []
-        strays: list[int] = []
-        count = len(unplaced)
-        for attempt in range(FEW):
-            # Where arrays are many and small, it is better to take what is left one by one.
-            if not len(unplaced) or attempt * count > FEW * (count - len(unplaced)) + 4 * count:
-                break
-            first = int(unplaced[0])
-            at = place(grids, self._checked_key(records.key(first)))
-            if at is None:
-                strays.append(first)
-                unplaced = unplaced[1:]
+    def _learn_all(self, records: Records, texts: BlockTexts, last: npt.NDArray[np.uint8]) -> None:
+        """Take note of the arrays that texts tell of; ``last`` are the last bytes of their keys."""
+        chosen = np.flatnonzero(_METADATA_BYTES[last])
+        paths, grids = list[str](), list[ChunkGrid]()
+        known: dict[int, ChunkGrid | None] = {}  # by the place of a text among those that had escapes
+        keys = records.keys(texts.rows[chosen])
+        for place, which, key in zip(chosen.tolist(), texts.which[chosen].tolist(), keys, strict=True):
+            if not key.endswith(METADATA):
                 continue
-            grid = grids[at.array]
-            chosen = None if len(unplaced) == len(records) else unplaced
-            numbers, valid = chunk_numbers(records, chosen, _prefix(at.array, grid), grid)
-            if valid.all():
-                chosen, unplaced = unplaced, unplaced[:0]
+            if which >= 0 and which in known:
+                grid = known[which]
             else:
-                chosen, unplaced, numbers = unplaced[valid], unplaced[~valid], numbers[valid]
-            if len(numbers):
-                smaller = numbers.astype(np.uint32) if grid.size < 2**32 else numbers
-                placed.append((at.array, _chosen(records, smaller, chosen)))
-            if not valid[0]:  # a chunk, and spelled in a way that is not for columns
-                strays.append(first)
-                unplaced = unplaced[1:]
-        return placed, np.sort(np.concatenate((np.array(strays, np.int64), unplaced)))
-
-    def _mostly_small(self, records: Records) -> bool:
-        """Whether samples say that records are chunks of many small arrays."""
-        grids = self._taken.grids
-        sample = [grids.get(parent(records.key(i))[0]) for i in range(0, len(records), len(records) // SAMPLES + 1)]
-        return sum(1 for grid in sample if grid is not None and grid.size <= placing.SMALL) * 4 > 3 * len(sample)
+                path, _, name = key.rpartition("/")
+                if name not in METADATA:
+                    continue
+                grid = known[which] = self._grid(key, texts.text(place))
+            if grid is not None:
+                path, _, name = key.rpartition("/")
+                if name in METADATA:
+                    paths.append(path)
+                    grids.append(grid)
+        self._taken.learn_all(paths, grids)
 
     def _next(self) -> int:
         self._sequence += 1
@@ -305,14 +238,19 @@ class Gathering:
         path, _, name = key.rpartition("/")
         if name not in METADATA:
             return
-        if type(value) is not str:
-            grid = grid_of(key, value, self._where)
-        elif value in self._spelled:
-            grid = self._spelled[value]
-        else:
-            grid = self._spelled[value] = grid_of(key, value, self._where)
+        grid = self._grid(key, value) if type(value) is str else grid_of(key, value, self._where)
         if grid is not None:
             self._taken.learn(path, grid)
+
+    def _grid(self, key: str, text: str) -> ChunkGrid | None:
+        """Return the grid that ``text`` says, the same one for all that say the same."""
+        if text in self._spelled:
+            return self._spelled[text]
+        grid = zarrmeta.plain_grid(text) or grid_of(key, text, self._where)
+        if grid is not None:
+            grid = self._grids.setdefault(grid, grid)
+        self._spelled[text] = grid
+        return grid
 
     def _target(self, url: bytes | None) -> int:
         return self._taken.urls.number(url)
@@ -322,10 +260,6 @@ class Gathering:
             return self._target(None if url is None else url.encode())
         except UnicodeEncodeError:
             return self._target(b"" if url is None else url.encode("utf-8", "surrogatepass"))
-
-
-class _Repeated(Exception):
-    """A key that comes twice in one block, as a reference and as data."""
 
 
 def _is_regular(members: Mapping[Any, Any]) -> bool:
@@ -344,19 +278,6 @@ def _compact(members: Mapping[str, Any], urls: Urls) -> Records | None:
     except (TypeError, ValueError, OverflowError):  # the reading one by one says what is wrong
         return None
     return scan(block, urls)
-
-
-def _chosen(records: Records, numbers: UInt64s | UInt32s | None, chosen: Positions) -> Part:
-    if len(chosen) == len(records):
-        columns = records.targets, records.offsets, records.lengths
-    else:
-        columns = records.targets[chosen], records.offsets[chosen], records.lengths[chosen]
-    return Part(chosen.view(np.uint64) if numbers is None else numbers, *columns)
-
-
-def _prefix(path: str, grid: ChunkGrid) -> bytes:
-    head = "c" + grid.encoding.separator if grid.encoding.name == "default" else ""
-    return (path + "/" + head if path else head).encode()
 
 
 def _key(key: str) -> str:

@@ -6,6 +6,7 @@ One look-up a directory, and arithmetic for the names in it. No I/O here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -76,10 +77,7 @@ _NOWHERE: Final = (0, 0, 0)
 def at_home(
     records: Records, among: Positions, grids: Mapping[str, ChunkGrid], numbers: Mapping[str, int], largest: int
 ) -> Found:
-    """Return which of some records are chunks of arrays that have up to ``largest``; arrays have ``numbers`` by path.
-
-    ValueError if a key is not UTF-8.
-    """
+    """Return which records are chunks of arrays that have up to ``largest``; arrays have ``numbers`` by path."""
     if not len(among):
         return Found(among, among.astype(np.uint32), among.view(np.uint64), among)
     text, stops = records.text, records.key_stops[among]
@@ -88,21 +86,27 @@ def at_home(
     ends = np.maximum(names - 1, starts)
     begun = runs(text, starts, ends)
     shapes = _Shapes(largest)
-    known: dict[bytes, tuple[int, int, int]] = {}  # the array, the number of the first chunk there, and their shape
-    homes = []
-    for start, stop in zip(starts[begun].tolist(), ends[begun].tolist(), strict=True):
-        directory = text[start:stop]
+    spans = zip(starts[begun].tolist(), ends[begun].tolist(), strict=True)
+    if text.isascii():
+        string = text.decode()
+        directories = [string[start:stop] for start, stop in spans]
+    else:
+        directories = [text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans]
+    near = list(map(grids.get, directories))
+    ids, inverse = np.unique(np.fromiter(map(id, near), np.int64, len(near)), return_inverse=True)
+    by_id = {id(grid): grid for grid in near}
+    shape_of = [0 if grid is None else shapes.number(grid) for grid in map(by_id.__getitem__, ids.tolist())]
+    homes = np.zeros((3, len(near)), np.int64)  # the array, the number of the first chunk there, and their shape
+    homes[0] = np.fromiter(map(numbers.get, directories, repeat(0)), np.int64, len(near))
+    homes[2] = np.array(shape_of, np.int64)[inverse]
+    known: dict[str, tuple[int, int, int]] = {}
+    for place in np.flatnonzero(ids[inverse] == id(None)).tolist():
+        directory = directories[place]
         home = known.get(directory)
         if home is None:
-            path = directory.decode()
-            grid = grids.get(path)
-            if grid is None:
-                home = _below(path, grids, numbers, largest, shapes)
-            else:
-                home = numbers[path], 0, shapes.of.get(id(grid)) or shapes.number(grid)
-            known[directory] = home
-        homes.append(home)
-    arrays, firsts, shape = np.array(homes, np.int64).T.repeat(np.diff(begun, append=len(among)), axis=1)
+            home = known[directory] = _below(directory, grids, numbers, largest, shapes)
+        homes[:, place] = home
+    arrays, firsts, shape = homes.repeat(np.diff(begun, append=len(among)), axis=1)
     valid = np.zeros(len(among), bool)
     chunks = np.zeros(len(among), np.uint64)
     spellings = [spelling for spelling, _ in shapes.known]

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.columns import ABSENT, WHOLE, UInt32s, UInt64s
+from refshard_fs.manifests.hashing import gathered
 from refshard_fs.manifests.url_column import Urls
 from refshard_fs.manifests.words import ONES, PAD, Positions, number_before, stands, u64, words_at
 
@@ -50,7 +50,8 @@ SPACED: Final = _style(b" ")
 class Records(NamedTuple):
     """Members in the order of the block: ``text[key_starts[i]:key_stops[i]]`` is a key, in UTF-8, without escapes.
 
-    Where the target is ABSENT, the value is a text, and its closing quote is at ``value_stops[i]``.
+    Where the target is ABSENT, the value is a text, as JSON spells it: ``text[value_starts[i]:value_stops[i]]``, with
+    backslashes at ``escapes``.
     """
 
     text: bytes
@@ -59,23 +60,24 @@ class Records(NamedTuple):
     targets: UInt32s
     offsets: UInt64s
     lengths: UInt64s
-    value_stops: Positions | None  # None: there are no texts
+    value_starts: Positions | None = None  # None: there are no texts
+    value_stops: Positions | None = None
+    escapes: Positions | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def key(self, record: int) -> str:
-        """Return one key; ValueError if it is not UTF-8."""
-        return self.text[self.key_starts[record] : self.key_stops[record]].decode()
+        """Return one key."""
+        return self.text[self.key_starts[record] : self.key_stops[record]].decode("utf-8", "surrogatepass")
 
     def keys(self, among: Positions) -> list[str]:
-        """Return the keys of some records; ValueError if one is not UTF-8."""
-        starts = self.key_starts[among]
-        sizes = self.key_stops[among] - starts + 1  # with the quote that follows, here a separator
-        ends = sizes.cumsum()
-        places = np.arange(ends[-1] if len(ends) else 0)
-        places += (starts - ends + sizes).repeat(sizes)
-        return np.frombuffer(self.text, np.uint8)[places].tobytes().decode().split('"')[:-1]
+        """Return the keys of some records."""
+        return self.spelled_keys(among).decode("utf-8", "surrogatepass").split('"')[:-1]
+
+    def spelled_keys(self, among: Positions) -> bytes:
+        """Return the keys of some records, each with a quote behind it."""
+        return gathered(self.text, self.key_starts[among], self.key_stops[among] + 1)
 
     def has(self, key: bytes) -> bool:
         """Whether there is such a key."""
@@ -86,22 +88,6 @@ class Records(NamedTuple):
     def last_bytes(self) -> npt.NDArray[np.uint8]:
         """Return the last byte of each key; of an empty one, a quote."""
         return np.frombuffer(self.text, np.uint8)[self.key_stops - 1]
-
-    def texts(self) -> dict[str, str]:
-        """Return the members that are texts; ValueError where a JSON reader has to say what is wrong."""
-        if self.value_stops is None:
-            return {}
-        chosen = np.flatnonzero(self.targets == ABSENT)
-        starts, stops = self.key_starts[chosen] - 1, self.value_stops[chosen] + 1
-        firsts = np.flatnonzero(np.diff(chosen, prepend=-2) != 1)  # of those that follow one another
-        lasts = np.append(firsts[1:], len(chosen)) - 1
-        view = memoryview(self.text)
-        spans = zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
-        found: dict[str, str] = _TEXTS.decode(b"{%b}" % b",".join([view[start:stop] for start, stop in spans]))
-        return found
-
-
-_TEXTS: Final = msgspec.json.Decoder(dict[str, str])
 
 
 def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
@@ -167,10 +153,10 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
     offsets, lengths = ranges
     targets = urls.numbers(text, values + 1, values_end)
     if chosen is None:
-        return Records(text, keys + 1, keys_end, targets, offsets, lengths, None)
+        return Records(text, keys + 1, keys_end, targets, offsets, lengths)
     spread = np.full(len(keys), ABSENT, np.uint32), np.zeros(len(keys), np.uint64), np.zeros(len(keys), np.uint64)
     spread[0][chosen], spread[1][chosen], spread[2][chosen] = targets, offsets, lengths
-    return Records(text, keys + 1, keys_end, *spread, quotes[3::4])
+    return Records(text, keys + 1, keys_end, *spread, quotes[2::4][: len(keys)] + 1, quotes[3::4], escapes)
 
 
 _all: Final = slice(None)

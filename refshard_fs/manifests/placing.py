@@ -7,12 +7,13 @@ the last of a chunk wins. No I/O here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.columns import ABSENT, DENSE, SPARSE, ChunkTable, Part, UInt64s
+from refshard_fs.columns import ABSENT, DENSE, SPARSE, ChunkTable, Part, Shared, Tables, UInt64s
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding, join
 from refshard_fs.keyspace import Place, place
 
@@ -34,23 +35,18 @@ class Placer:
 
     def __init__(self, grids: Mapping[str, ChunkGrid]) -> None:
         self._grids = grids
-        self._small: list[str] = []
-        self._starts: dict[str, int] = {}
         self._groups: dict[ChunkGrid, dict[str, _Tails]] = {}
         self._directories: dict[str, tuple[int, _Tails]] = {}
-        end = 0
-        ends = [0]
-        sizes: dict[int, int] = {}  # by the id of a grid: many arrays share one
-        for path, grid in grids.items():
-            size = sizes.get(id(grid), -1)
-            if size < 0:
-                size = sizes[id(grid)] = grid.size
-            if size <= SMALL:
-                self._small.append(path)
-                self._starts[path] = end
-                end += size
-                ends.append(end)
-        self._bounds = np.array(ends, np.int64)
+        paths = list(grids)
+        ids, inverse = np.unique(np.fromiter(map(id, grids.values()), np.int64, len(grids)), return_inverse=True)
+        by_id = {id(grid): grid for grid in grids.values()}  # many arrays share one
+        sizes = np.array([min(grid.size, SMALL + 1) for grid in map(by_id.__getitem__, ids.tolist())], np.int64)[
+            inverse
+        ]
+        small = sizes <= SMALL
+        self._bounds = np.concatenate((np.zeros(1, np.int64), sizes[small].cumsum()))
+        self._starts: dict[str, int] = dict(zip(compress(paths, small.tolist()), self._bounds.tolist()))  # noqa: B905
+        self.large = list(compress(paths, (~small).tolist()))  # arrays that have columns of their own
 
     def is_small(self, path: str) -> bool:
         """Whether the array at ``path`` is one of those that are placed together."""
@@ -115,7 +111,7 @@ class Placer:
 
     # ------------------------------------------------------------------ tables
 
-    def tables(self, parts: Sequence[Part]) -> tuple[dict[str, ChunkTable], list[str]]:
+    def tables(self, parts: Sequence[Part]) -> tuple[Tables, list[str]]:
         """Return the tables of all small arrays, and the keys of chunks of which a row was once ABSENT, and are there.
 
         ``parts`` have common numbers.
@@ -140,21 +136,21 @@ class Placer:
         sparse_ends = np.cumsum(counts * ~dense)
         total = int(dense_ends[-1]) if len(dense_ends) else 0
         spread = np.full(total, ABSENT, np.uint32), np.zeros(total, np.uint64), np.zeros(total, np.uint64)
-        places = (local + (dense_ends - sizes * dense).repeat(counts))[in_dense]
-        spread[0][places] = targets[in_dense]
-        spread[1][places], spread[2][places] = offsets[in_dense], lengths[in_dense]
+        at = (local + (dense_ends - sizes * dense).repeat(counts))[in_dense]
+        spread[0][at] = targets[in_dense]
+        spread[1][at], spread[2][at] = offsets[in_dense], lengths[in_dense]
         others = ~in_dense
         packed = targets[others], offsets[others], lengths[others], local[others].astype(np.uint64)
         made = ChunkTable(_NO_GRID, *spread), ChunkTable(_NO_GRID, *packed)
-        tables = {}
-        ends = np.where(dense, dense_ends, sparse_ends).tolist()
-        takes = np.where(dense, sizes, counts).tolist()
-        for path, is_dense, end, size in zip(self._small, dense.tolist(), ends, takes, strict=True):
-            tables[path] = made[0 if is_dense else 1].cut(self._grids[path], end - size, end)
-        return tables, list(self._keys(np.intersect1d(hidden, numbers))) if len(hidden) else []
+        stops = np.where(dense, dense_ends, sparse_ends)
+        starts = stops - np.where(dense, sizes, counts)
+        places = dict(zip(self._starts, range(len(self._starts)), strict=True))
+        shared = Shared(places, self._grids, made, dense, starts, stops)
+        return Tables({}, shared), list(self._keys(np.intersect1d(hidden, numbers))) if len(hidden) else []
 
     def _keys(self, numbers: npt.NDArray[np.uint64]) -> Iterator[str]:
         arrays = self._bounds.searchsorted(numbers.astype(np.int64), "right") - 1
+        small = list(self._starts)
         for array, number in zip(arrays.tolist(), numbers.tolist(), strict=True):
-            path = self._small[array]
+            path = small[array]
             yield join(path, self._grids[path].tail(number - self._starts[path]))

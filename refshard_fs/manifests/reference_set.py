@@ -12,9 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs import zarrmeta
-from refshard_fs.columns import ChunkTable, Row
+from refshard_fs.columns import ABSENT, ChunkTable, Row, Tables
 from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.keys import ChunkGrid, join, parent
+from refshard_fs.manifests.side_table import SideTable, Value
+from refshard_fs.manifests.words import Positions
 from refshard_fs.model import Entry, Inline, Listed, Pin, Span, Steps
 from refshard_fs.names import Listing, by_name, chunk_names, chunks_below, has_chunks_below
 from refshard_fs.pins import Pins
@@ -24,9 +26,6 @@ __all__ = ["METADATA", "FlatKeySpace", "ReferenceSet", "References", "Value", "g
 
 METADATA: Final = (".zarray", "zarr.json")
 FEW: Final = 64  # names that are put among many others one by one
-
-# A value as the manifest spells it: text, an object, bytes, or a reference.
-Value = str | bytes | dict[str, Any] | Row
 
 
 class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
@@ -38,21 +37,34 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
     """
 
     urls: Texts
-    tables: dict[str, ChunkTable]
-    side: dict[str, Value]
+    tables: Mapping[str, ChunkTable]
+    side: Mapping[str, Value]
     version: int | None = None
     pins: Pins | None = None
 
     def __len__(self) -> int:
         """Number of keys."""
-        return len(self.side) + sum(map(len, self.tables.values()))
+        match self.tables:
+            case Tables() as tables:
+                return len(self.side) + tables.count()
+            case own:
+                return len(self.side) + sum(map(len, own.values()))
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the columns and inline data take, roughly."""
-        inline = 64 * len(self.side) + sum(map(len, self.side.values()))
+        match self.side:
+            case SideTable() as side:
+                inline = side.nbytes
+            case side:
+                inline = 64 * len(side) + sum(map(len, side.values()))
         pins = 0 if self.pins is None else self.pins.nbytes
-        return inline + pins + self.urls.nbytes + sum(table.nbytes for table in self.tables.values())
+        match self.tables:
+            case Tables() as tables:
+                columns = tables.nbytes
+            case own:
+                columns = sum(table.nbytes for table in own.values())
+        return inline + pins + self.urls.nbytes + columns
 
     def value(self, key: str) -> Value | None:
         """Return the value of ``key`` as written, or None if there is no such key."""
@@ -89,15 +101,24 @@ class _Grids(Mapping[str, ChunkGrid]):
 
     __slots__ = ("tables",)
 
-    def __init__(self, tables: dict[str, ChunkTable]) -> None:
+    def __init__(self, tables: Mapping[str, ChunkTable]) -> None:
         self.tables = tables
 
     def __getitem__(self, path: str) -> ChunkGrid:
-        return self.tables[path].grid
+        grid = self.get(path)
+        if grid is None:
+            raise KeyError(path)
+        found: ChunkGrid = grid
+        return found
 
     def get(self, path: str, default: Any = None) -> Any:
-        table = self.tables.get(path)
-        return default if table is None else table.grid
+        match self.tables:
+            case Tables() as tables:
+                grid = tables.grid(path)
+            case own:
+                table = own.get(path)
+                grid = None if table is None else table.grid
+        return default if grid is None else grid
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tables)
@@ -149,6 +170,7 @@ class FlatKeySpace:
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._pins: dict[int, Pin | None] = {}
         self._tree: dict[str, dict[str, bool]] | None = None
+        self._rows: dict[str, Positions] = {}  # of a table of what lies aside, by directory; made with the tree
         self._holds_all_metadata: bool | None = None
 
     @property
@@ -182,18 +204,24 @@ class FlatKeySpace:
     def holds_all_metadata(self) -> bool:
         """Whether the metadata of every array is inline, and so no array can be learnt of by reading."""
         if self._holds_all_metadata is None:
-            side = self.refs.side
-            self._holds_all_metadata = Row not in set(map(type, side.values())) or not any(
-                type(value) is Row and parent(key)[1] in METADATA
-                for key, value in side.items()
-                if key.endswith(METADATA)
-            )
+            match self.refs.side:
+                case SideTable() as table:
+                    self._holds_all_metadata = bool((table.columns.targets[table.named(METADATA)] == ABSENT).all())
+                case side:
+                    self._holds_all_metadata = Row not in set(map(type, side.values())) or not any(
+                        type(value) is Row and parent(key)[1] in METADATA
+                        for key, value in side.items()
+                        if key.endswith(METADATA)
+                    )
         return self._holds_all_metadata
 
     def lacks(self, marks: tuple[bytes, ...]) -> bool:
         """Whether the metadata of the root and of every array is at hand as text, without any of ``marks``."""
         if not self.holds_all_metadata:
             return False
+        match self.refs.side:
+            case SideTable() as table:
+                return len(self.refs.tables) <= len(table.named(METADATA)) and table.lacks(METADATA, marks)
         get = self.refs.side.get
         stems = ["", *(path + "/" for path in self.refs.tables if path)]
         old, new = [get(stem + ".zarray") for stem in stems], [get(stem + "zarr.json") for stem in stems]
@@ -221,6 +249,11 @@ class FlatKeySpace:
             aside = [
                 Listed(name, None if is_directory else self._size(join(prefix, name)), is_directory)
                 for name, is_directory in names.items()
+            ]
+            aside += [
+                Listed(key[len(stem) :], self._size_of(key, value))
+                for key, value in self._files_in_columns(prefix)
+                if key[len(stem) :] not in names
             ]
             if not many:
                 return sorted(aside, key=by_name)
@@ -262,15 +295,24 @@ class FlatKeySpace:
         return self._pins.get(target)
 
     def _size(self, key: str) -> int | None:
-        value = self.refs.side[key]
+        return self._size_of(key, self.refs.side[key])
+
+    def _size_of(self, key: str, value: Value) -> int | None:
         if isinstance(value, Row):
             pin = self.pin(value.target) if value.length is None else None
             return value.length if pin is None else pin.size
         entry = self.find(key)
         return None if entry is None else entry.size
 
+    def _files_in_columns(self, prefix: str) -> Iterator[tuple[str, Value]]:
+        """Yield what a table of what lies aside has directly below ``prefix``."""
+        match self.refs.side:
+            case SideTable() as table:
+                for row in self._rows.get(prefix, ()):
+                    yield table.key(int(row)), table.value(int(row))
+
     def _directories(self) -> dict[str, dict[str, bool]]:
-        """Directory → name → whether that is one, of all but the chunks in columns; built at the first listing."""
+        """Directory → name → whether that is one, of all that is not in columns; built at the first listing."""
         if self._tree is None:
             tree: dict[str, dict[str, bool]] = {"": {}}
 
@@ -284,11 +326,21 @@ class FlatKeySpace:
                         return
                     path, is_directory = directory, True
 
-            for key in self.refs.side:
-                add(key, False)
-            for path, table in self.refs.tables.items():
-                if table:
-                    add(path, True)
+            match self.refs.side:
+                case SideTable() as table:
+                    self._rows = table.directories()
+                    for path in self._rows:
+                        add(path, True)
+                case side:
+                    for key in side:
+                        add(key, False)
+            match self.refs.tables:
+                case Tables() as tables:
+                    full = tables.full()
+                case own:
+                    full = (path for path, chunks in own.items() if chunks)
+            for path in full:
+                add(path, True)
             self._tree = tree
         return self._tree
 

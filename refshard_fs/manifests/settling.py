@@ -5,21 +5,25 @@ No I/O here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row
-from refshard_fs.keys import join
+from refshard_fs.keys import join, parent
+from refshard_fs.manifests.json_fast import Records
+from refshard_fs.manifests.placed import ENDS, placed
 from refshard_fs.manifests.placing import Placer
-from refshard_fs.manifests.reference_set import ReferenceSet, Value
-from refshard_fs.manifests.taken import Aside, Loose, Taken
-from refshard_fs.manifests.words import Positions
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.side_table import Run, SideTable, Value
+from refshard_fs.manifests.taken import Aside, Common, Loose, Taken
+from refshard_fs.manifests.words import PAD
 from refshard_fs.texts import Texts
 
 __all__ = ["settle"]
+
+MANY: Final = 1024  # members that take less room as columns
 
 _Parts: TypeAlias = list[tuple[int, Part]]  # with the place of each in the sequence
 
@@ -34,14 +38,12 @@ class _Settling:
     def __init__(self, taken: Taken) -> None:
         self._taken = taken
         self._placer = Placer(taken.grids)
-        self._side: dict[str, Value] = {}
-        starts = self._placer.starts(taken.numbers)
-        self._common: _Parts = [
-            (sequence, part._replace(numbers=part.numbers + starts[arrays])) for sequence, arrays, part in taken.common
-        ]
+        self._aside: list[dict[str, Value] | Run] = []  # in order
+        self._starts = self._placer.starts(taken.numbers)
+        self._common: _Parts = list(map(self._numbered, taken.common))
 
     def all(self, urls: Texts) -> ReferenceSet:
-        taken, placer, side = self._taken, self._placer, self._side
+        taken, placer = self._taken, self._placer
         items: list[Aside | Loose] = [*taken.side, *taken.loose]
         for item in sorted(items, key=lambda item: item.sequence):
             match item:
@@ -49,51 +51,97 @@ class _Settling:
                     self._loose(item)
                 case Aside(sequence, members, settled):
                     if not taken.grids or (settled and not taken.unsettled):
-                        side.update(members)
+                        self._aside.append(members)
                     else:
                         self._members(sequence, members)
         for path in filter(placer.is_small, list(taken.parts)):
             self._common += [(sequence, placer.moved(path, part)) for sequence, part in taken.parts.pop(path)]
         tables, replaced = placer.tables(_in_order(self._common))
-        for key in replaced:
-            side.pop(key, None)  # data that a later reference replaced
-        for path, grid in taken.grids.items():
-            if path in tables:
-                continue
+        for path in placer.large:
+            grid = taken.grids[path]
             parts = _in_order(taken.parts.pop(path, ()))
-            table = tables[path] = ChunkTable.from_parts(grid, parts)
+            table = tables.own[path] = ChunkTable.from_parts(grid, parts)
             if path in taken.hiding:
                 hidden = np.concatenate([part.numbers[part.targets == ABSENT] for part in parts])
-                for number in table.existing(hidden):
-                    side.pop(join(path, grid.tail(number)), None)  # as above
-        return ReferenceSet(urls, tables, side)
+                replaced += [join(path, grid.tail(number)) for number in table.existing(hidden)]
+        return ReferenceSet(urls, tables, _side(self._aside, replaced))
 
     def _loose(self, item: Loose) -> None:
-        sequence, keys, part, settled = item
-        if settled or not self._taken.grids:
-            self._side.update(_rows(keys, part, None))
+        """Put members where they belong, in columns; what is not chunks of arrays, or is text, lies aside."""
+        sequence, run, settled = item
+        taken = self._taken
+        if not taken.grids or (settled and not taken.unsettled):
+            self._aside.append(run)
             return
-        numbers = self._placer.numbers(keys)
-        chosen = np.flatnonzero(numbers >= 0)
-        if len(chosen):
-            columns = part.targets[chosen], part.offsets[chosen], part.lengths[chosen]
-            self._common.append((sequence, Part(numbers[chosen].view(np.uint64), *columns)))
-        self._members(sequence, dict(_rows(keys, part, np.flatnonzero(numbers < 0))))
+        stops = len(PAD) + (run.sizes + 1).cumsum() - 1
+        text = b"".join((PAD, run.keys, PAD))
+        records = Records(text, stops - run.sizes, stops, run.targets, run.offsets, run.lengths)
+        may_be = ENDS[records.last_bytes()]
+        parts, common, unplaced = placed(records, may_be, sequence, taken)
+        for path, part in parts:
+            if self._placer.is_small(path):
+                self._common.append((sequence, self._placer.moved(path, part)))
+            else:
+                taken.parts.setdefault(path, []).append((sequence, part))
+            if (part.targets == ABSENT).any():
+                taken.hiding.add(path)
+        self._common += [self._numbered(found) for found in common]
+        # What was left is looked at one by one, where it lies within an array.
+        near = {directory for directory, _ in map(parent, records.keys(unplaced)) if self._is_near(directory)}
+        odd = unplaced[[parent(key)[0] in near for key in records.keys(unplaced)]] if near else unplaced[:0]
+        rows: dict[str, list[tuple[int, Row]]] = {}
+        strays = list[int]()
+        for i, key in zip(odd.tolist(), records.keys(odd), strict=True):
+            at = self._placer.place(key)
+            if at is None:
+                strays.append(i)
+            else:
+                target, offset, length = int(run.targets[i]), int(run.offsets[i]), int(run.lengths[i])
+                row = Row(target, offset, None if length == WHOLE else length)
+                rows.setdefault(at.array, []).append((at.number, row))
+        self._add_rows(sequence, rows)
+        aside = ~may_be
+        aside[unplaced] = True
+        aside[odd] = False
+        aside[strays] = True
+        aside |= run.targets == ABSENT
+        chosen = np.flatnonzero(aside)
+        if len(chosen) == len(run.sizes):
+            self._aside.append(run)
+        elif len(chosen):
+            columns = run.targets[chosen], run.offsets[chosen], run.lengths[chosen]
+            self._aside.append(Run(records.spelled_keys(chosen), run.sizes[chosen], *columns, run.data))
+
+    def _is_near(self, directory: str) -> bool:
+        """Whether it is an array, or lies in one."""
+        grids = self._taken.grids
+        while directory and directory not in grids:
+            directory, _ = parent(directory)
+        return directory in grids
+
+    def _numbered(self, found: Common) -> tuple[int, Part]:
+        return found.sequence, found.part._replace(numbers=found.part.numbers + self._starts[found.arrays])
 
     def _members(self, sequence: int, members: Mapping[str, Value]) -> None:
         """Put members where they belong, one by one."""
         rows: dict[str, list[tuple[int, Row]]] = {}
+        aside: dict[str, Value] = {}
         for key, value in members.items():
             at = self._placer.place(key)
             if at is None:
-                self._side[key] = value
+                aside[key] = value
             elif type(value) is Row:
                 rows.setdefault(at.array, []).append((at.number, value))
             else:
-                self._side[key] = value
+                aside[key] = value
                 rows.setdefault(at.array, []).append((at.number, Row(ABSENT, 0, 0)))
-                self._taken.hiding.add(at.array)
+        self._aside.append(aside)
+        self._add_rows(sequence, rows)
+
+    def _add_rows(self, sequence: int, rows: Mapping[str, list[tuple[int, Row]]]) -> None:
         for path, numbered in rows.items():
+            if any(row.target == ABSENT for _, row in numbered):
+                self._taken.hiding.add(path)
             part = Part.from_rows(numbered)
             if self._placer.is_small(path):
                 self._common.append((sequence, self._placer.moved(path, part)))
@@ -105,17 +153,15 @@ def _in_order(parts: Iterable[tuple[int, Part]]) -> list[Part]:
     return [part for _, part in sorted(parts, key=lambda part: part[0])]
 
 
-def _rows(keys: list[str], part: Part, chosen: Positions | None) -> Iterator[tuple[str, Row]]:
-    """Return ``keys`` (some of them) with their rows."""
-    columns = part.targets, part.offsets, part.lengths
-    if chosen is not None and len(chosen) < len(keys):
-        columns = part.targets[chosen], part.offsets[chosen], part.lengths[chosen]
-        keys = [keys[i] for i in chosen.tolist()]
-    values: list[list[Any]] = [column.tolist() for column in columns]
-    if len(keys) and int(columns[2].max()) == WHOLE:
-        values[2] = [None if length == WHOLE else length for length in values[2]]
-    return zip(keys, map(_as_row, zip(*values, strict=True)), strict=True)
-
-
-# As `Row._make`, without a Python function for each.
-_as_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
+def _side(pieces: list[dict[str, Value] | Run], replaced: list[str]) -> Mapping[str, Value]:
+    """Return all that lies aside, without data that a later reference ``replaced``: as columns, where it is many."""
+    count = sum(len(piece.sizes) if isinstance(piece, Run) else len(piece) for piece in pieces)
+    runs = [piece if isinstance(piece, Run) else Run.of(piece) for piece in pieces] if count > MANY else []
+    if runs:
+        return SideTable.of(runs).without(replaced)
+    side: dict[str, Value] = {}
+    for piece in pieces:
+        side.update(SideTable.of([piece]) if isinstance(piece, Run) else piece)
+    for key in replaced:
+        side.pop(key, None)
+    return side

@@ -5,26 +5,21 @@ Nothing is decided here that a later member may change. No I/O here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import count
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from refshard_fs.columns import ABSENT, Part, Row, UInt32s
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join
-from refshard_fs.manifests.reference_set import Value
+from refshard_fs.manifests.side_table import Run, SideTable, Value
 from refshard_fs.manifests.templates import Templates
 from refshard_fs.manifests.url_column import NotExpanded, Urls
 from refshard_fs.texts import Texts
 
 __all__ = ["Aside", "Common", "Loose", "Taken", "has_odd"]
-
-# What is to be looked at more closely in keys, each of which stands between line ends; and where names begin with dots.
-_ODD: Final = ("\\", "\0", "//", "\n/", "/\n", "\n\n")
-_DOTS: Final = ("\n.", "/.")
-_ODD_DOTS: Final = ("/./", "/../", "\n./", "\n../", "/.\n", "/..\n", "\n.\n", "\n..\n")
 
 
 class Aside(NamedTuple):
@@ -36,11 +31,10 @@ class Aside(NamedTuple):
 
 
 class Loose(NamedTuple):
-    """References that are not placed before the end; ``settled``: they are no chunks."""
+    """Members as columns that are not placed before the end; ``settled``: no place is left for them to look for."""
 
     sequence: int
-    keys: list[str]
-    part: Part  # without numbers
+    run: Run
     settled: bool
 
 
@@ -91,6 +85,15 @@ class Taken:
             rows: dict[str, Value] = {key: row for key, row in pairs if row.target != ABSENT}
             self.side.append(Aside(sequence, rows, False))
 
+    def learn_all(self, paths: Sequence[str], grids: Sequence[ChunkGrid]) -> None:
+        """Take note of many arrays."""
+        if len(set(paths)) < len(paths) or not self.grids.keys().isdisjoint(paths):
+            for path, grid in zip(paths, grids, strict=True):
+                self.learn(path, grid)
+            return
+        self.grids.update(zip(paths, grids, strict=True))
+        self.numbers.update(zip(paths, self._numbers))  # noqa: B905  # as many as there are paths
+
     def expand(self, templates: Templates) -> None:
         """Expand every URL, once each; where two become one, or change places, columns follow."""
         try:
@@ -107,11 +110,12 @@ class Taken:
     def _renumber(self, numbers: UInt32s | None) -> None:
         if numbers is None:
             return
-        for part in (
+        columns: tuple[Part | Run, ...] = (
             *(part for parts in self.parts.values() for _, part in parts),
             *(common.part for common in self.common),
-            *(loose.part for loose in self.loose),
-        ):
+            *(loose.run for loose in self.loose),
+        )
+        for part in columns:
             there = part.targets != ABSENT
             part.targets[there] = numbers[part.targets[there]]
         for _, members, _ in self.side:
@@ -130,16 +134,24 @@ class Taken:
             for index in np.flatnonzero(part.targets == target)[:1]:
                 path = paths[int(arrays[index])]
                 return join(path, self.grids[path].tail(int(part.numbers[index])))
-        for _, keys, part, _ in self.loose:
-            for index in np.flatnonzero(part.targets == target)[:1]:
-                return keys[int(index)]
+        for _, run, _ in self.loose:
+            for index in np.flatnonzero(run.targets == target)[:1]:
+                return SideTable.of([run]).key(int(index))
         rows = (item for _, members, _ in self.side for item in members.items())
         return next((key for key, value in rows if type(value) is Row and value.target == target), "")
 
 
-def has_odd(keys: Mapping[str, object] | list[str]) -> bool:
-    """Whether one of ``keys`` may have another normal form, or none."""
-    lines = "\n" + "\n".join(keys) + "\n"
-    if any(sign in lines for sign in _ODD):
+def has_odd(keys: bytes) -> bool:
+    """Whether one of ``keys``, each of which has a quote behind it, may have another normal form, or none."""
+    if b"\\" in keys or b"\0" in keys:
         return True
-    return any(sign in lines for sign in _DOTS) and any(sign in lines for sign in _ODD_DOTS)
+    characters = np.frombuffer(b'"' + keys, np.uint8)
+    ends = (characters == ord("/")) | (characters == ord('"'))
+    if (ends[1:] & ends[:-1]).any():
+        return True
+    first = ends[:-1] & (characters[1:] == ord("."))  # of a name
+    if not first.any():
+        return False
+    dots = np.flatnonzero(first) + 1
+    after = characters[dots + 1]
+    return bool((ends[dots + 1] | ((after == ord(".")) & ends[np.minimum(dots + 2, len(ends) - 1)])).any())

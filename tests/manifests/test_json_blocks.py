@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import normalise
-from refshard_fs.manifests import gathering, json_blocks, json_fast, placing
+from refshard_fs.manifests import gathering, json_blocks, json_fast, placed, placing, settling, url_column
+from refshard_fs.manifests.block_texts import block_texts
 from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
 from refshard_fs.manifests.reference_set import References, ReferenceSet
 from refshard_fs.manifests.url_column import Urls
@@ -30,10 +31,17 @@ ARRAY_3 = {
 }
 
 
-@pytest.fixture(autouse=True, params=[0, 256])
+@pytest.fixture(autouse=True, params=[(0, 1024), (256, 1024), (256, 0)], ids=str)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Cut often: most false cuts happen in what is larger than a block. Arrays are placed singly, or together."""
-    monkeypatch.setattr(placing, "SMALL", request.param)
+    """Cut often: most false cuts happen in what is larger than a block.
+
+    Arrays are placed singly, or together; what is no chunk is in a dictionary, or in columns.
+    """
+    small, many = request.param
+    monkeypatch.setattr(placing, "SMALL", small)
+    monkeypatch.setattr(settling, "MANY", many)
+    monkeypatch.setattr(url_column, "FEW", 2 if many else 256)
+    monkeypatch.setattr(placed, "FEW", 2)
     monkeypatch.setattr(json_blocks, "BLOCK", 512)
     monkeypatch.setattr(json_blocks, "PART", 128)
     monkeypatch.setattr(json_blocks, "SAMPLE", 64)
@@ -341,7 +349,9 @@ def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
     assert json_fast.scan(b'"a":["u"],"b":["v",1,2]', Urls()) is not None
     mixed = json_fast.scan(b'"a":"x\\\\","b":["v",1,2],"c":"\\"","d":["w"]', Urls())
     assert mixed is not None
-    assert mixed.texts() == {"a": "x\\", "c": '"'}
+    texts = block_texts(mixed)
+    assert texts is not None
+    assert {mixed.key(row): texts.text(i) for i, row in enumerate(texts.rows)} == {"a": "x\\", "c": '"'}
     assert json_fast.scan(b'"a":["u"]]"b":["v"]', Urls()) is None
     for block in (
         b'"a":["u",1]',

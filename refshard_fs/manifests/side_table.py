@@ -1,0 +1,280 @@
+"""Members of a reference set that are no chunks of a known grid, as columns: many of them, and no object for any.
+
+Keys lie in one run of bytes and data in another; a key is found by its hash. No I/O here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from refshard_fs.columns import ABSENT, WHOLE, Row, UInt32s, UInt64s
+from refshard_fs.manifests.hashing import SEED, alike, gathered, grouped, hash_of, hashes
+from refshard_fs.manifests.words import PAD, Positions, stands
+
+__all__ = ["Columns", "Run", "SideTable", "Value"]
+
+# A value as the manifest spells it: text, an object, bytes, or a reference.
+Value = str | bytes | dict[str, Any] | Row
+
+_LOW: Final = 2**32 - 1
+
+
+class Columns(NamedTuple):
+    """Members in order: where the target is ABSENT, the value is text at these bytes of the data."""
+
+    targets: UInt32s
+    offsets: UInt64s
+    lengths: UInt64s
+
+
+class Run(NamedTuple):
+    """Some members: ``keys`` are in UTF-8, each with a quote behind it, and ``sizes`` bytes long without that."""
+
+    keys: bytes
+    sizes: Positions
+    targets: UInt32s
+    offsets: UInt64s
+    lengths: UInt64s
+    data: bytes
+    objects: Mapping[int, Value] = {}  # values that are neither references nor text, by place
+
+    @classmethod
+    def of(cls, members: Mapping[str, Value]) -> Run:
+        """Return members as columns."""
+        keys = [key.encode("utf-8", "surrogatepass") for key in members]
+        count = len(keys)
+        targets, offsets = np.full(count, ABSENT, np.uint32), np.zeros(count, np.uint64)
+        lengths = np.zeros(count, np.uint64)
+        data, end, objects = list[bytes](), 0, dict[int, Value]()
+        for i, value in enumerate(members.values()):
+            match value:
+                case Row(target, offset, length):
+                    targets[i], offsets[i], lengths[i] = target, offset, WHOLE if length is None else length
+                case str():
+                    encoded = value.encode("utf-8", "surrogatepass")
+                    offsets[i], lengths[i] = end, len(encoded)
+                    data.append(encoded)
+                    end += len(encoded)
+                case _:
+                    objects[i] = value
+        sizes = np.fromiter(map(len, keys), np.int64, count)
+        return cls(b"".join([key + b'"' for key in keys]), sizes, targets, offsets, lengths, b"".join(data), objects)
+
+
+class SideTable(Mapping[str, Value]):
+    """An immutable mapping of keys to values.
+
+    ``keys`` has `words.PAD` on either side and a quote behind each key, ``ends`` is where keys end in it; ``index`` has
+    for each key 32 bits of its hash, for ``seed``, and 32 of its place, ascending.
+    """
+
+    __slots__ = ("columns", "data", "ends", "index", "objects", "seed", "spelled")
+
+    def __init__(
+        self,
+        spelled: bytes | memoryview,
+        ends: UInt64s,
+        columns: Columns,
+        data: bytes | memoryview,
+        objects: Mapping[int, Value],
+        index: UInt64s | None = None,
+        seed: int = SEED,
+    ) -> None:
+        self.spelled = spelled
+        self.ends = ends
+        self.columns = columns
+        self.data = data
+        self.objects = objects
+        self.seed = seed
+        self.index = self._indexed() if index is None else index
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> SideTable:
+        """Return all members; the last one of a key counts."""
+        spelled = b"".join((PAD, *(run.keys for run in runs), PAD))
+        ends = (np.concatenate([run.sizes for run in runs]) + 1).cumsum().view(np.uint64)
+        ends += np.uint64(len(PAD) - 1)
+        targets = np.concatenate([run.targets for run in runs])
+        lengths = np.concatenate([run.lengths for run in runs])
+        offsets, objects = list[UInt64s](), dict[int, Value]()
+        shift = first = 0
+        for run in runs:
+            # Those of references do not move.
+            offsets.append(run.offsets + (run.targets == ABSENT) * np.uint64(shift) if shift else run.offsets)
+            objects.update((first + place, value) for place, value in run.objects.items())
+            shift += len(run.data)
+            first += len(run.sizes)
+        data = b"".join([run.data for run in runs])
+        table = cls(spelled, ends, Columns(targets, np.concatenate(offsets), lengths), data, objects)
+        repeated = table._repeated()
+        return table._without(repeated) if repeated else table
+
+    def without(self, keys: Sequence[str]) -> SideTable:
+        """Return the table without some of its keys."""
+        rows = {row for row in map(self._row, keys) if row is not None}
+        return self._without(rows) if rows else self
+
+    def _without(self, rows: set[int]) -> SideTable:
+        chosen = np.ones(len(self), np.bool_)
+        chosen[list(rows)] = False
+        kept = np.flatnonzero(chosen)
+        starts, stops = self._starts()[kept], self.ends[kept].view(np.int64)
+        targets, offsets, lengths = self.columns
+        objects = {place: self.objects[row] for place, row in enumerate(kept.tolist()) if row in self.objects}
+        spelled = b"".join((PAD, gathered(bytes(self.spelled), starts, stops + 1), PAD))
+        ends = (stops - starts + 1).cumsum().view(np.uint64) + np.uint64(len(PAD) - 1)
+        return SideTable(
+            spelled, ends, Columns(targets[kept], offsets[kept], lengths[kept]), self.data, objects, seed=self.seed
+        )
+
+    # ------------------------------------------------------------------ look-ups
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, key: str) -> Value:
+        row = self._row(key)
+        if row is None:
+            raise KeyError(key)
+        return self.value(row)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._row(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        names = bytes(self.spelled[len(PAD) : -len(PAD)]).decode("utf-8", "surrogatepass").split('"')[:-1]
+        return iter(names) if len(names) == len(self) else map(self.key, range(len(self)))
+
+    def items(self) -> ItemsView[str, Value]:
+        return _Items(self)
+
+    def key(self, row: int) -> str:
+        """Return the key of a row."""
+        start = int(self.ends[row - 1]) + 1 if row else len(PAD)
+        return bytes(self.spelled[start : int(self.ends[row])]).decode("utf-8", "surrogatepass")
+
+    def value(self, row: int) -> Value:
+        """Return the value of a row."""
+        target = int(self.columns.targets[row])
+        offset, length = int(self.columns.offsets[row]), int(self.columns.lengths[row])
+        if target != ABSENT:
+            return Row(target, offset, None if length == WHOLE else length)
+        if row in self.objects:
+            return self.objects[row]
+        return bytes(self.data[offset : offset + length]).decode("utf-8", "surrogatepass")
+
+    def _row(self, key: str) -> int | None:
+        piece = key.encode("utf-8", "surrogatepass")
+        high = hash_of(piece, self.seed) >> 32 << 32
+        index = self.index.data
+        at = bisect_left(index, high)
+        while at < len(index):
+            packed = index[at]
+            if packed - high > _LOW:
+                return None
+            row = packed & _LOW
+            stop = int(self.ends[row])
+            if self.spelled[stop - len(piece) : stop] == piece and stop - len(piece) == self._start(row):
+                return row
+            at += 1
+        return None
+
+    def _start(self, row: int) -> int:
+        return int(self.ends[row - 1]) + 1 if row else len(PAD)
+
+    def _starts(self) -> Positions:
+        starts = np.full(len(self.ends), len(PAD), np.int64)
+        starts[1:] = self.ends[:-1].view(np.int64) + 1
+        return starts
+
+    def _indexed(self) -> UInt64s:
+        index = hashes(bytes(self.spelled), self._starts(), self.ends.view(np.int64), self.seed)
+        index &= np.uint64(_LOW << 32)
+        index |= np.arange(len(self), dtype=np.uint64)
+        index.sort()
+        return index
+
+    def _repeated(self) -> set[int]:
+        """Return the rows whose keys come again."""
+        high = self.index >> np.uint64(32)
+        same = np.flatnonzero(high[1:] == high[:-1])
+        if not len(same):
+            return set()
+        doubtful = np.unique(np.concatenate((self.index[same], self.index[same + 1])) & np.uint64(_LOW)).tolist()
+        last: dict[str, int] = {}
+        out = set()
+        for row in doubtful:  # ascending
+            key = self.key(row)
+            if key in last:
+                out.add(last[key])
+            last[key] = row
+        return out
+
+    # ------------------------------------------------------------------ what is asked of all rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes, roughly."""
+        arrays = (self.ends, self.index, *self.columns)
+        return len(self.spelled) + len(self.data) + sum(a.nbytes for a in arrays) + 200 * len(self.objects)
+
+    def named(self, names: Sequence[str]) -> Positions:
+        """Return the rows of keys of which the last name is one of ``names``."""
+        text, stops, starts = bytes(self.spelled), self.ends.view(np.int64), self._starts()
+        found = np.zeros(len(stops), np.bool_)
+        characters = np.frombuffer(text, np.uint8)
+        for name in map(str.encode, names):
+            begins = stops - len(name)
+            fits = begins >= starts
+            fits &= (begins == starts) | (characters[begins - 1] == ord("/"))
+            for i in range(0, len(name), 8):
+                fits &= stands(text, begins + i, name[i : i + 8])
+            found |= fits
+        return np.flatnonzero(found)
+
+    def lacks(self, names: Sequence[str], marks: Sequence[bytes]) -> bool:
+        """Whether what is so named is text that is not in base64, without any of ``marks``."""
+        rows = self.named(names)
+        if not self.objects.keys().isdisjoint(rows.tolist()) or (self.columns.targets[rows] != ABSENT).any():
+            return False
+        starts, sizes = self.columns.offsets[rows].view(np.int64), self.columns.lengths[rows].view(np.int64)
+        pieces = {(start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)}
+        texts = [bytes(self.data[start:stop]) for start, stop in pieces]
+        return not any(text.startswith(b"base64:") or any(mark in text for mark in marks) for text in texts)
+
+    def directories(self) -> dict[str, Positions]:
+        """Return the rows directly below each directory that keys lie in."""
+        text, stops, starts = bytes(self.spelled), self.ends.view(np.int64), self._starts()
+        slashes = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("/"))
+        places = slashes.searchsorted(stops) - 1
+        last = slashes[np.maximum(places, 0)] if len(slashes) else starts
+        below = (places >= 0) & (last >= starts)
+        ends = np.where(below, last, starts)
+        keyed = hashes(text, starts, ends, self.seed)
+        firsts, groups = grouped(keyed)
+        chosen = firsts[groups]
+        sizes = ends - starts
+        names = [text[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts[firsts], ends[firsts], strict=True)]
+        if (sizes != sizes[chosen]).any() or not alike(text, starts, text, starts[chosen], sizes).all():
+            found: dict[str, list[int]] = {}
+            for row, (start, stop) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+                found.setdefault(text[start:stop].decode("utf-8", "surrogatepass"), []).append(row)
+            return {name: np.array(rows, np.int64) for name, rows in found.items()}
+        order = np.argsort(groups, kind="stable")
+        bounds = groups[order].searchsorted(np.arange(1, len(firsts)))
+        return dict(zip(names, np.split(order, bounds), strict=True))
+
+
+class _Items(ItemsView[str, Value]):
+    """The items of a table in its own order, without a look-up for each."""
+
+    def __init__(self, table: SideTable) -> None:
+        super().__init__(table)
+        self._table = table
+
+    def __iter__(self) -> Iterator[tuple[str, Value]]:
+        return zip(self._table, map(self._table.value, range(len(self._table))), strict=True)
