@@ -40,6 +40,11 @@ class Opened:
         self._deadlines = deadlines
         self._hint = hint
 
+    @property
+    def size(self) -> int | None:
+        """Bytes that the object has, as far as reading it has shown that."""
+        return self._version.size
+
     async def read(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
     ) -> Answer:
