@@ -202,7 +202,9 @@ class Index(Protocol, Hashable):
 
         The result is shared between threads and must not be changed; give it ``nbytes``
         if its weight in memory is not about that of ``data``. An index with a ``quota``
-        limits how many results of its kind are remembered.
+        limits how many results of its kind are remembered. One with a method
+        ``sized(object_size)`` is told how long the object is that ``data`` were read of, as
+        far as reading it has shown that, and what this returns decodes them.
         """
 
 

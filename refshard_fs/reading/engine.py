@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.model import Entry, Facts, Index, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.reading.blocks import Block
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import ABSENT, blame, describe, fail, note, too_large
@@ -22,6 +22,7 @@ from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.loading import Keep, load
 from refshard_fs.reading.prefetch import Ahead, Chunk
 from refshard_fs.reading.recall import bound, recalled
+from refshard_fs.reading.sizes import sized
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, TooLarge, hold
 from refshard_fs.targets.opened import Opened
@@ -355,7 +356,7 @@ class Engine:
         match need:
             case Load(entry, index):
                 try:
-                    value, weight = await load(self._token, need, self._document, self._cache, self.keep)
+                    value, weight = await load(self._token, need, self._document, self._cache, self.keep, self._sized)
                 except TooLarge as e:
                     raise ManifestError(too_large(describe(entry), e.most)) from e
                 except ABSENT:
@@ -389,6 +390,9 @@ class Engine:
                 return await self._fetched(entry, most)
             case Packed():
                 return entry.finish(await self._fetched(entry.source, most))
+
+    def _sized(self, need: Load) -> Index:
+        return sized(need, self.pool)
 
     def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""

@@ -12,6 +12,7 @@ from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import DOCUMENTS, Request
 from refshard_fs.reading.failures import ABSENT, blame, describe, fail, too_large
 from refshard_fs.reading.recall import bound, recalled
+from refshard_fs.reading.sizes import sized
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, TooLarge, check, hold
 
@@ -158,8 +159,8 @@ class Immediate:
 
     def _load(self, need: Load) -> Found | None:
         """Return the answer to ``need``; None where an event loop is needed, or is to find out what went wrong."""
-        entry, index = need.entry, need.index
-        if not isinstance(entry, Span) or hasattr(index, "decoder"):
+        entry = need.entry
+        if not isinstance(entry, Span) or hasattr(need.index, "decoder"):
             return None
         with self._loading:  # of several threads one loads, and the others find it
             value = recalled(self._cache.get((self._token, need)), self._pool)
@@ -176,6 +177,7 @@ class Immediate:
                 return None
             if got is None:
                 return None
+            index = sized(need, self._pool)
             try:
                 value = index.decode(got[0])
             except RefShardError:

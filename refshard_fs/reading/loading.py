@@ -15,6 +15,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Hashable
+from operator import attrgetter
 from typing import Any, Final, Protocol, runtime_checkable
 
 from refshard_fs import policy
@@ -93,12 +94,22 @@ _given_up = object()
 _writers: list[threading.Thread] = []
 
 
-async def load(token: Hashable, need: Load, read: Read, cache: Cache, keep: Keep | None) -> tuple[Any, int]:
-    """Return the decoded index of ``need``, whose bytes ``read`` returns, and its weight in memory."""
+async def load(
+    token: Hashable,
+    need: Load,
+    read: Read,
+    cache: Cache,
+    keep: Keep | None,
+    sized: Callable[[Load], Index] = attrgetter("index"),
+) -> tuple[Any, int]:
+    """Return the decoded index of ``need``, whose bytes ``read`` returns, and its weight in memory.
+
+    ``sized`` returns the index as it is known when they are read.
+    """
     index = need.index
     if not isinstance(index, Streamed):
         data = await read(need.entry)
-        value = await _decode(index, data)
+        value = await _decode(sized(need), data)
         return value, getattr(value, "nbytes", len(data))
     key = (token, need)
     while True:

@@ -250,16 +250,17 @@ class ReadAhead:
         """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
         step, first, last = run.step, run.first, run.last
         found: int | None = None
+        halves = not self._grid.shards or self._shard_of(run.first) == self._shard_of(last)  # who goes on has gone on
         for line in self._lines:
             if line <= abs(step) or first // line != last // line:
                 continue
             start = last // line * line
             half = start + line // 2
             if step > 0:
-                end = half if line // step >= HALVES and last < half else start + line
+                end = half if halves and line // step >= HALVES and last < half else start + line
                 found = end if found is None else min(found, end)
             else:
-                end = half if line // -step >= HALVES and last >= half else start
+                end = half if halves and line // -step >= HALVES and last >= half else start
                 found = end if found is None else max(found, end)
         return found
 

@@ -89,7 +89,9 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
 
     Shards may be written anew between two openings of a source, and nothing in an index tells;
     while a source is open, whoever reads a replaced target notices. ``size`` is the shard's,
-    less the trailer, if it is known; ``cut`` bytes of trailer were read after the index.
+    less the trailer. Of a shard that reaches from byte ``first`` of an object to its end, that
+    may be known only when the index has been read: `sized` tells. ``cut`` bytes of trailer
+    were read after the index, or (None) the whole shard was.
     """
 
     level: Level
@@ -97,14 +99,26 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
     array: str
     view: int
     size: int | None = None
-    cut: int = 0
+    cut: int | None = 0
+    first: int = 0
+
+    def sized(self, object_size: int) -> TableIndex:
+        """Return this index of a shard in an object of ``object_size`` bytes."""
+        if self.size is not None:
+            return self
+        return msgspec.structs.replace(self, size=max(object_size - self.first - self.level.trailer, 0))
 
     def decode(self, data: bytes) -> Table:
         length = self.level.length
+        size, cut = self.size, self.cut
         try:
-            if len(data) != length + self.cut:
-                raise ValueError(f"there are {len(data)} bytes where its index takes {length + self.cut}")
-            return self.level.table(data[:length], self.size)
+            if cut is None:
+                size = len(data) - self.level.trailer
+                data = data[max(size - length, 0) : max(size, 0)] if self.level.at_end else data[:length]
+                cut = 0
+            if len(data) != length + cut:
+                raise ValueError(f"there are {len(data)} bytes where its index takes {length + cut}")
+            return self.level.table(data[:length], size)
         except ValueError as e:
             raise ValueError(f"shard {self.shard!r} of array {self.array!r}: {e}") from e
 

@@ -64,13 +64,27 @@ class Sharding(msgspec.Struct, frozen=True):
 
 
 class ShardIndex(msgspec.Struct, frozen=True):
-    """Where the indexes of a block of minishards begin and end: ``uint64[minishards, 2]``, from the table's end on."""
+    """Where the indexes of a block of minishards begin and end: ``uint64[minishards, 2]``, from the table's end on.
+
+    ``table`` is how long the table of all is, and ``room`` what the shard has after it, as far as that is known.
+    """
+
+    table: int = 0
+    room: int | None = None
+
+    def sized(self, object_size: int) -> ShardIndex:
+        """Return this index of a shard of ``object_size`` bytes."""
+        return ShardIndex(self.table, _room(object_size, self.table))
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
         pairs = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         wrong = (pairs[:, 0] > pairs[:, 1]) | (pairs[:, 1] >= _BEYOND)
         if wrong.any():
             raise ValueError(f"minishard {int(wrong.argmax())} of its index ends before it begins")
+        wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > _last(self.room))
+        if wrong.any():
+            minishard = int(wrong.argmax())
+            raise ValueError(f"the index of minishard {minishard} ends at {pairs[minishard, 1]}, beyond {self.room}")
         return pairs
 
 
@@ -99,10 +113,21 @@ class Minishard:
 
 
 class MinishardIndex(msgspec.Struct, frozen=True):
-    """How a minishard's index is read, of ``most`` chunks at most."""
+    """How a minishard's index is read, of ``most`` chunks at most.
+
+    It lies at ``[start, stop)`` after the shard's ``table``, where there is ``room`` for so much, as far as is known.
+    """
 
     encoding: Encoding
     most: int
+    table: int = 0
+    start: int = 0
+    stop: int = 0
+    room: int | None = None
+
+    def sized(self, object_size: int) -> MinishardIndex:
+        """Return this index in a shard of ``object_size`` bytes."""
+        return msgspec.structs.replace(self, room=_room(object_size, self.table))
 
     def decode(self, data: bytes) -> Minishard:
         if self.encoding == "gzip":
@@ -117,11 +142,26 @@ class MinishardIndex(msgspec.Struct, frozen=True):
         # Sums that pass 64 bits come out smaller than what went into them.
         if (gaps >= _BEYOND).any() or (sizes >= _BEYOND).any() or (starts < before).any() or (stops >= _BEYOND).any():
             raise ValueError("a minishard's index has chunks that lie beyond any file")
+        wrong = (sizes > 0) & ((stops > _last(self.room)) | ((starts < self.stop) & (stops > self.start)))
+        if wrong.any():
+            place = int(wrong.argmax())
+            where = f"[{starts[place]}, {stops[place]})"
+            room = "" if self.room is None else f", or not within {self.room} bytes"
+            raise ValueError(f"chunk {ids[place]} lies at {where}: in the index of its minishard{room}")
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
         if (ids[1:] == ids[:-1]).any():
             raise ValueError("a minishard's index has a chunk twice")
         return Minishard(ids, starts[order], sizes[order])
+
+
+def _room(size: int, table: int) -> int:
+    return max(size - table, 0)
+
+
+def _last(room: int | None) -> np.uint64:
+    """Return where the last byte of a shard may end."""
+    return _BEYOND if room is None else np.uint64(room)
 
 
 def inflated(data: bytes, most: int, *, exact: bool) -> bytes:

@@ -184,7 +184,8 @@ class ShardChunks(_Chunks):
         return relative_to(self.url, f"{self._sharding.stem(shard)}.shard")
 
     def _table(self, shard: int, block: range) -> Load:
-        return Load(Span(self._file(shard), 16 * block.start, 16 * block.stop, optional=True), ShardIndex())
+        entry = Span(self._file(shard), 16 * block.start, 16 * block.stop, optional=True)
+        return Load(entry, ShardIndex(self._sharding.table))
 
     def _minishard(self, shard: int, place: list[int]) -> Load | None:
         start, stop = place
@@ -193,7 +194,7 @@ class ShardChunks(_Chunks):
         if stop - start > MAX_INDEX:
             raise DamagedIndex("", self._file(shard), f"the index of a minishard is {stop - start} bytes long")
         table = self._sharding.table
-        index = MinishardIndex(self._sharding.minishard_index_encoding, self.grid.size)
+        index = MinishardIndex(self._sharding.minishard_index_encoding, self.grid.size, table, start, stop)
         return Load(Span(self._file(shard), table + start, table + stop), index)
 
     def _check_current(self, shard: int) -> Steps[None]:

@@ -157,9 +157,10 @@ class ShardView:
         """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
         length, trailer, size, view = level.length, level.trailer, entry.size, self._documents.view
         if size is None:  # only the target knows where it ends
-            if level.at_end:
-                return Load(entry.window(-length - trailer), TableIndex(level, shard, path, view, cut=trailer))
-            return Load(entry.window(0, length), TableIndex(level, shard, path, view))
+            if not isinstance(entry, Span):  # what is made is made whole
+                return Load(entry, TableIndex(level, shard, path, view, cut=None))
+            index = TableIndex(level, shard, path, view, cut=trailer if level.at_end else 0, first=entry.start)
+            return Load(entry.window(-length - trailer) if level.at_end else entry.window(0, length), index)
         if size < length + trailer:
             raise DamagedIndex(
                 "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"

@@ -7,6 +7,7 @@ credentials) goes to no other one, and where they lead is remembered for a while
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from refshard_fs.targets.buffers import Buffers
 from refshard_fs.targets.closing import close_with
 from refshard_fs.targets.direct import Direct, Reply, Request, prepare
 from refshard_fs.targets.failures import Unreadable
-from refshard_fs.targets.guarded import public_connector
+from refshard_fs.targets.guarded import public_client, public_connector
 from refshard_fs.targets.ranged import answer_of, failure_of, judge, range_header, read_answer
 
 __all__ = ["HttpTarget"]
@@ -72,6 +73,7 @@ class HttpTarget:
         self._foreign = {k: v for k, v in self._own.items() if k not in _SECRET and k != "params"}
         self._locations: dict[str, _Location] = {}
         self._direct: Direct | None = None
+        self._is_guarded = isinstance(fs.get_client, functools.partial) and fs.get_client.func is public_client
         self._plain = self._is_plain()
 
     def _is_plain(self) -> bool:
@@ -81,7 +83,7 @@ class HttpTarget:
         return (
             not set(fs.kwargs) - {"allow_redirects", "headers"}
             and not set(fs.client_kwargs) - {"headers"}
-            and fs.get_client is plain_client
+            and (fs.get_client is plain_client or self._is_guarded)
             and all(type(some) is dict and all(isinstance(v, str) for v in some.values()) for some in given)
         )
 
@@ -95,7 +97,7 @@ class HttpTarget:
             headers["Range"] = range_header(start, stop)
         if etag is not None:
             headers["If-Match"] = etag
-        if self._plain and stop is not None and start >= 0:
+        if self._plain and (stop is not None or start < 0):
             found = await self._read_directly(path, start, stop, headers)
             if found is not None:
                 return found
@@ -130,7 +132,9 @@ class HttpTarget:
                 await session.close()
         self._session = self._bare = None
 
-    async def _read_directly(self, path: str, start: int, stop: int, headers: Mapping[str, str]) -> Answer | None:
+    async def _read_directly(
+        self, path: str, start: int, stop: int | None, headers: Mapping[str, str]
+    ) -> Answer | None:
         """Return bytes ``[start, stop)`` by a request of our own; None where aiohttp is to ask."""
         location = self._location(path)
         request = location.direct
@@ -155,9 +159,13 @@ class HttpTarget:
                 self._locations.clear()
             url = self._url(path)
             own = {**(self.fs.client_kwargs.get("headers") or {}), **self._own_headers} if self._plain else {}
-            location = _Location(url, direct=prepare(url, own) if self._plain else None)
+            location = _Location(url, direct=prepare(url, own) if self._plain and self._is_known(url) else None)
             self._locations[path] = location
         return location
+
+    def _is_known(self, url: URL) -> bool:
+        """Whether no guard is needed: wherever the host of ``url`` may be, the user pointed there."""
+        return not self._is_guarded or (url.raw_host or "").rstrip(".") in self._admission.own_hosts
 
     async def _request(self, method: str, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         location = self._location(path)

@@ -12,7 +12,7 @@ from refshard_fs.model import Facts, Listed, Pin
 from refshard_fs.stats import Stats
 from refshard_fs.targets.answer import Answer, Target, check
 from refshard_fs.targets.deadline import Deadlines
-from refshard_fs.targets.failures import HttpStatus, as_failure
+from refshard_fs.targets.failures import HttpStatus, Unfit, as_failure
 from refshard_fs.targets.retry import Retry
 from refshard_fs.targets.versions import Seen, Version
 
@@ -21,6 +21,7 @@ __all__ = ["Opened"]
 T = TypeVar("T")
 
 _NO_LONGER = 412
+_NO_SUFFIX = frozenset([400, 416, 501])
 _SLOWEST = 8192  # bytes per second; a server that sends fewer, behind a connection that is shared by many, has stalled
 
 
@@ -40,6 +41,11 @@ class Opened:
         self._deadlines = deadlines
         self._hint = hint
 
+    @property
+    def size(self) -> int | None:
+        """Bytes that the object has, as far as reading it has shown that."""
+        return self._version.size
+
     async def read(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
     ) -> Answer:
@@ -58,7 +64,7 @@ class Opened:
     async def _read(self, path: str, start: int, stop: int | None, pin: Pin | None, most: int | None) -> Answer:
         version = self._version
         try:
-            answer = await self.target.read(path, start, stop, version.condition(pin), most)
+            answer = await self._ask(path, start, stop, version.condition(pin), most)
             if pin is not None and version.seen is None and answer.etag is None and answer.size is None:
                 facts = await self.target.facts(path)  # such targets tell a version only when asked
                 answer = Answer(answer.data, facts.size, facts.etag, facts.last_modified)
@@ -69,6 +75,20 @@ class Opened:
         if answer.size is not None:
             check(answer, start, stop, exact=False)
         return answer
+
+    async def _ask(self, path: str, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
+        try:
+            return await self.target.read(path, start, stop, etag, most)
+        except (Unfit, HttpStatus) as e:
+            if start >= 0 or (isinstance(e, HttpStatus) and e.status not in _NO_SUFFIX):
+                raise
+            # Some servers know no ranges that count from the end, or do not tell of how many bytes that is.
+            size = self._version.size
+            if size is None:
+                size = (await self.target.facts(path)).size
+            if size is None:
+                raise
+        return await self.target.read(path, max(size + start, 0), size, etag)
 
     async def facts(self, path: str) -> Facts:
         """Return what is known of the object without its bytes."""

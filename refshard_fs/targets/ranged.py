@@ -61,7 +61,7 @@ async def read_answer(
     return _other(status, headers, await _error_text(response), start)
 
 
-def judge(start: int, stop: int) -> Callable[[int, Mapping[str, str], int], int]:
+def judge(start: int, stop: int | None) -> Callable[[int, Mapping[str, str], int], int]:
     """Return what tells, of an answer's head, how many bytes of its body are worth reading; `answer_of` makes of it
     what `read_answer` does.
     """
@@ -72,13 +72,15 @@ def judge(start: int, stop: int) -> Callable[[int, Mapping[str, str], int], int]
         if status == 200:
             if headers.get("content-encoding", "") not in _IDENTITY:
                 raise Unfamiliar("a compressed object")
-            return min(length, stop)
+            if stop is None and length > -start:
+                raise Unfit(f"all {length} bytes are sent, where the last {-start} were asked for")
+            return length if stop is None else min(length, stop)
         return min(length, _ERROR_TEXT)
 
     return wanted
 
 
-def answer_of(reply: Reply, start: int, stop: int) -> Answer:
+def answer_of(reply: Reply, start: int, stop: int | None) -> Answer:
     """Return what ``reply``, as far as it was judged right, brings of bytes ``[start, stop)``."""
     headers = reply.headers
     if reply.status == 206:

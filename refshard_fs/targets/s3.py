@@ -157,7 +157,7 @@ class S3Target:
             own["Range"] = range_header(start, stop)
         if etag is not None:
             own["If-Match"] = etag
-        if ready.direct is not None and stop is not None and start >= 0:
+        if ready.direct is not None and (stop is not None or start < 0):
             direct = self._direct
             if direct is None:
                 direct = self._direct = Direct(asyncio.get_running_loop(), self._buffers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,16 @@ def test_a_full_shard(counter: Counter, concurrency: int, most: int) -> None:
     with zarr.config.set({"async.concurrency": concurrency}):
         assert counter.read(slice(20 * SIDE, 30 * SIDE), slice(None)) <= most
     assert counter.server.log.bytes_sent <= 1.1 * 100 * CHUNK
+
+
+def test_a_column_through_all_shards_waits_four_times(counter: Counter) -> None:
+    """For an index, for its shard's chunks, for all other indexes, and for all other chunks, each asked for at once."""
+    counter.server.latency = 0.05
+    assert counter.read(slice(None), slice(0, SIDE)) <= 44
+    assert counter.server.log.bytes_sent <= 1.5 * 100 * CHUNK
+    requests = counter.server.requests()
+    kinds = [kind for kind, _ in groupby("index" if r.sent == 1604 else "chunks" for r in requests)]
+    assert kinds == ["index", "chunks", "index", "chunks"]
 
 
 def test_random_chunks_read_an_index_once(counter: Counter) -> None:

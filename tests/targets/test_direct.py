@@ -10,13 +10,14 @@ from typing import TypeVar
 import pytest
 from yarl import URL
 
-from refshard_fs.targets import Answer
+from refshard_fs.admission import Admission
+from refshard_fs.targets import Answer, Pool, PoolOptions
 from refshard_fs.targets.buffers import Buffers
 from refshard_fs.targets.direct import Direct, Reply, Unfamiliar, prepare
 from refshard_fs.targets.failures import ConnectionLost, Incomplete, Unfit
 from refshard_fs.targets.ranged import answer_of, judge
 from tests.servers.http import RangeServer
-from tests.targets.reading import Reader
+from tests.targets.reading import Reader, with_pool
 
 T = TypeVar("T")
 
@@ -83,6 +84,32 @@ def test_what_is_asked_is_spelled_as_given_and_one_connection_serves_many_reques
     lines = script.heads[0][1].split("\r\n")
     assert lines[0] == "GET /x?y=%2F HTTP/1.1"
     assert {"X-A: 1", "Range: bytes=0-4"} < set(lines)
+
+
+def test_a_range_that_counts_from_the_end_is_held_against_the_size_that_is_told() -> None:
+    async def end(direct: Direct, url: str) -> Answer:
+        request = prepare(URL(url, encoded=True), {})
+        assert request is not None
+        return answer_of(await direct.get(request, {"Range": "bytes=-5"}, judge(-5, None)), -5, None)
+
+    right = RIGHT.replace(b"0-4/9", b"4-8/9")
+    assert talk(Script([right]), end)[:2] == (b"01234", 9)
+    assert talk(Script([b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n0123"]), end)[:2] == (b"0123", 4)
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabcd01234"
+    for wrong in (RIGHT, right.replace(b"/9", b"/*"), whole):
+        with pytest.raises(Unfit):
+            talk(Script([wrong]), end)
+
+
+def test_where_the_manifest_came_from_needs_no_guard_and_other_hosts_do() -> None:
+    url = "http://127.0.0.1:1/set.json"
+    pool = PoolOptions(admission=Admission(source=url))
+
+    async def directly(pool: Pool) -> list[bool]:
+        target, _ = pool.place("http://127.0.0.1:1/x")  # type: ignore[misc]  # there is one
+        return [target.target._location(at).direct is not None for at in (url, "http://host.example/x")]
+
+    assert with_pool(pool, directly) == [True, False]
 
 
 def test_an_answer_in_single_bytes_is_the_same() -> None:

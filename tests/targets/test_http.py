@@ -134,9 +134,21 @@ def test_a_range_of_unknown_total_is_right(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("unknown_total")
     assert Reader().read(url, 5, 50) == DATA[5:50]
-    for start, stop in ((-5, None), (5, None)):  # here only the total says whether this is all
-        with pytest.raises(Unfit):
-            Reader().read(url, start, stop)
+    assert Reader().read(url, -5) == DATA[-5:]
+    with pytest.raises(Unfit):  # here only the total says whether this is all
+        Reader().read(url, 5)
+
+
+@pytest.mark.parametrize("status", [400, 416, 501])
+def test_a_server_that_knows_no_ranges_from_the_end_is_asked_for_the_size_once(
+    http_server: RangeServer, status: int
+) -> None:
+    url = http_server.put("/x", DATA)
+    reader = Reader()
+    for _ in range(2):
+        http_server.fault(status, times=1)
+        assert reader.read(url, -5) == DATA[-5:]
+    assert [r.method for r in http_server.requests()] == ["GET", "HEAD", "GET", "GET", "GET"]
 
 
 @pytest.mark.parametrize("kind", ["gzip", "gzip_stored"])
