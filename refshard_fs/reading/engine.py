@@ -367,7 +367,8 @@ class Engine:
             case Span():
                 return await self._fetched(entry)
             case Packed():
-                return entry.finish(await self._fetched(entry.source))
+                parts = await asyncio.gather(*map(self._fetched, entry.spans))
+                return entry.finish(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _fetched(self, span: Span) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""
