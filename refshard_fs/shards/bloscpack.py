@@ -115,14 +115,14 @@ def _metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]:
     return end + header.digest.size, header.decode(stored, digest, where)
 
 
-def _described(metadata: Mapping[str, Any], header: Header, url: str) -> Described:
+def _described(metadata: Mapping[str, Any], header: Header, url: str, zarr_format: int) -> Described:
     where = f"the metadata of {url}"
     match metadata.get("container"):
         case "numpy":
             pass
         case _:
             return Described(np.dtype(BYTES), (header.total,), "C", metadata)
-    dtype = parse_dtype(metadata.get("dtype"), where)
+    dtype = parse_dtype(metadata.get("dtype"), where, zarr_format)
     shape = counts(metadata, "shape", where)
     if len(shape) > 32:
         raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions")
@@ -162,7 +162,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     metadata: dict[str, Any] = {}
     if header.has_metadata:
         table, metadata = yield from _metadata(probe, size)
-    array = _described(metadata, header, url)
+    array = _described(metadata, header, url, options.zarr_format)
     base = Inline(probe.head) if probe.is_held else Span(url, 0, size, apart=True)
     frames = Superchunk(url, base, size, header, table)
     rows = _rows(array, header, url)

@@ -184,13 +184,27 @@ def test_a_chunk_that_frames_cut_reads_these_frames_and_nothing_between_them(s: 
         ]
 
 
-def test_a_field_that_holds_an_array_is_a_field_per_element() -> None:
+@pytest.mark.parametrize(
+    ("zarr", "zarr_format", "whole"), [(2, 2, True), (None, 2, True), (3, 2, False), (2, 3, False), (3, 3, False)]
+)
+def test_a_field_that_holds_an_array_is_whole_for_zarr_2_and_a_field_per_element_for_zarr_3(
+    zarr: int | None, zarr_format: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refshard_fs.shards.dtypes.zarr_major", lambda: zarr)
     inner = [("x", "<u2", (2,)), ("y", "|S3")]
     values = np.zeros(5, [("a", "<i4"), ("b", "<f8", (2, 2)), ("c", inner)])
     values["b"] = np.arange(20).reshape(5, 2, 2)
     metadata = {"dtype": repr(values.dtype.descr), "shape": [5], "order": "C", "container": "numpy"}
     files = Files({ROOT: superchunk(values, 10 * values.dtype.itemsize, metadata=metadata)})
-    fields = json.loads(files.read(files.open(), "data/.zarray") or b"")["dtype"]
+    keyspace = files.open(zarr_format=zarr_format)
+    if zarr_format == 3:
+        fields = json.loads(files.read(keyspace, "data/zarr.json") or b"")["data_type"]["configuration"]["fields"]
+        assert [name for name, _ in fields] == ["a", "b.0.0", "b.0.1", "b.1.0", "b.1.1", "c"]
+        return
+    fields = json.loads(files.read(keyspace, "data/.zarray") or b"")["dtype"]
+    if whole:
+        assert fields == [["a", "<i4"], ["b", "<f8", [2, 2]], ["c", [["x", "<u2", [2]], ["y", "|S3"]]]]
+        return
     flat = [*([f"b.{i}.{j}", "<f8"] for i in range(2) for j in range(2))]
     assert fields == [["a", "<i4"], *flat, ["c", [["x.0", "<u2"], ["x.1", "<u2"], ["y", "|S3"]]]]
 
