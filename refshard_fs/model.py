@@ -62,7 +62,8 @@ class Span(msgspec.Struct, frozen=True):
     because the object's size was unknown when it was computed; all others must be
     answered in full. ``optional`` marks an object whose absence means "no such key".
     ``dense`` marks one of many ranges that lie together and tend to be read together, as a
-    shard's chunks do: it is worth fetching with others over larger gaps.
+    shard's chunks do: it is worth fetching with others over larger gaps. ``apart`` marks one that
+    is fetched with others only where they touch or overlap: no byte between them is read.
     """
 
     url: str
@@ -72,11 +73,17 @@ class Span(msgspec.Struct, frozen=True):
     optional: bool = False
     pin: Pin | None = None
     dense: bool = False
+    apart: bool = False
 
     @property
     def size(self) -> int | None:
         """Number of bytes, or None while only the target knows."""
         return None if self.stop is None or not self.exact else self.stop - self.start
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What is to be read."""
+        return (self,)
 
     def window(self, start: int | None = None, end: int | None = None) -> Entry:
         """Return bytes ``[start:end]`` of this span, as slicing them would.
@@ -109,7 +116,7 @@ class Span(msgspec.Struct, frozen=True):
         return self._range(first, last)
 
     def _range(self, start: int, stop: int | None, *, exact: bool = True) -> Span:
-        return Span(self.url, start, stop, exact, self.optional, self.pin, self.dense)
+        return Span(self.url, start, stop, exact, self.optional, self.pin, self.dense, self.apart)
 
 
 class Inline(msgspec.Struct, frozen=True):
@@ -134,11 +141,14 @@ class Recipe(Protocol, Hashable):
     """How a `Packed` entry's bytes are made; frozen, hashable and picklable."""
 
     def make(self, raw: bytes) -> bytes:
-        """Return the bytes made from those of the whole source range; ValueError where they are damaged."""
+        """Return the bytes made from those that were read; ValueError where they are damaged."""
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """Bytes ``[start, stop)`` of what ``recipe`` makes from all of ``source``; ``made`` is the full size, if known."""
+    """Bytes ``[start, stop)`` of what ``recipe`` makes from ``source``; ``made`` is the full size, if known.
+
+    It is made from all of the source, or from ``cuts`` of it, (offset, length) pairs, joined in that order.
+    """
 
     source: Span
     recipe: Recipe
@@ -146,6 +156,15 @@ class Packed(msgspec.Struct, frozen=True):
     start: int | None = None
     stop: int | None = None
     exact: bool = False
+    cuts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What is to be read, in the order that `finish` takes it in."""
+        if not self.cuts:
+            return (self.source,)
+        first = self.source.start
+        return tuple(self.source._range(first + offset, first + offset + length) for offset, length in self.cuts)
 
     @property
     def size(self) -> int | None:
@@ -161,20 +180,20 @@ class Packed(msgspec.Struct, frozen=True):
         if self.made is None:
             if self.start is not None or self.stop is not None:
                 raise ValueError("a window of a window needs the size of the whole")
-            return Packed(self.source, self.recipe, None, start, end)
+            return self._window(start, end)
         begin, stop = clamp(self.start, self.stop, self.made)
         first, last = clamp(start, end, stop - begin)
-        return Packed(self.source, self.recipe, self.made, begin + first, begin + last)
+        return self._window(begin + first, begin + last)
 
     def part(self, offset: int, length: int) -> Packed:
         """Return exactly ``length`` bytes at ``offset``; ValueError where the entry is known to be shorter."""
         if offset < 0 or length < 0 or (self.size is not None and offset + length > self.size):
             raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {self.size} bytes there are")
         begin = (self.start or 0) + offset
-        return Packed(self.source, self.recipe, self.made, begin, begin + length, exact=True)
+        return self._window(begin, begin + length, exact=True)
 
     def finish(self, raw: bytes) -> bytes:
-        """Return this entry's bytes, given those of its whole source; ValueError where they are damaged."""
+        """Return this entry's bytes, given those of its `spans` joined; ValueError where they are damaged."""
         full = self.recipe.make(raw)
         if self.made is not None and len(full) != self.made:
             raise ValueError(f"{len(full)} bytes were made where {self.made} were promised")
@@ -182,6 +201,9 @@ class Packed(msgspec.Struct, frozen=True):
         if self.exact and self.stop is not None and len(data) != self.stop - (self.start or 0):
             raise ValueError(f"{len(full)} bytes were made, too few for [{self.start}:{self.stop}]")
         return data
+
+    def _window(self, start: int | None, stop: int | None, *, exact: bool = False) -> Packed:
+        return Packed(self.source, self.recipe, self.made, start, stop, exact, self.cuts)
 
 
 Entry = Span | Inline | Packed

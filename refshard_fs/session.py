@@ -245,7 +245,7 @@ class Session:
     async def plan(self, keys: Sequence[str]) -> list[Planned]:
         """Return the requests that reading ``keys`` would make; FileNotFoundError if one does not exist."""
         keyspace = await self.keyspace()
-        spans: dict[tuple[str, bool], list[tuple[str, int, int | None]]] = {}
+        spans: dict[tuple[str, Limits], list[tuple[str, int, int | None]]] = {}
         found = await self.engine().run_all([keyspace.lookup(key) for key in keys])
         for key, entry in zip(keys, found, strict=True):
             match entry:
@@ -253,10 +253,13 @@ class Session:
                     raise FileNotFoundError(key)
                 case Exception():
                     raise blame(key, entry) from entry
-                case (Span() as span) | Packed(Span() as span):
-                    spans.setdefault((span.url, span.dense), []).append((key, span.start, span.stop))
-        limits = {False: self.options.limits, True: self.options.limits.dense}
-        return [p for (url, dense), wanted in spans.items() for p in requests_for(url, wanted, limits[dense])]
+                case Span() | Packed():
+                    for span in entry.spans:
+                        limits = self.options.limits.dense if span.dense else self.options.limits
+                        if span.apart:
+                            limits = limits.apart
+                        spans.setdefault((span.url, limits), []).append((key, span.start, span.stop))
+        return [p for (url, limits), wanted in spans.items() for p in requests_for(url, wanted, limits)]
 
     async def prefetch(self, keys: Sequence[str], *, wait: bool) -> None:
         """Fetch ``keys``, which will be read, and hold them until they are; ``wait`` until all that fits is there.

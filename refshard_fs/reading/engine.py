@@ -389,7 +389,8 @@ class Engine:
             case Span():
                 return await self._fetched(entry, most)
             case Packed():
-                return entry.finish(await self._fetched(entry.source, most))
+                parts = await asyncio.gather(*[self._fetched(span, most) for span in entry.spans])
+                return entry.finish(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _sized(self, need: Load) -> Index:
         return sized(need, self.pool)

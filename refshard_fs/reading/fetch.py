@@ -134,6 +134,8 @@ class Fetcher:
         for url, members in fresh.items():
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits
+            if any(span.apart for span, _ in members):
+                limits = limits.apart
             for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], limits):
                 some = [members[i] for i in places]
                 self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)

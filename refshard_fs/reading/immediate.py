@@ -195,9 +195,12 @@ class Immediate:
             case Span():
                 got = self._fetch(entry)
                 return None if got is None else got[0]
-            case Packed(source):
-                got = self._fetch(source)
-                return None if got is None else entry.finish(got[0])
+            case Packed():
+                parts = [self._fetch(span) for span in entry.spans]
+                found = [part[0] for part in parts if part is not None]
+                return (
+                    entry.finish(found[0] if len(found) == 1 else b"".join(found)) if len(found) == len(parts) else None
+                )
 
     def _fetch(self, span: Span, most: int | None = None) -> tuple[bytes, int | None] | None:
         place = self._pool.place(span.url)

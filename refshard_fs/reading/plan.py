@@ -36,6 +36,11 @@ class Limits(msgspec.Struct, frozen=True):
         """The limits for ranges that lie together and tend to be read together."""
         return Limits(self.gap, 16 * self.block, 2 * self.split, 32 * self.gap)
 
+    @property
+    def apart(self) -> Limits:
+        """The limits for ranges that are merged only where they touch."""
+        return Limits(min(self.gap, 0), self.block, self.split)
+
 
 class Block(NamedTuple):
     """One run of bytes ``[start, stop)``, and the places in the input of the ranges that it serves."""
@@ -87,10 +92,8 @@ def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits
     for block in coalesce([(start, stop) for _, start, stop in known], limits):
         for first, last in parts(block.start, block.stop, limits):
             served = (known[i] for i in block.members)
-            keys = tuple(
-                key for key, start, stop in served if start < last and (stop > first or start == stop == first)
-            )
-            out.append(Planned(url, first, last, keys))
+            keys = [key for key, start, stop in served if start < last and (stop > first or start == stop == first)]
+            out.append(Planned(url, first, last, tuple(dict.fromkeys(keys))))
     return out
 
 

@@ -135,7 +135,7 @@ class Carray(msgspec.Struct, frozen=True):
         return self.array.shape[0]
 
 
-def _carray(url: str, found: list[bytes | None], row: str, prefix: str) -> Carray:
+def _carray(url: str, found: list[bytes | None], row: str, prefix: str, zarr_format: int) -> Carray:
     """Return the carray at ``url`` whose storage, sizes and attributes are ``found``."""
     where = relative_to(url, BCOLZ_STORAGE)
     storage, sizes, attributes = found
@@ -145,7 +145,7 @@ def _carray(url: str, found: list[bytes | None], row: str, prefix: str) -> Carra
         case b"":
             raise ManifestError(f"{where} is empty: its writer died before it said what the carray holds")
     doc = object_in(storage, where)
-    dtype = parse_dtype(doc.get("dtype"), where)
+    dtype = parse_dtype(doc.get("dtype"), where, zarr_format)
     chunklen = count(doc, "chunklen", where, 1)
     compressor = _compressor(doc.get("cparams"), where, dtype)
     if sizes is None:
@@ -221,7 +221,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     names = (BCOLZ_STORAGE, SIZES, ATTRIBUTES)
     table = probe.documents.get(BCOLZ_COLUMNS)
     if table is None:
-        carray = _carray(url, (yield from _documents(url, names, ("",))), "dim_0", "dim_")
+        carray = _carray(url, (yield from _documents(url, names, ("",))), "dim_0", "dim_", options.zarr_format)
         return _key_space({DATA: carray}, {}, options)
     where = relative_to(url, BCOLZ_COLUMNS)
     columns = _column_names(table.data, where)
@@ -233,7 +233,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         found = yield from _documents(url, names, paths)
         for i, name in enumerate(columns):
             some = found[i * len(names) : (i + 1) * len(names)]
-            carrays[name] = _carray(relative_to(url, paths[i]), some, ROW, f"{name}_dim_")
+            carrays[name] = _carray(relative_to(url, paths[i]), some, ROW, f"{name}_dim_", options.zarr_format)
     lengths = {name: carray.length for name, carray in carrays.items()}
     if len(set(lengths.values())) > 1:
         raise ManifestError(f"{url}: its columns are not equally long: {shown(lengths)}")

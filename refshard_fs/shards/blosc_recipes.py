@@ -67,11 +67,13 @@ class Refilled(msgspec.Struct, frozen=True):
         return self.size + BODY
 
 
-def made(source: Entry, recipe: Verified | Refilled) -> Entry:
-    """Return the entry of what ``recipe`` makes of ``source``."""
+def made(source: Entry, recipe: Verified | Refilled, cuts: tuple[tuple[int, int], ...] = ()) -> Entry:
+    """Return the entry of what ``recipe`` makes of ``source``, or of ``cuts`` of it, (offset, length) pairs, joined."""
     match source:
         case Span():
-            return Packed(source, recipe, recipe.made)
+            return Packed(source, recipe, recipe.made, cuts=cuts)
+        case Inline(data) if cuts:
+            return Inline(recipe.make(b"".join(data[offset : offset + length] for offset, length in cuts)))
         case Inline(data):
             return Inline(recipe.make(data))
         case Packed():

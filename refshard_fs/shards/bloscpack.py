@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.errors import ManifestError
 from refshard_fs.formats import OpenOptions, Probe, Raw
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Listed, Load, Span, Steps
@@ -85,13 +86,11 @@ class SuperchunkChunks:
             return made(self._frames.part(offset, frame.stored + tail), Verified(checksum, frame.stored))
         begin = min(offset for offset, _ in found)
         end = max(offset + frame.stored for offset, frame in found) + tail
-        pieces = tuple(Piece(offset - begin, frame.stored, frame.length) for offset, frame in found)
-        own = sum(piece.stored for piece in pieces)
-        if end - begin > 2 * own + len(pieces) * 256:
-            reason = f"offsets: chunks {first} to {last - 1}, of {own} bytes, lie scattered over {end - begin}"
-            raise DamagedIndex("", self._frames.url, reason)
+        cuts = tuple((offset - begin, frame.stored + tail) for offset, frame in found)
+        joined = accumulate((length for _, length in cuts), initial=0)
+        pieces = tuple(Piece(at, frame.stored, frame.length) for at, (_, frame) in zip(joined, found, strict=False))
         recipe = Refilled(pieces, size, found[0].header.typesize, start - first * header.frame_size, checksum)
-        return made(self._frames.part(begin, end - begin), recipe)
+        return made(self._frames.part(begin, end - begin), recipe, cuts if len(cuts) > 1 else ())
 
 
 def _part(probe: Probe, size: int, start: int, stop: int, what: str) -> Entry:
@@ -116,14 +115,14 @@ def _metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]:
     return end + header.digest.size, header.decode(stored, digest, where)
 
 
-def _described(metadata: Mapping[str, Any], header: Header, url: str) -> Described:
+def _described(metadata: Mapping[str, Any], header: Header, url: str, zarr_format: int) -> Described:
     where = f"the metadata of {url}"
     match metadata.get("container"):
         case "numpy":
             pass
         case _:
             return Described(np.dtype(BYTES), (header.total,), "C", metadata)
-    dtype = parse_dtype(metadata.get("dtype"), where)
+    dtype = parse_dtype(metadata.get("dtype"), where, zarr_format)
     shape = counts(metadata, "shape", where)
     if len(shape) > 32:
         raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions")
@@ -163,8 +162,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     metadata: dict[str, Any] = {}
     if header.has_metadata:
         table, metadata = yield from _metadata(probe, size)
-    array = _described(metadata, header, url)
-    base = Inline(probe.head) if probe.is_held else Span(url, 0, size)
+    array = _described(metadata, header, url, options.zarr_format)
+    base = Inline(probe.head) if probe.is_held else Span(url, 0, size, apart=True)
     frames = Superchunk(url, base, size, header, table)
     rows = _rows(array, header, url)
     compressor = Compressor("blosclz", 5, 1, max(header.typesize, 1))

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from refshard_fs.errors import ManifestError
+from refshard_fs.installed import zarr_major
 from refshard_fs.shards.json_fields import shown
 
 __all__ = ["parse_dtype", "version_2", "version_3"]
@@ -26,8 +27,11 @@ _PLAIN: Final = frozenset("biufc")
 _UNKNOWN: Final = frozenset(["float96", "float128", "complex192", "complex256"])  # to zarr v3
 
 
-def parse_dtype(text: object, where: str) -> np.dtype[Any]:
-    """Return the dtype whose ``str`` or ``descr`` is ``text``; a name that states no byte order is little-endian."""
+def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
+    """Return the dtype whose ``str`` or ``descr`` is ``text``, as metadata of ``zarr_format`` shows its fields.
+
+    A name that states no byte order is little-endian.
+    """
     match text:
         case str() if 0 < len(text) <= LONGEST:
             pass
@@ -38,7 +42,9 @@ def parse_dtype(text: object, where: str) -> np.dtype[Any]:
         if _NATIVE.match(text):
             dtype = dtype.newbyteorder("<")
         if dtype.names is not None and not dtype.hasobject:
-            dtype = _spread(_without_gaps(dtype))
+            dtype = _without_gaps(dtype)
+            if _holds_arrays(dtype) and (zarr_format == 3 or (zarr_major() or 2) > 2):
+                dtype = _spread(dtype)
     except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, KeyError) as e:
         raise ManifestError(f"{where}: its 'dtype' is {shown(text)}: {e}") from None
     if dtype.hasobject:
@@ -58,10 +64,17 @@ def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return packed
 
 
+def _holds_arrays(dtype: np.dtype[Any]) -> bool:
+    """Whether a field, at any depth, is an array."""
+    fields = [dtype[name] for name in dtype.names or ()]
+    return any(field.subdtype is not None or _holds_arrays(field) for field in fields)
+
+
 def _spread(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return ``dtype`` with each field that holds an array as one field per element: zarr-python 3 reads no others.
 
-    A field of very many elements stays as it is, for readers of version 2 metadata that take it.
+    No document opens in both: zarr-python 2 would take these fields, but they are not the dtype that was written. A
+    field of very many elements stays as it is, for readers of version 2 metadata that take it.
     """
     fields: list[tuple[str, Any]] = []
     for name in dtype.names or ():

@@ -18,7 +18,8 @@ from refshard_fs.shards.bloscpack_header import Header
 __all__ = ["Located", "OffsetsIndex", "Superchunk", "WalkIndex"]
 
 PIECE: Final = 4096  # offsets read at a time
-WINDOW: Final = 1 << 16  # bytes read at a time on the way from frame to frame, where frames are small
+WINDOW: Final = 1 << 16  # bytes read at a time on a long way from frame to frame, where frames are small
+FEW: Final = 8  # frames that are walked from header to header, so that nothing else is read
 
 
 class Located(NamedTuple):
@@ -105,7 +106,7 @@ class Superchunk:
                 step = before.header.stored + self.header.digest.size
                 offset = before.offset + step
             self._check_offset(number, offset)
-            window = min(WINDOW if step * 4 <= WINDOW else BODY, self._size - offset)
+            window = min(WINDOW if step * 4 <= WINDOW and last - number > FEW else BODY, self._size - offset)
             index = WalkIndex(self.header.frames - number, self.header.digest.size)
             headers = yield Load(self._base.part(offset, window), index)
             for header in headers:

@@ -439,3 +439,42 @@ def test_zarr_reads_a_manifest_of_shards(tmp_path: Path) -> None:
 def test_filesystems_with_manifests_survive_pickling(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {"0": {"data": "ab"}, "1": {"path": "gone"}})))
     assert pickle.loads(pickle.dumps(fs)).cat_file("c/0") == b"ab"
+
+
+# ---------------------------------------------------------------------- what VirtualiZarr 1.0.0 left out
+
+
+@needs_zarr_3
+@pytest.mark.parametrize(
+    "codecs", [None, [], [{"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 4}], "gzip"]
+)
+@pytest.mark.parametrize("data_type", ["int16", "float64", "bool", "complex64"])
+def test_an_array_whose_codecs_were_left_out_is_refused_by_name_and_read_by_key(
+    codecs: Any, data_type: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "a.zarr" / "temp", {"0": {"data": "abcd"}})
+    doc = metadata((4,), (2,), codecs=codecs, data_type=data_type, fill_value=None)
+    (folder / "zarr.json").write_text(json.dumps(doc))
+    (tmp_path / "a.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    fs = opened(str(tmp_path / "a.zarr"))
+    assert fs.cat_file("temp/c/0") == b"abcd"
+    group = zarr.open_group(zarr.storage.FsspecStore.from_mapper(fs.get_mapper(""), read_only=True), mode="r")
+    with pytest.raises(Exception, match=r"left out how the chunks of array 'temp' are encoded.*into its zarr\.json"):
+        group["temp"]
+
+
+@pytest.mark.parametrize("codecs", [["bytes"], [{"name": "bytes"}], [{"name": "no such"}]])
+def test_codecs_that_are_named_stay_as_they_are(codecs: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path / "a.zarr", {"0": {"data": "abcd"}})
+    (folder / "zarr.json").write_text(json.dumps(metadata((4,), (2,), codecs=codecs, fill_value=None)))
+    shown = json.loads(opened(str(folder)).cat_file("zarr.json"))
+    assert (shown["codecs"], shown["fill_value"]) == (codecs, None)
+
+
+@needs_zarr_3
+def test_arrays_of_virtualizarr_1_are_refused_and_never_guessed_at(shared_data: Path) -> None:
+    fs = opened(str(shared_data / "manifests/virtualizarr-1.0.0/combined.zarr"))
+    group = zarr.open_group(zarr.storage.FsspecStore.from_mapper(fs.get_mapper(""), read_only=True), mode="r")
+    for name in ("qc", "temp"):
+        with pytest.raises(Exception, match=f"left out how the chunks of array '{name}' are encoded"):
+            group[name]

@@ -112,3 +112,9 @@ def test_dense_ranges_are_each_served_once(count: int) -> None:
     assert sorted(i for b in blocks for i in b.members) == list(range(count))
     assert all(b.start <= ranges[i][0] and ranges[i][1] <= b.stop for b in blocks for i in b.members)
     assert max(b.stop - b.start for b in blocks) <= 16000
+
+
+def test_ranges_that_stay_apart_share_a_request_only_where_they_touch() -> None:
+    ranges = [(0, 10), (10, 20), (21, 30), (25, 40)]
+    assert [(b.start, b.stop) for b in coalesce(ranges, Limits().apart)] == [(0, 20), (21, 40)]
+    assert [(b.start, b.stop) for b in coalesce(ranges, Limits(gap=-1).apart)] == [(0, 10), (10, 20), (21, 40)]

@@ -52,8 +52,8 @@ class Files:
         match entry:
             case Inline(data):
                 return data
-            case Packed(source):
-                return entry.finish(self.bytes(source))
+            case Packed():
+                return entry.finish(b"".join(map(self.bytes, entry.spans)))
             case Span(url, start, stop):
                 data = self.files[url]
                 end = len(data) if stop is None else stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import struct
 import zlib
@@ -126,29 +127,46 @@ def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
 
 
 @pytest.mark.parametrize("s", SOUND, **named)
-def test_zarr_reads_headers_and_frames_and_no_other_bytes(s: Sample) -> None:
+@pytest.mark.parametrize("options", [{}, {"max_gap": -1}, {"max_gap": 1 << 20}], ids=str)
+def test_zarr_reads_the_table_headers_and_frames_and_no_other_bytes(s: Sample, options: dict[str, Any]) -> None:
     reading = pytest.importorskip("tests.shards.zarr_reading")
     with RangeServer(directory=s.path.parent) as server:
-        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}", max_gap=-1))
-        server.clear()
+        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}", **options))
+        server.clear()  # opening reads the first 4 KiB, by which files are recognised
         reading.check(reading.values(group["data"]), s.expected, 2)
-        asked = {(r.start, r.stop) for r in server.requests()}
+        read = {i for r in server.requests() for i in range(r.start, r.stop)}
     header = s.expected["header"]
-    if "offsets_at" in header:
-        asked.discard((header["offsets_at"], header["offsets_at"] + 8 * header["nchunks"]))
-    frames = [(c["offset"], c["offset"] + c["ctbytes"]) for c in header["chunks"]]
-    first = frames[0][0]
-    asked -= {(start, start + 16) for start, _ in frames} | {(first, header["file_size"])}  # the latter: a walk
-    if s.name.endswith("unaligned.blp"):  # neighbours share a frame, and are read in one
-        assert asked == {(first, frames[-1][1])}
-    elif header["chunk_size"]:
-        assert asked == set(frames)
-    else:
-        assert asked == set()
+    table = range(header.get("offsets_at", 0), header.get("offsets_at", 0) + 8 * header["nchunks"])
+    frames = {i for c in header["chunks"] for i in range(c["offset"], c["offset"] + c["ctbytes"])}
+    assert read - set(table) == (frames if header["chunk_size"] else set())  # frames begin with their headers
+
+
+def itemsize_of(s: Sample) -> int:
+    text = s.expected.get("dtype", "|u1")
+    return np.dtype(ast.literal_eval(text) if text.startswith("[") else text).itemsize
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_what_is_planned_for_a_chunk_is_its_frames_and_no_other_bytes(s: Sample, verify: bool) -> None:
+    header = s.expected["header"]
+    tail = CHECKSUMS[header["checksum"]].size if verify else 0
+    with RangeServer(directory=s.path.parent) as server:
+        fs = RefShardFileSystem(fo=f"{server.url}/{s.path.name}", verify=verify)
+        total = sum(c["nbytes"] for c in header["chunks"])
+        keys = [key for key in fs.find("data") if not key.endswith((".zarray", ".zattrs"))]
+        size = int(np.prod(json.loads(fs.cat_file("data/.zarray"))["chunks"])) * itemsize_of(s)
+        for number, key in enumerate(keys):
+            start, stop = number * size, min((number + 1) * size, total)
+            lying = header["chunks"][start // header["chunk_size"] : -(-stop // header["chunk_size"])]
+            planned = {i for _, a, b, _ in fs.plan([key]) for i in range(a, b)}
+            assert planned == {i for c in lying for i in range(c["offset"], c["offset"] + c["ctbytes"] + tail)}
+            if len(lying) == 1 and lying[0]["nbytes"] == size and not tail:
+                assert fs.resolve(key)[1:] == (lying[0]["offset"], lying[0]["offset"] + lying[0]["ctbytes"])
 
 
 @pytest.mark.parametrize("s", [s for s in SOUND if s.name.endswith("unaligned.blp")], **named)
-def test_a_chunk_that_frames_cut_reads_from_its_first_frame_to_its_last(s: Sample) -> None:
+def test_a_chunk_that_frames_cut_reads_these_frames_and_nothing_between_them(s: Sample) -> None:
     files = Files.of(s.path)
     keyspace = files.open()
     header, (rows, width) = s.expected["header"], s.expected["shape"]
@@ -159,20 +177,34 @@ def test_a_chunk_that_frames_cut_reads_from_its_first_frame_to_its_last(s: Sampl
         chunk = blosc.decompress(files.read(keyspace, f"data/{number}.0"))
         stop = min(start + per_chunk, rows)
         first, last = start * row // header["chunk_size"], (stop * row - 1) // header["chunk_size"]
-        end = header["chunks"][last]["offset"] + header["chunks"][last]["ctbytes"]
-        assert files.wanted[-1] == (ROOT, header["chunks"][first]["offset"], end)
+        frames = [(c["offset"], c["offset"] + c["ctbytes"]) for c in header["chunks"][first : last + 1]]
+        assert files.wanted[-len(frames) :] == [(ROOT, *frame) for frame in frames]
         assert np.frombuffer(chunk, s.expected["dtype"])[: (stop - start) * width].tolist() == [
             float(x) for x in range(start * width, stop * width)
         ]
 
 
-def test_a_field_that_holds_an_array_is_a_field_per_element() -> None:
+@pytest.mark.parametrize(
+    ("zarr", "zarr_format", "whole"), [(2, 2, True), (None, 2, True), (3, 2, False), (2, 3, False), (3, 3, False)]
+)
+def test_a_field_that_holds_an_array_is_whole_for_zarr_2_and_a_field_per_element_for_zarr_3(
+    zarr: int | None, zarr_format: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refshard_fs.shards.dtypes.zarr_major", lambda: zarr)
     inner = [("x", "<u2", (2,)), ("y", "|S3")]
     values = np.zeros(5, [("a", "<i4"), ("b", "<f8", (2, 2)), ("c", inner)])
     values["b"] = np.arange(20).reshape(5, 2, 2)
     metadata = {"dtype": repr(values.dtype.descr), "shape": [5], "order": "C", "container": "numpy"}
     files = Files({ROOT: superchunk(values, 10 * values.dtype.itemsize, metadata=metadata)})
-    fields = json.loads(files.read(files.open(), "data/.zarray") or b"")["dtype"]
+    keyspace = files.open(zarr_format=zarr_format)
+    if zarr_format == 3:
+        fields = json.loads(files.read(keyspace, "data/zarr.json") or b"")["data_type"]["configuration"]["fields"]
+        assert [name for name, _ in fields] == ["a", "b.0.0", "b.0.1", "b.1.0", "b.1.1", "c"]
+        return
+    fields = json.loads(files.read(keyspace, "data/.zarray") or b"")["dtype"]
+    if whole:
+        assert fields == [["a", "<i4"], ["b", "<f8", [2, 2]], ["c", [["x", "<u2", [2]], ["y", "|S3"]]]]
+        return
     flat = [*([f"b.{i}.{j}", "<f8"] for i in range(2) for j in range(2))]
     assert fields == [["a", "<i4"], *flat, ["c", [["x.0", "<u2"], ["x.1", "<u2"], ["y", "|S3"]]]]
 
@@ -325,11 +357,17 @@ def test_a_forged_offset_is_refused(offset: int) -> None:
         files.read(files.open(), "data/1")
 
 
-def test_offsets_that_scatter_a_chunk_over_the_file_are_refused() -> None:
-    values = np.zeros((100, 7))
+def test_frames_that_lie_scattered_over_the_file_are_read_and_nothing_between_them(http_server: Any) -> None:
+    values = np.arange(700.0).reshape(100, 7)
     data = superchunk(values.ravel(), 1000, metadata=numpy_metadata(values), gap=5000)
-    with pytest.raises(DamagedIndex, match="scattered"):
-        whole(data)
+    fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
+    reads = fs.plan(["data/0.0", "data/1.0"])
+    assert len(reads) == 3  # the second frame is of both chunks
+    assert [keys for _, _, _, keys in reads] == [("data/0.0",), ("data/0.0", "data/1.0"), ("data/1.0",)]
+    http_server.clear()
+    got = b"".join(blosc.decompress(frame) for frame in fs.cat(["data/0.0", "data/1.0"]).values())
+    assert got == values.tobytes()[: len(got)]
+    assert sorted((r.start, r.stop) for r in http_server.requests()) == sorted((a, b) for _, a, b, _ in reads)
 
 
 @pytest.mark.parametrize(

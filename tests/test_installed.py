@@ -1,0 +1,30 @@
+"""Which zarr reads what is shown."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from refshard_fs import installed
+
+
+def test_the_zarr_that_is_imported_counts() -> None:
+    zarr = pytest.importorskip("zarr")
+    assert installed.zarr_major() == int(zarr.__version__.partition(".")[0])
+
+
+def test_else_the_one_that_is_installed_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "zarr", raising=False)
+    monkeypatch.setattr(installed, "version", lambda name: "2.18.7")
+    assert installed.zarr_major() == 2
+
+
+def test_there_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.delitem(sys.modules, "zarr", raising=False)
+    monkeypatch.setattr(installed, "version", version)
+    assert installed.zarr_major() is None
