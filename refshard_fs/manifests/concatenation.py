@@ -25,7 +25,7 @@ from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 from refshard_fs.zarrmeta import ArrayMeta
 
-__all__ = ["Known", "Named", "Variable", "concatenate", "values_at_hand", "variables"]
+__all__ = ["Known", "Named", "Variable", "concatenate", "has_same_references", "values_at_hand", "variables"]
 
 # Attributes that change what the values mean: equal in all sets.
 MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
@@ -62,6 +62,7 @@ class Named(NamedTuple):
     name: str
     refs: ReferenceSet
     variables: dict[str, Variable]
+    read: Mapping[str, Mapping[int, bytes]] = {}  # chunks that were read to be compared: by array and number
 
 
 def variables(refs: ReferenceSet, where: str, known: Known | None = None) -> dict[str, Variable]:
@@ -319,6 +320,10 @@ class _Joining:
                 return
         elif _content(a.refs, path, self.inline[one]) == _content(b.refs, path, self.inline[other]):
             return
+        elif path in a.read and path in b.read:
+            what = "bytes"
+            if self._bytes(path, one) == self._bytes(path, other):
+                return
         raise ManifestError(
             f"{a.name} and {b.name} have different {what} of {path!r}, which is not along {self.dim!r}: they must be "
             f"equal, or name it in same= to take the first set's"
@@ -330,6 +335,9 @@ class _Joining:
         return not any(t is None or len(t) for t in tables) and self.inline[one].get(path) == self.inline[other].get(
             path
         )
+
+    def _bytes(self, path: str, i: int) -> dict[int, bytes]:
+        return {**self.sets[i].read[path], **self.inline[i].get(path, {})}
 
     def _differ(self, path: str, one: int, other: int, field: str, mine: Any, theirs: Any) -> ManifestError:
         return ManifestError(
@@ -391,6 +399,14 @@ def _fields(meta: ArrayMeta) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return zarrmeta.dumps(value).decode()
+
+
+def has_same_references(one: Named, other: Named, path: str) -> bool:
+    """Whether two sets refer to the same bytes for the chunks of the array ``path``, but for those that are inline."""
+    tables = one.refs.tables.get(path), other.refs.tables.get(path)
+    if one.refs is other.refs or not any(table is not None and len(table) for table in tables):
+        return True
+    return _content(one.refs, path, {}) == _content(other.refs, path, {})
 
 
 def _content(refs: ReferenceSet, path: str, inline: Mapping[str, Any]) -> object:

@@ -22,7 +22,9 @@ from refshard_fs.manifests.joined import Joined
 from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet, Value, decode
 from refshard_fs.model import Inline, Span
 from refshard_fs.overlay import Base
+from refshard_fs.sets.comparing import with_compared
 from refshard_fs.sets.lazy import beside, joined_lazily
+from refshard_fs.sets.rebasing import opened
 from refshard_fs.sets.taking import take, with_coordinates
 from refshard_fs.targets.document import Document
 
@@ -100,7 +102,8 @@ def _edits(
     new = new._replace(name=new.name.replace("set 0", "the set to append", 1))
     if new.refs.pins is not None and not holds_pins:
         raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
-    whole = concatenate([old, new], dim, same)
+    opens = (lambda: writer), (lambda: opened(fo, options))
+    whole = concatenate(with_compared([old, new], lambda number: opens[number](), [dim], same), dim, same)
     spans = _spans(whole)
     for path, table in whole.tables.items():
         known = before.tables.get(path)
@@ -177,7 +180,10 @@ def _append_line(
         raise TypeError(f"{base.url} names its parts: {fo!r} is no URL or path; save it first")
     ends = [document.parts[0], *document.parts[1:][-1:]]
     urls = [joined.resolve(part.url) for part in ends]
-    found = joined_lazily(take([*urls, new], options, lambda count: None), [*urls, new], dim, same)
+    urls.append(new)
+    parts = take(urls, options, lambda count: None)
+    parts = with_compared(parts, lambda number: opened(urls[number], options), [dim], same)
+    found = joined_lazily(parts, urls, dim, same)
     for part, now in zip(ends, found.parts, strict=False):
         if part.length != now.length:
             raise ManifestError(f"{part.url!r} of {base.url} has the length {now.length}, not {part.length}")

@@ -8,8 +8,10 @@ from typing import Any, Literal, overload
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.manifests.concatenation import Named, concatenate, variables
+from refshard_fs.sets.comparing import with_compared
 from refshard_fs.sets.lazy import LazySet, lazily
 from refshard_fs.sets.made import MadeSet, made
+from refshard_fs.sets.rebasing import opened
 from refshard_fs.sets.taking import take
 
 __all__ = ["concat"]
@@ -53,8 +55,9 @@ def concat(
     of None merges. An array is along the dimensions that it names (``_ARRAY_DIMENSIONS``, ``dimension_names``). Types,
     codecs, chunks and the other lengths must be the same, and lengths multiples of the chunks, but in the last set.
     Variables without the dimension must be equal, or named in ``same``: then they are the first set's. Coordinates
-    (arrays of their dimension's name) are read, compared by value and kept inline; no other chunk is read. Attributes
-    are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal, but for
+    (arrays of their dimension's name) are read, compared by value and kept inline. Of a variable without any of the
+    dimensions for which sets refer to different places, up to 1 MiB are read to be compared; no other chunk is.
+    Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal, but for
     coordinates of CF times: these become numbers of the first set's units where whole numbers stay whole.
 
     With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
@@ -81,12 +84,13 @@ def concat(
         raise ValueError("there are no sets to concatenate")
     callback.set_size(len(leaves))
 
+    unchecked = frozenset(same)
     if lazy:
         if len(order) != 1 or dim is None:
             raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
-        return lazily(leaves, dim, frozenset(same), options, callback.relative_update)
-    parts = iter(take(leaves, options, callback.relative_update))
-    unchecked = frozenset(same)
+        return lazily(leaves, dim, unchecked, options, callback.relative_update)
+    taken = take(leaves, options, callback.relative_update)
+    parts = iter(with_compared(taken, lambda number: opened(leaves[number], options), order, unchecked))
 
     def joined(nested: Any, depth: int) -> Named:
         if depth == len(order):
@@ -96,7 +100,7 @@ def concat(
             return found[0]
         name = f"{found[0].name} to {found[-1].name}"
         refs = concatenate(found, order[depth], unchecked)
-        return Named(name, refs, variables(refs, name))
+        return Named(name, refs, variables(refs, name), found[0].read)
 
     return made(joined(sets, 0).refs)
 

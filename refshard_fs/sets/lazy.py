@@ -18,6 +18,8 @@ from refshard_fs.manifests.concatenation import Named, Variable, concatenate
 from refshard_fs.manifests.plain_values import plain_document
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.policy import directory_of, protocol_of
+from refshard_fs.sets.comparing import with_compared
+from refshard_fs.sets.rebasing import opened
 from refshard_fs.sets.taking import take
 from refshard_fs.targets.sink import Sink
 
@@ -79,7 +81,7 @@ def lazily(
         if not isinstance(url, str):
             raise TypeError(f"lazy=True names its parts: {fo!r} is no URL or path; save it first")
         urls.append(url)
-    parts = take(urls, options, tell)
+    parts = with_compared(take(urls, options, tell), lambda number: opened(urls[number], options), [dim], same)
     return lazy_set(joined_lazily(parts, urls, dim, same))
 
 

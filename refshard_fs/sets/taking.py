@@ -34,7 +34,7 @@ from refshard_fs.save import respelling
 from refshard_fs.sets.made import MadeSet
 from refshard_fs.sets.rebasing import opened
 
-__all__ = ["take", "with_coordinates"]
+__all__ = ["is_sharded", "take", "with_coordinates"]
 
 TOGETHER: Final = 16  # sets that are opened at a time
 DOCUMENTS: Final = 32  # that are read at a time
@@ -218,10 +218,11 @@ def with_coordinates(part: Named, fs: RefShardFileSystem) -> Named:
 
 def _is_small(variable: Variable) -> bool:
     meta = variable.meta
-    return meta.shape[0] <= LONGEST and dtype_of(meta) is not None and not _is_sharded(variable)
+    return meta.shape[0] <= LONGEST and dtype_of(meta) is not None and not is_sharded(variable)
 
 
-def _is_sharded(variable: Variable) -> bool:
+def is_sharded(variable: Variable) -> bool:
+    """Whether what the set has of an array are its shards."""
     codecs = variable.meta.raw.get("codecs") or ()
     return "shards" in variable.meta.raw or any(
         isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed" for codec in codecs

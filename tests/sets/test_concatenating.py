@@ -39,7 +39,7 @@ def chunked(path: str, values: np.ndarray[Any, Any], chunks: tuple[int, ...], di
         full = np.zeros(chunks, values.dtype)
         part = values[tuple(slice(p * c, (p + 1) * c) for p, c in zip(place, chunks, strict=True))]
         full[tuple(map(slice, part.shape))] = part
-        key = f"{path}/" + (".".join(map(str, place)) if version == 2 else "/".join(["c", *map(str, place)]))
+        key = f"{path}/" + (".".join(map(str, place)) or "0" if version == 2 else "/".join(["c", *map(str, place)]))
         if inline:
             out[key] = full.tobytes()
         else:
@@ -133,6 +133,57 @@ def test_only_the_last_set_may_end_within_a_chunk() -> None:
 def test_named_variables_are_taken_from_the_first_set() -> None:
     both = read(refshard_fs.concat([day(0, 4), day(4, 2, first=1)], dim="time", same=["x"]))
     np.testing.assert_array_equal(both["x"], np.arange(5))
+
+
+def own(day: dict[str, Any], name: str, values: np.ndarray[Any, Any], dims: list[str], version: int) -> dict[str, Any]:
+    """Return the references of a day with an array whose bytes lie in an object of that day's own."""
+    out = chunked(name, values, values.shape, dims, version=version)
+    for key, value in out.items():
+        if isinstance(value, list):
+            url = f"memory://own/{abs(hash(repr(day)))}/{key}"
+            MemoryFileSystem().pipe_file(url, b"head" + MemoryFileSystem().cat_file(value[0]))
+            out[key] = [url, 4, value[2]]
+    return day | out
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("way", ["whole", "lazy", "append"])
+def test_what_each_file_has_a_copy_of_is_compared_by_its_bytes(version: int, way: str, tmp_path: Path) -> None:
+    bounds, crs = np.arange(10.0).reshape(5, 2), np.array(7, "<i4")
+    days = [own(own(day(i, 2, version), "x_bnds", bounds, ["x", "nv"], version), "crs", crs, [], version)
+            for i in (0, 2, 4)]  # fmt: skip
+    urls = [str(tmp_path / f"{number}.json") for number in range(3)]
+    for url, refs in zip(urls, days, strict=True):
+        RefShardFileSystem(refs).save(url)
+    if way == "append":
+        refshard_fs.concat(urls[:2], dim="time").save(url := str(tmp_path / "all.json"))
+        refshard_fs.append(url, urls[2], dim="time")
+        fs = RefShardFileSystem(url)
+    else:
+        fs = RefShardFileSystem(refshard_fs.concat(urls, dim="time", lazy=way == "lazy"))
+    first = RefShardFileSystem(urls[0])
+    for key in days[0]:
+        if key.startswith(("crs", "x_bnds")):
+            assert fs.cat_file(key) == first.cat_file(key)
+    assert fs.resolve("crs/0" if version == 2 else "crs/c") == first.resolve("crs/0" if version == 2 else "crs/c")
+
+
+def test_copies_that_differ_are_refused_and_large_ones_are_not_read() -> None:
+    one, two = day(0, 2), day(2, 2)
+    with pytest.raises(ManifestError, match="different bytes of 'crs'.*same="):
+        refshard_fs.concat([own(one, "crs", np.array(7), [], 2), own(two, "crs", np.array(8), [], 2)], dim="time")
+    large = [own(part, "mask", np.ones((1 << 18, 5)), ["y", "x"], 2) for part in (one, two)]
+    MemoryFileSystem().rm("/own", recursive=True)
+    with pytest.raises(ManifestError, match="different references of 'mask'.*same="):
+        refshard_fs.concat(large, dim="time")
+    refshard_fs.concat(large, dim="time", same=["mask"])
+
+
+def test_copies_that_cannot_be_read_cannot_be_compared() -> None:
+    parts = [own(part, "crs", np.array(7), [], 2) for part in (day(0, 2), day(2, 2))]
+    MemoryFileSystem().rm("/own", recursive=True)
+    with pytest.raises(ManifestError, match="different references of 'crs'.*same="):
+        refshard_fs.concat(parts, dim="time")
 
 
 def test_disjoint_variables_are_merged() -> None:
