@@ -57,8 +57,8 @@ def concat(
     Variables without the dimension must be equal, or named in ``same``: then they are the first set's. Coordinates
     (arrays of their dimension's name) are read, compared by value and kept inline. Of a variable without any of the
     dimensions for which sets refer to different places, up to 1 MiB are read to be compared; no other chunk is.
-    Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal, but for
-    coordinates of CF times: these become numbers of the first set's units where whole numbers stay whole.
+    Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal,
+    but for coordinates of CF times: these become numbers of the first set's units where whole numbers stay whole.
 
     With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
     values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
