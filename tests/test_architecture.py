@@ -23,7 +23,7 @@ arrays catalog held
 routing session save collecting
 checking survey summary nodes
 writes picture
-configured twins interface listing mapper writable notebook fs
+configured twins interface listing mapper filesystem notebook fs
 sets
 universal_path xarray_arrays xarray_backend cli
 """

@@ -7,7 +7,6 @@ metadata: if it is interrupted, the root says which are still to be written, and
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -31,9 +30,9 @@ from refshard_fs.model import Inline, Load, Steps
 from refshard_fs.save import JSON_ROWS, absolute
 from refshard_fs.shards.view import ShardView
 from refshard_fs.targets.document import Document
-from refshard_fs.targets.store import Store
 from refshard_fs.texts import Texts
 from refshard_fs.writes.committing import Committing
+from refshard_fs.writes.directory import DirectoryCommit
 
 __all__ = ["commit_manifests"]
 
@@ -46,17 +45,9 @@ def commit_manifests(committing: Committing) -> None:
     _Commit(committing).run()
 
 
-class _Commit:
+class _Commit(DirectoryCommit):
     def __init__(self, committing: Committing) -> None:
-        self._run = committing.run
-        self._edits = committing.edits
-        self._base = committing.base
-        root = str(committing.source).rstrip("/")
-        self._store = Store(root, committing.given(root))
-        self._url = self._store.url_of(_ROOT)
-        self._given = committing.given(self._url)
-        self._token = uuid.uuid4().hex
-        self._written: list[str] = []
+        super().__init__(committing, _ROOT)
         view = committing.base.keyspace
         while isinstance(view, ShardView):
             view = view.base
@@ -65,7 +56,7 @@ class _Commit:
             case ManifestView(base=Hierarchy() | EditedKeySpace()) if committing.base.facts is not None:
                 self._view = view
             case _ if committing.base.facts is not None:
-                raise ReadOnlyError(f"{root} maps the keys of its whole source, and takes no writes")
+                raise ReadOnlyError(f"{self._store.url} maps the keys of its whole source, and takes no writes")
 
     def run(self) -> None:
         nodes, before = self._nodes(), {}

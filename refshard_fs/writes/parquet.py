@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
 from functools import partial
 from typing import Final
 
@@ -26,9 +25,9 @@ from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.manifests.reference_stream import FlatStream
 from refshard_fs.manifests.writing import parquet_partition
 from refshard_fs.targets.document import Document
-from refshard_fs.targets.store import Store
 from refshard_fs.texts import Texts
 from refshard_fs.writes.committing import Committing
+from refshard_fs.writes.directory import DirectoryCommit
 
 __all__ = ["commit_parquet"]
 
@@ -44,15 +43,9 @@ def commit_parquet(committing: Committing) -> None:
     _Commit(committing).run()
 
 
-class _Commit:
+class _Commit(DirectoryCommit):
     def __init__(self, committing: Committing) -> None:
-        self._run = committing.run
-        self._edits = committing.edits
-        self._base = committing.base
-        root = str(committing.source).rstrip("/")
-        self._store = Store(root, committing.given(root))
-        self._url = self._store.url_of(PARQUET)
-        self._given = committing.given(self._url)
+        super().__init__(committing, PARQUET)
         match beneath(committing.base.keyspace):
             case ParquetKeySpace() as keyspace if committing.base.facts is not None:
                 self._old: ParquetKeySpace | None = keyspace
@@ -63,9 +56,7 @@ class _Commit:
                 empty = {"metadata": {}, "record_size": committing.options.record_size}
                 self._layout = Layout(zarrmeta.dumps(empty), self._url)
                 self._before = empty
-        self._token = uuid.uuid4().hex
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
-        self._written: list[str] = []
 
     def run(self) -> None:
         facts = None if self._old is None else self._base.facts

@@ -60,17 +60,23 @@ def chunk(number: int) -> bytes:
     return np.full(2, number, "<i4").tobytes()
 
 
-def test_a_shard_that_another_process_replaced_is_refused_and_the_second_try_merges(
-    opened: Open, elsewhere: Callable[[], None]
-) -> None:
+def replaced_since(opened: Open, elsewhere: Callable[[], None]) -> RefShardFileSystem:
+    """A filesystem that read a shard which another process replaced afterwards."""
     first, second = opened(), opened()
     first.pipe_file("a/0", chunk(1))
     first.commit()
     assert second.cat_file("a/0") == chunk(1)
-    second.pipe_file("a/0", chunk(2))
     first.pipe_file("a/1", chunk(3))
     first.commit()
     elsewhere()
+    return second
+
+
+def test_a_shard_that_another_process_replaced_is_refused_and_the_second_try_merges(
+    opened: Open, elsewhere: Callable[[], None]
+) -> None:
+    second = replaced_since(opened, elsewhere)
+    second.pipe_file("a/0", chunk(2))
     with pytest.raises(ConflictError, match=r"commit\(\) puts your chunks into the shards that are there now"):
         second.commit()
     assert opened("r").cat_file("a/0") == chunk(1)
@@ -82,13 +88,7 @@ def test_a_shard_that_another_process_replaced_is_refused_and_the_second_try_mer
 def test_a_full_shard_over_one_that_another_process_replaced_is_refused_too(
     opened: Open, elsewhere: Callable[[], None]
 ) -> None:
-    first, second = opened(), opened()
-    first.pipe_file("a/0", chunk(1))
-    first.commit()
-    assert second.cat_file("a/0") == chunk(1)
-    first.pipe_file("a/1", chunk(3))
-    first.commit()
-    elsewhere()
+    second = replaced_since(opened, elsewhere)
     second.pipe({"a/0": chunk(5), "a/1": chunk(5)})
     with pytest.raises(ConflictError):
         second.commit()
