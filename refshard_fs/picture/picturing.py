@@ -87,7 +87,7 @@ def picture(fs: Pictured, array: str | None = None, select: Any = None) -> Pictu
     elif select is not None:
         text = f"{array or ''}[{spelled(select)}]"
     found = survey(fs, None if array is None else normalise(array))
-    extents = _chosen(found) if array is None else found.arrays[normalise(array)]
+    extents = _chosen(found, fs.fo) if array is None else found.arrays[normalise(array)]
     if not extents.listed:
         raise NotListable(
             f"the chunks of {extents.path or '/'!r} in {_source(fs.fo)} cannot be listed, as over plain HTTP, so there "
@@ -107,9 +107,9 @@ def _source(fo: Any) -> str:
     return "references in memory"
 
 
-def _chosen(found: Survey) -> Extents:
+def _chosen(found: Survey, fo: Any) -> Extents:
     if not found.arrays:
-        raise FileNotFoundError("there is no array in the source")
+        raise FileNotFoundError(f"there is no array in {_source(fo)}")
     return max(found.arrays.values(), key=lambda extents: (int(extents.sizes.sum()), len(extents)))
 
 

@@ -123,7 +123,9 @@ class _Surveying:
         texts = contents(self._fs, found.documents)
         groups, metas = _nodes(texts)
         if self._only is not None and self._only not in metas:
-            raise FileNotFoundError(f"there is no array {self._only!r}")
+            raise FileNotFoundError(
+                f"there is no array {self._only!r}: 'refshard tree SOURCE' shows those that there are"
+            )
         rows, names, stray, rest = _placed(found.entries, metas)
         arrays = {}
         for path in sorted(metas):
