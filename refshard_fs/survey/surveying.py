@@ -140,7 +140,9 @@ class _Surveying:
                 stray.get(path, 0),
                 tuple(names.get(path, ())),
             )
-            arrays[path] = msgspec.structs.replace(extents, listed=path not in self._unlisted)
+            arrays[path] = msgspec.structs.replace(
+                extents, listed=path not in self._unlisted, plain=table is not None and path not in rows
+            )
         return Survey(self._urls.all, tuple(sorted(groups)), arrays, texts, rest, self._at_hand, self._at_hand_bytes)
 
     def _is_wanted(self, key: str) -> bool:
