@@ -93,4 +93,3 @@ def test_many_references_are_planned_as_each_by_its_key_is(aside: dict[str, Any]
     planned = fs.plan([f"a/{n}" for n in range(5, count - 5) if n % 9 or f"a/{n}" in aside])
     assert len(planned) > 100
     assert sorted(request[:3] for request in asked.requests) == sorted(request[:3] for request in planned)
-    assert asked.fetched >= asked.wanted or aside
