@@ -40,7 +40,7 @@ class Arrays:
                 with contextlib.suppress(FileNotFoundError):
                     meta = zarrmeta.array_meta(zarrmeta.loads(await self._read(Request(key))), key)
         if meta is None:
-            raise FileNotFoundError(f"there is no array {array!r}")
+            raise FileNotFoundError(f"there is no array {array!r}: 'refshard tree SOURCE' shows those that there are")
         self._known[array] = meta
         return _keys(array, meta, selection, mode)
 

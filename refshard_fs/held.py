@@ -124,7 +124,7 @@ def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | 
 def _absolute(url: str, protocol: str | None) -> str:
     if "://" in url or "::" in url:
         return url
-    if protocol is not None and protocol not in ("file", "local"):
+    if protocol not in (None, "", "file", "local"):
         return f"{protocol}://{url}"
     ends = "/" if url.endswith("/") else ""
     return os.path.abspath(os.path.expanduser(url)) + ends

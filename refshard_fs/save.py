@@ -75,12 +75,14 @@ def save(
             stream = FlatStream(refs, respell, pins_as_extras=each)
         case ParquetKeySpace(root=root) as lazy:
             if sink.is_at(root):
-                raise FileExistsError(f"{url} is where these references are read from")
+                raise FileExistsError(f"{url} is where these references are read from: give another place to write to")
             stream = ParquetStream(lazy, respell)
         case other:
             match beneath(other):
                 case Hierarchy(url=root) if sink.is_at(root):
-                    raise FileExistsError(f"{url} is where these references are read from")
+                    raise FileExistsError(
+                        f"{url} is where these references are read from: give another place to write to"
+                    )
             refs, extras = run("", partial(gather, other))
             stream = FlatStream(
                 refs, lambda found: None if found is None else respell(absolute(found)), extras, pins_as_extras=each
@@ -224,7 +226,10 @@ def save_json(stream: ReferenceStream, run: Run, sink: Streamed) -> None:
         _write_json(stream, run, sink, 1)
     except writing.LooksLikeTemplate as e:
         if stream.pins() is not None:
-            raise ManifestError(f"the URL {e} looks like a template, and the pins of a set need version 1") from e
+            raise ManifestError(
+                f"the URL {e} looks like a template, which JSON with pins cannot hold: save it as chunk manifests, or "
+                "give the pins up with unpinned()"
+            ) from e
         _write_json(stream, run, sink, 0)
 
 

@@ -63,9 +63,9 @@ def shared_data() -> Path:
     return shared / "data"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dask_cluster() -> Iterator[Any]:
-    """Two worker processes of dask for the whole session: connect a client of your own."""
+    """Two worker processes of dask for the tests of a module: connect a client of your own."""
     dask = pytest.importorskip("dask")
     distributed = pytest.importorskip("distributed")
     with (
@@ -89,6 +89,13 @@ def _service_models_are_parsed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", staticmethod(functools.cache(JSONFileLoader().load_file)))
         yield
+
+
+@pytest.fixture(scope="module")
+def cheap_collections() -> None:
+    """Leave whatever there is by now out of later collections of garbage, for tests that ask for many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_finish() -> None:

@@ -69,6 +69,23 @@ def test_paths_list_read_and_tell(root: Any) -> None:
         assert file.read(4) == VALUES[0, 1].tobytes()
 
 
+@pytest.mark.parametrize("url", ["refshard::{}", "refshard::file://{}", "refshard://::{}", "refshard::http"])
+def test_a_chain_without_a_path_is_the_root_of_the_set(url: str, root: Any, source: str, http_server: Any) -> None:
+    from upath import UPath
+
+    if url == "refshard::http":
+        for name in ("refs.json", "x.bin"):
+            http_server.put(f"/{name}", Path(source).with_name(name).read_bytes())
+        url = f"refshard::{http_server.url}/refs.json"
+    path = UPath(url.format(source))
+    assert type(path) is type(root)
+    assert {below.name for below in path.iterdir()} == {".zgroup", ".zattrs", "a", "g"}
+    assert (path / "a" / "0.0").read_bytes() == VALUES[:2, :3].tobytes()
+    assert path / "a" == UPath(url.format(source)) / "a"
+    assert UPath(str(path / "a" / "0.0")).read_bytes() == VALUES[:2, :3].tobytes()
+    assert pickle.loads(pickle.dumps(path)).is_dir()
+
+
 def test_a_missing_key_is_a_missing_file(root: Any) -> None:
     with pytest.raises(FileNotFoundError):
         (root / "a" / "9.9").read_bytes()

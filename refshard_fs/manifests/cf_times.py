@@ -39,7 +39,7 @@ def converted(
     """
     tied = next((name for name in TIED if name in theirs or name in ours), None)
     if tied is not None:
-        raise ValueError(f"it has the attribute {tied}, and so its units are not its own matter")
+        raise ValueError(f"it has the attribute {tied}, which ties its units to another variable")
     if values.dtype.kind not in "iuf":
         raise ValueError(f"its type is {values.dtype}, no number")
     unit, since = _parsed(theirs.get("units"))

@@ -284,7 +284,7 @@ def _key(key: str) -> str:
     if "\\" in key or "//" in key or key[:1] == "/" or key[-1:] == "/":
         key = normalise(key)
     if not key or "\0" in key or (".." in key and ".." in key.split("/")) or "/./" in f"/{key}/":
-        raise ManifestError("a key is not empty, and has no NUL, and no segment '.' or '..'")
+        raise ManifestError("it is no key: it is empty, or has a NUL, or a segment '.' or '..'")
     return key
 
 

@@ -253,7 +253,10 @@ class ParquetKeySpace:
                 there |= {n for n, name in renamed.items() if name is not None}
                 return sorted(n for n in there if n in wanted)
             if len(wanted) > ASKED:
-                raise NotListable(f"{self.root} cannot be listed, and {len(wanted)} partitions are too many to ask for")
+                raise NotListable(
+                    f"{self.root} cannot be listed, and {len(wanted)} partitions are too many to ask for. Chunks can "
+                    "be read; to list them, give the set's address on a filesystem that can list, or copy it to one"
+                )
         return [n for n in wanted if renamed.get(n, "") is not None]
 
     def some_urls(self) -> Steps[Sequence[str | None]]:

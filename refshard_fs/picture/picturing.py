@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from refshard_fs.columns import WHOLE
 from refshard_fs.errors import NotListable
 from refshard_fs.keys import join, normalise
 from refshard_fs.picture.chunk_map import Asked, ChunkMap, chunk_map
@@ -18,9 +19,10 @@ from refshard_fs.picture.scene import Scene
 from refshard_fs.picture.selecting import parse_selection
 from refshard_fs.picture.svg import html_page, svg
 from refshard_fs.policy import protocol_of
-from refshard_fs.reading.plan import Planned
+from refshard_fs.reading.plan import MANY, Planned, coalesce, parts
 from refshard_fs.selection import chunk_numbers
-from refshard_fs.survey.extents import Extents
+from refshard_fs.session import Session
+from refshard_fs.survey.extents import AT_HAND, Extents, Positions
 from refshard_fs.survey.surveying import Survey, Surveyed, survey
 
 __all__ = ["Picture", "picture"]
@@ -34,6 +36,8 @@ class Pictured(Surveyed, Protocol):
     @property
     def fo(self) -> Any: ...
     def plan(self, paths: Sequence[str]) -> list[Planned]: ...
+    @property
+    def _session(self) -> Session: ...
 
 
 class Picture:
@@ -87,13 +91,13 @@ def picture(fs: Pictured, array: str | None = None, select: Any = None) -> Pictu
     elif select is not None:
         text = f"{array or ''}[{spelled(select)}]"
     found = survey(fs, None if array is None else normalise(array))
-    extents = _chosen(found) if array is None else found.arrays[normalise(array)]
+    extents = _chosen(found, fs.fo) if array is None else found.arrays[normalise(array)]
     if not extents.listed:
         raise NotListable(
             f"the chunks of {extents.path or '/'!r} in {_source(fs.fo)} cannot be listed, as over plain HTTP, so there "
             "is nothing to draw: 'refshard snapshot SOURCE refs.json' asks for each of them; then draw refs.json"
         )
-    asked = None if select is None else _asked(fs, extents, select, text)
+    asked = None if select is None else _asked(fs, extents, found.urls, select, text)
     return Picture(chunk_map(_source(fs.fo), extents, found.urls, _dimensions(found, extents), asked))
 
 
@@ -107,19 +111,19 @@ def _source(fo: Any) -> str:
     return "references in memory"
 
 
-def _chosen(found: Survey) -> Extents:
+def _chosen(found: Survey, fo: Any) -> Extents:
     if not found.arrays:
-        raise FileNotFoundError("there is no array in the source")
+        raise FileNotFoundError(f"there is no array in {_source(fo)}")
     return max(found.arrays.values(), key=lambda extents: (int(extents.sizes.sum()), len(extents)))
 
 
-def _asked(fs: Pictured, extents: Extents, select: Any, text: str) -> Asked:
+def _asked(fs: Pictured, extents: Extents, urls: Sequence[str], select: Any, text: str) -> Asked:
     meta = extents.meta
     if meta.chunks is None or meta.grid is None:
         raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not tell chunks")
     numbers = chunk_numbers(select, meta.shape, meta.chunks)
     rows = np.flatnonzero(np.isin(extents.numbers, numbers.astype(np.uint64)))
-    requests = fs.plan([extents.key(int(row)) for row in rows]) if len(rows) else []
+    requests = _requests(fs, extents, urls, rows)
     sizes = extents.sizes
     wanted = int(sizes[rows].sum())
     open_ended = {key for request in requests if request.stop is None for key in request.keys}
@@ -127,6 +131,21 @@ def _asked(fs: Pictured, extents: Extents, select: Any, text: str) -> Asked:
     if open_ended:
         fetched += sum(int(sizes[row]) for row in rows.tolist() if extents.key(row) in open_ended)
     return Asked(text, numbers, len(rows), tuple(requests), wanted, fetched)
+
+
+def _requests(fs: Pictured, extents: Extents, urls: Sequence[str], rows: Positions) -> list[Planned]:
+    """Return ``fs.plan`` of the chunks at ``rows``; where they are many and plain, from columns, and without keys."""
+    targets, starts, stops = extents.targets[rows], extents.starts[rows], extents.stops[rows]
+    if len(rows) < MANY or not extents.plain or (targets == AT_HAND).any() or (stops == WHOLE).any():
+        return fs.plan([extents.key(int(row)) for row in rows]) if len(rows) else []
+    limits = fs._session.options.limits
+    order = np.argsort(targets, kind="stable")
+    found = []
+    for some in np.split(order, np.flatnonzero(np.diff(targets[order])) + 1):
+        url = urls[int(targets[some[0]])]
+        for block in coalesce(list(zip(starts[some].tolist(), stops[some].tolist(), strict=True)), limits):
+            found += [Planned(url, first, last, ()) for first, last in parts(block.start, block.stop, limits)]
+    return found
 
 
 def _dimensions(found: Survey, extents: Extents) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ from typing import Final
 
 from refshard_fs.targets.failures import ConnectionLost, Denied, TooLarge, Unfit
 
-__all__ = ["said"]
+__all__ = ["READING", "said"]
+
+READING: Final = "on reading "  # a note on an error that begins so says where, not what
 
 _ANON: Final = "public object stores take {'anon': True}"
 _CREDENTIALS: Final = f"Credentials go into remote_options= or options={{'PROTOCOL://BUCKET/': {{...}}}}; {_ANON}"
@@ -26,7 +28,8 @@ def said(error: BaseException, *, of_source: bool = False) -> str:
     """Return what happened, and what to do, as one line; ``of_source``: to the source itself, and no target of it."""
     is_ours = type(error).__module__.startswith("refshard_fs.")  # its name says no more than its text
     text = f"{error}" if is_ours and str(error) else f"{type(error).__name__}: {error}".rstrip(": ")
-    reason = "; ".join([text, *getattr(error, "__notes__", ())])
+    notes: list[str] = getattr(error, "__notes__", [])
+    reason = "; ".join([text, *(note for note in notes if not note.startswith(READING))])
     advice = _advice(error, of_source=of_source)
     return f"{reason.rstrip('.')}. {advice}" if advice else reason
 
@@ -36,6 +39,8 @@ def _advice(error: BaseException, *, of_source: bool) -> str:
     match error:
         case Denied() | PermissionError():
             return _OF_SOURCE if of_source else _CREDENTIALS
+        case IsADirectoryError():
+            return "" if of_source else "It is a directory, and references point to files"
         case FileNotFoundError():
             return "" if of_source else _GONE
         case TooLarge(most=most):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, redacted
 from refshard_fs.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat
-from refshard_fs.reading.advice import said
+from refshard_fs.reading.advice import READING, said
 
 __all__ = ["ABSENT", "blame", "describe", "fail", "note", "too_large"]
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_READ: Final = "on reading "
 
 
 def describe(entry: Entry) -> str:
@@ -32,7 +29,7 @@ def note(error: Exception, need: Need) -> None:
             where = describe(entry)
         case Stat(url) | Names(url):
             where = url
-    error.add_note(_READ + redacted(where))
+    error.add_note(READING + redacted(where))
 
 
 def blame(key: str, error: Exception) -> Exception:
@@ -46,7 +43,9 @@ def blame(key: str, error: Exception) -> Exception:
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
     notes: list[str] = getattr(error, "__notes__", [])
-    where = next((text.removeprefix(_READ) for text in notes if text.startswith(_READ)), "a place that is not known")
+    where = next(
+        (text.removeprefix(READING) for text in notes if text.startswith(READING)), "a place that is not known"
+    )
     return _unreachable(key, where, error)
 
 

@@ -186,7 +186,9 @@ def _append_line(
     found = joined_lazily(parts, urls, dim, same)
     for part, now in zip(ends, found.parts, strict=False):
         if part.length != now.length:
-            raise ManifestError(f"{part.url!r} of {base.url} has the length {now.length}, not {part.length}")
+            raise ManifestError(
+                f"{part.url!r} of {base.url} has the length {now.length} now, not {part.length}: make the document anew"
+            )
     if found.axes != document.axes or found.coordinate != document.coordinate:
         raise ManifestError(
             f"{base.url} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "

@@ -69,5 +69,7 @@ class ArrayGroup:
 
 def _all(path: str, grid: ChunkGrid) -> list[Listed]:
     if grid.size > LISTABLE:
-        raise ManifestError(f"{join(path, '*')}: {grid.size} chunks are too many to list")
+        raise ManifestError(
+            f"{join(path, '*')}: {grid.size} chunks are too many to list; each can still be read by its key"
+        )
     return [Listed(tail, None) for tail in grid.tails()]

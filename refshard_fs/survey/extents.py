@@ -65,7 +65,8 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
     ``targets`` are places in the survey's URLs, or `AT_HAND`; ``stops`` are WHOLE where only the target knows.
     ``shards`` is the size, in chunks, of the boxes that lie together. ``stray`` keys below the array are no chunks
     of it. Without a grid (``meta.grid``), chunks are numbered in the order of ``names``, their keys in the array.
-    Of an array that is not ``listed``, because its source cannot list, nothing is known of any chunk.
+    Of an array that is not ``listed``, because its source cannot list, nothing is known of any chunk. Chunks that are
+    ``plain`` are references, read as the ranges that they are.
     """
 
     path: str
@@ -78,6 +79,7 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
     stray: int = 0
     names: tuple[str, ...] = ()
     listed: bool = True
+    plain: bool = False
 
     @classmethod
     def of(

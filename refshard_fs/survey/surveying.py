@@ -123,7 +123,9 @@ class _Surveying:
         texts = contents(self._fs, found.documents)
         groups, metas = _nodes(texts)
         if self._only is not None and self._only not in metas:
-            raise FileNotFoundError(f"there is no array {self._only!r}")
+            raise FileNotFoundError(
+                f"there is no array {self._only!r}: 'refshard tree SOURCE' shows those that there are"
+            )
         rows, names, stray, rest = _placed(found.entries, metas)
         arrays = {}
         for path in sorted(metas):
@@ -138,7 +140,9 @@ class _Surveying:
                 stray.get(path, 0),
                 tuple(names.get(path, ())),
             )
-            arrays[path] = msgspec.structs.replace(extents, listed=path not in self._unlisted)
+            arrays[path] = msgspec.structs.replace(
+                extents, listed=path not in self._unlisted, plain=table is not None and path not in rows
+            )
         return Survey(self._urls.all, tuple(sorted(groups)), arrays, texts, rest, self._at_hand, self._at_hand_bytes)
 
     def _is_wanted(self, key: str) -> bool:

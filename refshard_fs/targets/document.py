@@ -102,7 +102,10 @@ class Document:
         if self.expected is None:
             condition = {"IfNoneMatch": "*"}
         elif self.expected.etag is None:
-            raise ConflictError(f"{self.url} has no ETag, so that nothing tells whether it is what it was")
+            raise ConflictError(
+                f"{self.url} has no ETag, so that nothing tells whether somebody else has written it: fs.save(url) "
+                "writes elsewhere"
+            )
         else:
             condition = {"IfMatch": self.expected.etag}
         try:

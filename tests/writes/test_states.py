@@ -160,6 +160,7 @@ class Source(RuleBasedStateMachine):
             assert shown(RefShardFileSystem(str(self.path))) == expected(self.stored)
 
 
+@pytest.mark.usefixtures("cheap_collections")
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_source_is_what_a_dictionary_is(format: str) -> None:
     machine = type(f"Source_{format}", (Source,), {"format": format})
