@@ -105,9 +105,10 @@ def plain_grid(text: str) -> ChunkGrid | None:
         found = _plain.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
-    if len(found.shape) != len(found.chunks) or found.shards is not None:
+    shape, chunks = found.shape, found.chunks
+    if len(shape) != len(chunks) or found.shards is not None:
         return None
-    counts = tuple([-(-extent // chunk) for extent, chunk in zip(found.shape, found.chunks)])  # noqa: B905
+    counts = tuple([-(-extent // chunk) for extent, chunk in zip(shape, chunks)])  # noqa: B905  # as has been seen
     return ChunkGrid(counts, _ENCODINGS[found.dimension_separator]) if math.prod(counts) < COUNTABLE else None
 
 

@@ -57,8 +57,7 @@ def block_texts(records: Records) -> BlockTexts | None:
     if records.escapes is None:
         data, begins = _plain(text, starts, stops)
         return BlockTexts(rows, data, begins.view(np.uint64), (stops - starts).view(np.uint64), [], which)
-    has_escape = np.zeros(len(rows), np.bool_)
-    has_escape[starts.searchsorted(records.escapes, "right") - 1] = True
+    has_escape = records.escapes.searchsorted(starts) < records.escapes.searchsorted(stops)
     chosen, others = np.flatnonzero(has_escape), np.flatnonzero(~has_escape)
     spans = zip(starts[chosen].tolist(), stops[chosen].tolist(), strict=True)
     pieces = [text[start:stop] for start, stop in spans]

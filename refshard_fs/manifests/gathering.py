@@ -28,12 +28,14 @@ from refshard_fs.manifests.side_table import Run
 from refshard_fs.manifests.taken import Aside, Loose, Taken, has_odd
 from refshard_fs.manifests.templates import Templates, expand_gen
 from refshard_fs.manifests.url_column import Urls
+from refshard_fs.manifests.words import stands
 
 __all__ = ["Gathering"]
 
 BATCH: Final = 16384  # members that are taken at a time from something longer
 FEW: Final = 64  # members that are looked at one by one
 
+_ZARRAY: Final = b"/.zarray"
 _METADATA_ENDS: Final = {name[-1] for name in METADATA}
 _METADATA_BYTES: Final = np.array([chr(byte) in _METADATA_ENDS for byte in range(256)])
 
@@ -167,25 +169,23 @@ class Gathering:
     def _learn_all(self, records: Records, texts: BlockTexts, last: npt.NDArray[np.uint8]) -> None:
         """Take note of the arrays that texts tell of; ``last`` are the last bytes of their keys."""
         chosen = np.flatnonzero(_METADATA_BYTES[last])
-        paths, grids = list[str](), list[ChunkGrid]()
-        known: dict[int, ChunkGrid | None] = {}  # by the place of a text among those that had escapes
-        keys = records.keys(texts.rows[chosen])
-        for place, which, key in zip(chosen.tolist(), texts.which[chosen].tolist(), keys, strict=True):
-            if not key.endswith(METADATA):
-                continue
-            if which >= 0 and which in known:
-                grid = known[which]
-            else:
-                path, _, name = key.rpartition("/")
-                if name not in METADATA:
-                    continue
-                grid = known[which] = self._grid(key, texts.text(place))
-            if grid is not None:
-                path, _, name = key.rpartition("/")
-                if name in METADATA:
-                    paths.append(path)
-                    grids.append(grid)
-        self._taken.learn_all(paths, grids)
+        rows = texts.rows[chosen]
+        starts, stops = records.key_starts[rows], records.key_stops[rows]
+        plain = (stops - starts > len(_ZARRAY)) & stands(records.text, stops - len(_ZARRAY), _ZARRAY)
+        plain &= texts.which[chosen] >= 0
+        many = np.flatnonzero(plain)
+        which = texts.which[chosen[many]]
+        said: dict[int, ChunkGrid | None] = {}  # by a text's place among those that had escapes
+        for number, first in zip(*map(np.ndarray.tolist, np.unique(which, return_index=True)), strict=True):
+            said[number] = self._grid(texts.escaped[number], records, rows[many[first]])
+        paths = records.pieces(starts[many], stops[many] - len(_ZARRAY))
+        grids = list(map(said.__getitem__, which.tolist()))
+        if None in said.values():
+            paths = [path for path, grid in zip(paths, grids, strict=True) if grid is not None]
+        self._taken.learn_all(paths, [grid for grid in grids if grid is not None])
+        others = np.flatnonzero(~plain)
+        for place, key in zip(chosen[others].tolist(), records.keys(rows[others]), strict=True):
+            self._learn(key, texts.text(place))
 
     def _next(self) -> int:
         self._sequence += 1
@@ -238,19 +238,26 @@ class Gathering:
         path, _, name = key.rpartition("/")
         if name not in METADATA:
             return
-        grid = self._grid(key, value) if type(value) is str else grid_of(key, value, self._where)
+        if type(value) is not str:
+            grid = grid_of(key, value, self._where)
+        elif value in self._spelled:
+            grid = self._spelled[value]
+        else:
+            grid = self._spelled[value] = self._once(grid_of(key, value, self._where))
         if grid is not None:
             self._taken.learn(path, grid)
 
-    def _grid(self, key: str, text: str) -> ChunkGrid | None:
-        """Return the grid that ``text`` says, the same one for all that say the same."""
+    def _grid(self, text: str, records: Records, row: int) -> ChunkGrid | None:
+        """Return the grid that ``text``, the value of a record, says."""
         if text in self._spelled:
             return self._spelled[text]
-        grid = zarrmeta.plain_grid(text) or grid_of(key, text, self._where)
-        if grid is not None:
-            grid = self._grids.setdefault(grid, grid)
-        self._spelled[text] = grid
+        found = zarrmeta.plain_grid(text) or grid_of(records.key(row), text, self._where)
+        grid = self._spelled[text] = self._once(found)
         return grid
+
+    def _once(self, grid: ChunkGrid | None) -> ChunkGrid | None:
+        """Return the same object for all that is the same."""
+        return None if grid is None else self._grids.setdefault(grid, grid)
 
     def _target(self, url: bytes | None) -> int:
         return self._taken.urls.number(url)

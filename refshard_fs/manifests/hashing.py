@@ -7,7 +7,7 @@ compares the bytes.
 
 from __future__ import annotations
 
-import secrets
+import os
 from functools import cache
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -20,7 +20,7 @@ from refshard_fs.manifests.words import FIRST, Booleans, Positions, u64, words_a
 
 __all__ = ["SEED", "Groups", "alike", "gathered", "grouped", "hash_of", "hashes"]
 
-SEED: Final = secrets.randbits(64)  # of this process
+SEED: Final = int.from_bytes(os.urandom(8), "little")  # of this process
 WORDS: Final = 64  # of longer pieces the hash is a keyed digest
 
 _MASK: Final = 2**64 - 1

@@ -86,12 +86,7 @@ def at_home(
     ends = np.maximum(names - 1, starts)
     begun = runs(text, starts, ends)
     shapes = _Shapes(largest)
-    spans = zip(starts[begun].tolist(), ends[begun].tolist(), strict=True)
-    if text.isascii():
-        string = text.decode()
-        directories = [string[start:stop] for start, stop in spans]
-    else:
-        directories = [text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans]
+    directories = records.pieces(starts[begun], ends[begun])
     near = list(map(grids.get, directories))
     ids, inverse = np.unique(np.fromiter(map(id, near), np.int64, len(near)), return_inverse=True)
     by_id = {id(grid): grid for grid in near}

@@ -75,6 +75,14 @@ class Records(NamedTuple):
         """Return the keys of some records."""
         return self.spelled_keys(among).decode("utf-8", "surrogatepass").split('"')[:-1]
 
+    def pieces(self, starts: Positions, stops: Positions) -> list[str]:
+        """Return pieces of the text."""
+        spans = zip(starts.tolist(), stops.tolist(), strict=True)
+        if self.text.isascii():
+            string = self.text.decode()
+            return [string[start:stop] for start, stop in spans]
+        return [self.text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans]
+
     def spelled_keys(self, among: Positions) -> bytes:
         """Return the keys of some records, each with a quote behind it."""
         return gathered(self.text, self.key_starts[among], self.key_stops[among] + 1)
@@ -142,8 +150,10 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
     if not fits.all():
         return None
     if escapes is not None:  # which may stand in texts alone
-        fields = quotes.searchsorted(escapes) - 1
-        if (fields % 4 != 2).any() or not is_text[fields // 4].all():
+        if chosen is None:
+            return None
+        within = escapes.searchsorted(values_end[of_text]) - escapes.searchsorted(values[of_text])
+        if int(within.sum()) != len(escapes):
             return None
     pick = _all if chosen is None else chosen
     values, values_end, following = values[pick], values_end[pick], following[pick]

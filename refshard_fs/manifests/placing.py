@@ -45,12 +45,13 @@ class Placer:
         ]
         small = sizes <= SMALL
         self._bounds = np.concatenate((np.zeros(1, np.int64), sizes[small].cumsum()))
-        self._starts: dict[str, int] = dict(zip(compress(paths, small.tolist()), self._bounds.tolist()))  # noqa: B905
+        self._is_small = small
+        self._places: dict[str, int] = {path: i for i, path in enumerate(compress(paths, small.tolist()))}
         self.large = list(compress(paths, (~small).tolist()))  # arrays that have columns of their own
 
     def is_small(self, path: str) -> bool:
         """Whether the array at ``path`` is one of those that are placed together."""
-        return path in self._starts
+        return path in self._places
 
     def numbers(self, keys: Iterable[str]) -> npt.NDArray[np.int64]:
         """Return the common number of each key; -1 for what is no chunk of a small array, or has to be looked for."""
@@ -73,13 +74,17 @@ class Placer:
 
     def moved(self, path: str, part: Part) -> Part:
         """Return rows of a small array with common numbers."""
-        return part._replace(numbers=part.numbers.astype(np.uint64) + np.uint64(self._starts[path]))
+        return part._replace(numbers=part.numbers.astype(np.uint64) + np.uint64(self._start(path)))
 
     def starts(self, numbers: Mapping[str, int]) -> UInt64s:
         """Return what makes common numbers of those in small arrays, by the ``numbers`` of these."""
-        starts = np.zeros(max(numbers.values(), default=0) + 1, np.uint64)
-        starts[list(map(numbers.__getitem__, self._starts))] = list(self._starts.values())
+        of_all = np.fromiter(numbers.values(), np.int64, len(numbers))  # in the order of the grids
+        starts = np.zeros(int(of_all.max(initial=0)) + 1, np.uint64)
+        starts[of_all[self._is_small]] = self._bounds[:-1]
         return starts
+
+    def _start(self, path: str) -> int:
+        return int(self._bounds[self._places[path]])
 
     def _directory(self, directory: str) -> tuple[int, _Tails]:
         """Return the first number of the array that is nearest to ``directory``, and the names of its chunks there."""
@@ -89,9 +94,9 @@ class Placer:
             path = directory[:end]
             grid = self._grids.get(path)
             if grid is not None:
-                if path in self._starts:
+                if path in self._places:
                     below = directory[end + 1 :] if path else directory
-                    found = self._starts[path], self._tails(grid).get(below, self._no_tails)
+                    found = self._start(path), self._tails(grid).get(below, self._no_tails)
                 break
             end = directory.rfind("/", 0, end) if end else -1
             if end < 0 and path:
@@ -144,13 +149,12 @@ class Placer:
         made = ChunkTable(_NO_GRID, *spread), ChunkTable(_NO_GRID, *packed)
         stops = np.where(dense, dense_ends, sparse_ends)
         starts = stops - np.where(dense, sizes, counts)
-        places = dict(zip(self._starts, range(len(self._starts)), strict=True))
-        shared = Shared(places, self._grids, made, dense, starts, stops)
+        shared = Shared(self._places, self._grids, made, dense, starts, stops)
         return Tables({}, shared), list(self._keys(np.intersect1d(hidden, numbers))) if len(hidden) else []
 
     def _keys(self, numbers: npt.NDArray[np.uint64]) -> Iterator[str]:
         arrays = self._bounds.searchsorted(numbers.astype(np.int64), "right") - 1
-        small = list(self._starts)
+        small = list(self._places)
         for array, number in zip(arrays.tolist(), numbers.tolist(), strict=True):
             path = small[array]
-            yield join(path, self._grids[path].tail(number - self._starts[path]))
+            yield join(path, self._grids[path].tail(number - self._start(path)))
