@@ -26,6 +26,7 @@ __all__ = [
     "Probe",
     "Raw",
     "SetFormat",
+    "by_head",
     "check_size",
     "reader",
     "registered",
@@ -113,6 +114,11 @@ class Format(msgspec.Struct, frozen=True):
     open: Callable[[Probe, OpenOptions], Steps[KeySpace]]
     markers: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
+
+
+def by_head(tells: Callable[[bytes], bool]) -> Callable[[Probe], bool]:
+    """Return what recognises documents, and no directories, by their first bytes."""
+    return lambda probe: not probe.is_directory and tells(probe.head)
 
 
 def reader(package: str, module: str) -> Callable[[Probe, OpenOptions], Steps[KeySpace]]:

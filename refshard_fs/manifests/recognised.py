@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from refshard_fs import zarrmeta
-from refshard_fs.formats import Format, Probe, reader
+from refshard_fs.formats import Format, Probe, by_head, reader
 from refshard_fs.manifests import entries
 from refshard_fs.manifests.concat_document import is_concat
 from refshard_fs.manifests.inflate import is_compressed
@@ -26,10 +26,7 @@ def _is_hierarchy(probe: Probe) -> bool:
     return consolidated is not None and b'"record_size"' not in consolidated.data
 
 
-def _is_json(probe: Probe) -> bool:
-    head = probe.head
-    if probe.is_directory:
-        return False
+def _is_json(head: bytes) -> bool:
     if is_compressed(head):
         return True
     return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and not entries.is_map(head) and not is_concat(head)
@@ -46,17 +43,9 @@ def _is_parquet(probe: Probe) -> bool:
     return isinstance(spelled, dict) and "record_size" in spelled
 
 
-def _is_map(probe: Probe) -> bool:
-    return not probe.is_directory and entries.is_map(probe.head)
-
-
-def _is_concat(probe: Probe) -> bool:
-    return not probe.is_directory and is_concat(probe.head)
-
-
 FORMATS: Final = (
     Format("zarr-hierarchy", _is_hierarchy, reader(__package__, "hierarchy"), markers=HIERARCHY),
-    Format("kerchunk-json", _is_json, reader(__package__, "kerchunk_json")),
+    Format("kerchunk-json", by_head(_is_json), reader(__package__, "kerchunk_json")),
     Format(
         "kerchunk-parquet",
         _is_parquet,
@@ -64,6 +53,6 @@ FORMATS: Final = (
         markers=(PARQUET,),
         documents=(PARQUET,),
     ),
-    Format(entries.NAME, _is_map, reader(__package__, "prefix_map")),
-    Format("refshard-concat", _is_concat, reader(__package__, "joined")),
+    Format(entries.NAME, by_head(entries.is_map), reader(__package__, "prefix_map")),
+    Format("refshard-concat", by_head(is_concat), reader(__package__, "joined")),
 )

@@ -250,17 +250,18 @@ class ReadAhead:
         """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
         step, first, last = run.step, run.first, run.last
         found: int | None = None
-        halves = not self._grid.shards or self._shard_of(run.first) == self._shard_of(last)  # who goes on has gone on
+        # A column that has gone on into a further shard: little is lost if it ends, and each halt costs two waits.
+        sparse = bool(self._grid.shards) and abs(step) > 1 and self._shard_of(first) != self._shard_of(last)
         for line in self._lines:
             if line <= abs(step) or first // line != last // line:
                 continue
             start = last // line * line
             half = start + line // 2
             if step > 0:
-                end = half if halves and line // step >= HALVES and last < half else start + line
+                end = half if not sparse and line // step >= HALVES and last < half else start + line
                 found = end if found is None else min(found, end)
             else:
-                end = half if halves and line // -step >= HALVES and last >= half else start
+                end = half if not sparse and line // -step >= HALVES and last >= half else start
                 found = end if found is None else max(found, end)
         return found
 

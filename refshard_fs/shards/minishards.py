@@ -9,14 +9,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.shards.layout import MAX_INDEX
 from refshard_fs.shards.murmur import murmur
+from refshard_fs.shards.offsets import BEYOND, PAIR
 
-__all__ = ["MAX_INDEX", "Minishard", "MinishardIndex", "ShardIndex", "Sharding", "inflated"]
+__all__ = ["Minishard", "MinishardIndex", "ShardIndex", "Sharding", "inflated"]
 
-MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never asked for
-_PAIR = 16
 _BLOCK = 4096  # minishards whose places are read at a time: 64 KiB
-_BEYOND = np.uint64(2**63)
 _GZIP = 31  # zlib's name for a gzip stream of any window
 
 Encoding = Literal["raw", "gzip"]
@@ -35,7 +34,7 @@ class Sharding(msgspec.Struct, frozen=True):
     @property
     def table(self) -> int:
         """Bytes of the table at the start of each shard, from whose end all offsets count."""
-        return _PAIR << self.minishard_bits
+        return PAIR << self.minishard_bits
 
     def place(self, chunk: int) -> tuple[int, int]:
         """Return the shard and the minishard of the chunk with that id."""
@@ -78,7 +77,7 @@ class ShardIndex(msgspec.Struct, frozen=True):
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
         pairs = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
-        wrong = (pairs[:, 0] > pairs[:, 1]) | (pairs[:, 1] >= _BEYOND)
+        wrong = (pairs[:, 0] > pairs[:, 1]) | (pairs[:, 1] >= BEYOND)
         if wrong.any():
             raise ValueError(f"minishard {int(wrong.argmax())} of its index ends before it begins")
         wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > _last(self.room))
@@ -140,7 +139,7 @@ class MinishardIndex(msgspec.Struct, frozen=True):
         starts = stops - sizes
         before = np.concatenate([np.zeros(min(len(stops), 1), np.uint64), stops[:-1]])
         # Sums that pass 64 bits come out smaller than what went into them.
-        if (gaps >= _BEYOND).any() or (sizes >= _BEYOND).any() or (starts < before).any() or (stops >= _BEYOND).any():
+        if (gaps >= BEYOND).any() or (sizes >= BEYOND).any() or (starts < before).any() or (stops >= BEYOND).any():
             raise ValueError("a minishard's index has chunks that lie beyond any file")
         wrong = (sizes > 0) & ((stops > _last(self.room)) | ((starts < self.stop) & (stops > self.start)))
         if wrong.any():
@@ -161,7 +160,7 @@ def _room(size: int, table: int) -> int:
 
 def _last(room: int | None) -> np.uint64:
     """Return where the last byte of a shard may end."""
-    return _BEYOND if room is None else np.uint64(room)
+    return BEYOND if room is None else np.uint64(room)
 
 
 def inflated(data: bytes, most: int, *, exact: bool) -> bytes:

@@ -25,8 +25,10 @@ from refshard_fs.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Sp
 from refshard_fs.policy import protocol_of, relative_to
 from refshard_fs.shards.array_group import ArrayGroup
 from refshard_fs.shards.group_documents import documents
-from refshard_fs.shards.minishards import MAX_INDEX, Minishard, MinishardIndex, ShardIndex, Sharding, inflated
+from refshard_fs.shards.layout import MAX_INDEX
+from refshard_fs.shards.minishards import Minishard, MinishardIndex, ShardIndex, Sharding, inflated
 from refshard_fs.shards.morton import MortonCode
+from refshard_fs.shards.offsets import PAIR
 from refshard_fs.shards.precomputed_info import Scale, parse_info
 from refshard_fs.shards.recognised import PRECOMPUTED
 
@@ -184,7 +186,7 @@ class ShardChunks(_Chunks):
         return relative_to(self.url, f"{self._sharding.stem(shard)}.shard")
 
     def _table(self, shard: int, block: range) -> Load:
-        entry = Span(self._file(shard), 16 * block.start, 16 * block.stop, optional=True)
+        entry = Span(self._file(shard), PAIR * block.start, PAIR * block.stop, optional=True)
         return Load(entry, ShardIndex(self._sharding.table))
 
     def _minishard(self, shard: int, place: list[int]) -> Load | None:

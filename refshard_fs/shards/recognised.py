@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from refshard_fs.formats import Format, Probe, reader
+from refshard_fs.formats import Format, Probe, by_head, reader
 
 __all__ = ["BCOLZ_COLUMNS", "BCOLZ_STORAGE", "BLOSCPACK", "FORMATS", "PRECOMPUTED", "ZIP_END", "ZIP_MEMBER"]
 
@@ -26,24 +26,16 @@ def _is_bcolz(probe: Probe) -> bool:
     return BCOLZ_COLUMNS in probe.documents
 
 
-def _is_bloscpack(probe: Probe) -> bool:
-    return not probe.is_directory and probe.head.startswith(BLOSCPACK)
-
-
 def _is_precomputed(probe: Probe) -> bool:
     document = probe.documents.get(PRECOMPUTED)
     return document is not None and b'"scales"' in document.data and b'"data_type"' in document.data
-
-
-def _is_zip(probe: Probe) -> bool:
-    return not probe.is_directory and probe.head.startswith((ZIP_MEMBER, ZIP_END))
 
 
 _BCOLZ: Final = (BCOLZ_STORAGE, BCOLZ_COLUMNS)
 
 FORMATS: Final = (
     Format("bcolz", _is_bcolz, reader(__package__, "bcolz"), markers=_BCOLZ, documents=_BCOLZ),
-    Format("bloscpack", _is_bloscpack, reader(__package__, "bloscpack")),
+    Format("bloscpack", by_head(lambda head: head.startswith(BLOSCPACK)), reader(__package__, "bloscpack")),
     Format(
         "neuroglancer-precomputed",
         _is_precomputed,
@@ -51,5 +43,5 @@ FORMATS: Final = (
         markers=(PRECOMPUTED,),
         documents=(PRECOMPUTED,),
     ),
-    Format("zip", _is_zip, reader(__package__, "zip")),
+    Format("zip", by_head(lambda head: head.startswith((ZIP_MEMBER, ZIP_END))), reader(__package__, "zip")),
 )

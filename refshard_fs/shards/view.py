@@ -23,6 +23,7 @@ from refshard_fs.model import Entry, Inline, Listed, Load, Packed, Span, Steps
 from refshard_fs.rounds import together
 from refshard_fs.shards import inner_names, inner_rows
 from refshard_fs.shards.documents import Seen, Unshard
+from refshard_fs.shards.in_shard import coords_of, place
 from refshard_fs.shards.inner_rows import ArrayRows, ShardRows
 from refshard_fs.shards.layout import Level, ShardLayout, Step, Table, TableIndex, shard_formats
 
@@ -100,19 +101,12 @@ class ShardView:
         path, layout = yield from self._array_of(key)
         if layout is None:
             return (yield from self.base.lookup(key))
-        grid = layout.grid
-        coords = grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
+        coords = coords_of(layout, path, key)
         if coords is None:
             return (yield from self.base.lookup(key))
-        if grid.number_of(coords) is None:
+        if layout.grid.number_of(coords) is None:
             return None
-        shard, places, lengths = [], [], []
-        for cut, coord in zip(layout.cuts, coords, strict=True):
-            number, place, length = cut.shard(coord)
-            shard.append(number)
-            places.append(place)
-            lengths.append(length)
-        name = join(path, grid.encoding.encode(shard))
+        name, _, lengths, places = place(layout, path, coords)
         entry = yield from self.base.lookup(name)
         for level, slot in layout.steps(places, lengths):
             if entry is None:
@@ -126,16 +120,11 @@ class ShardView:
         wanted: dict[tuple[str, int], int] = {}
         for key in keys:
             path, layout = yield from self._array_of(key)
-            if layout is None:
-                continue
-            grid = layout.grid
-            coords = grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
-            if coords is None or grid.number_of(coords) is None:
-                continue
-            cut = [c.shard(coord) for c, coord in zip(layout.cuts, coords, strict=True)]
-            name = join(path, grid.encoding.encode([number for number, _, _ in cut]))
-            shard = name, math.prod(length for _, _, length in cut)
-            wanted[shard] = wanted.get(shard, 0) + 1
+            coords = None if layout is None else coords_of(layout, path, key)
+            if layout is not None and coords is not None and layout.grid.number_of(coords) is not None:
+                at = place(layout, path, coords)
+                shard = at.shard, math.prod(at.lengths)
+                wanted[shard] = wanted.get(shard, 0) + 1
         names = [name for (name, size), count in wanted.items() if count >= _FULL * size]
         found = yield from together([self.base.lookup(name) for name in names])
         return [entry for entry in found if isinstance(entry, Span)]
@@ -143,14 +132,11 @@ class ShardView:
     def is_empty(self, key: str) -> Steps[bool]:
         """Return whether the source says of the chunk ``key``, or of its shard, that it is empty."""
         path, layout = yield from self._array_of(key)
-        if layout is not None:
-            grid = layout.grid
-            coords = grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
-            if coords is not None:
-                if grid.number_of(coords) is None:
-                    return False
-                shard = [cut.shard(coord)[0] for cut, coord in zip(layout.cuts, coords, strict=True)]
-                key = join(path, grid.encoding.encode(shard))
+        coords = None if layout is None else coords_of(layout, path, key)
+        if layout is not None and coords is not None:
+            if layout.grid.number_of(coords) is None:
+                return False
+            key = place(layout, path, coords).shard
         return (yield from is_empty(self.base, key))
 
     def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
@@ -296,8 +282,8 @@ class ShardView:
             return []
         wanted = []
         for chunk, coords in chunks:
-            cut = [c.shard(coord) for c, coord in zip(layout.cuts, coords, strict=True)]
-            wanted.append((chunk, layout.steps([place for _, place, _ in cut], [length for _, _, length in cut])))
+            at = place(layout, path, coords)
+            wanted.append((chunk, layout.steps(at.place, at.lengths)))
         return (yield from self._in_level(entry, 0, wanted, name, path))
 
     def _in_level(

@@ -12,7 +12,7 @@ import msgspec
 
 from refshard_fs import zarrmeta
 from refshard_fs.documents import DocumentIndex, Shown
-from refshard_fs.keys import join, parent
+from refshard_fs.keys import parent
 from refshard_fs.model import Steps
 from refshard_fs.rounds import together
 from refshard_fs.shards.documents import Seen, Unshard
@@ -20,7 +20,7 @@ from refshard_fs.shards.layout import ShardLayout
 from refshard_fs.shards.resharding import resharded
 from refshard_fs.shards.view import ShardView
 
-__all__ = ["InShard", "Restored", "in_shard", "inside", "restored", "sharded_by"]
+__all__ = ["Restored", "inside", "restored", "sharded_by"]
 
 
 class Restored(NamedTuple):
@@ -28,15 +28,6 @@ class Restored(NamedTuple):
 
     data: bytes
     layouts: Mapping[str, ShardLayout | None]
-
-
-class InShard(NamedTuple):
-    """Where a chunk lies: the key and number of its shard, how many chunks that has room for, and the chunk's place."""
-
-    shard: str
-    coords: tuple[int, ...]
-    lengths: tuple[int, ...]
-    place: tuple[int, ...]
 
 
 def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
@@ -52,21 +43,6 @@ def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
     rewriting = _Resharding(stored, view.options)
     document = DocumentIndex(path, name, -1, rewriting).decode(data)
     return Restored(document.data, {array: seen.layout for array, seen in document.arrays.items()})
-
-
-def in_shard(layout: ShardLayout, path: str, key: str) -> InShard | None:
-    """Return where the chunk ``key`` of the array at ``path`` lies; None if it is no key of a chunk."""
-    grid = layout.grid
-    coords = grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
-    if coords is None:
-        return None
-    try:
-        cuts = [cut.shard(coord) for cut, coord in zip(layout.cuts, coords, strict=True)]
-    except IndexError:  # beyond the last shard of a grid whose shards are of their own sizes
-        return None
-    shard = tuple(number for number, _, _ in cuts)
-    name = join(path, grid.encoding.encode(shard))
-    return InShard(name, shard, tuple(length for _, _, length in cuts), tuple(place for _, place, _ in cuts))
 
 
 def inside(layout: ShardLayout, shard: tuple[int, ...]) -> tuple[int, ...]:

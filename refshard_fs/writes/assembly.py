@@ -20,8 +20,9 @@ from refshard_fs.keys import parent
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Facts, Inline, Steps
 from refshard_fs.overlay import Overlay
+from refshard_fs.shards.in_shard import InShard, in_shard
 from refshard_fs.shards.layout import Buffer, Misfit, ShardLayout
-from refshard_fs.shards.writing import InShard, in_shard, inside
+from refshard_fs.shards.writing import inside
 from refshard_fs.spool import Spooled, buffers
 from refshard_fs.writes.planning import ShardPlan, array_at
 from refshard_fs.zarrmeta import is_metadata

@@ -17,9 +17,10 @@ from refshard_fs.formats import Raw
 from refshard_fs.keys import is_within, join, parent
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Inline, Load, Span, Steps
+from refshard_fs.shards.in_shard import InShard, in_shard
 from refshard_fs.shards.layout import Buffer, Misfit, ShardLayout
 from refshard_fs.shards.view import ShardView
-from refshard_fs.shards.writing import InShard, in_shard, inside, restored
+from refshard_fs.shards.writing import inside, restored
 from refshard_fs.spool import Spooled, buffers
 
 __all__ = ["Plan", "ShardPlan", "array_at", "bytes_of", "keys_of", "packed", "planned"]

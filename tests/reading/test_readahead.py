@@ -203,10 +203,18 @@ def test_what_is_fetched_of_a_shard_stays_within_what_may_be() -> None:
     assert len(policy.observe(range(10, 14), CHUNK, 1.0, 20 * CHUNK).fetch) <= 20
 
 
-def test_a_run_that_has_entered_a_further_shard_does_not_stop_at_half_of_the_array() -> None:
+def test_a_column_that_has_entered_a_further_shard_does_not_stop_at_half_of_the_array() -> None:
     policy = sharded(100, 10, shards=(10, 10))
     assert policy.observe(range(2, 100, 10), CHUNK, 5.0, MOST).fetch == ()
     assert policy.observe(range(102, 200, 10), CHUNK, 5.0, MOST).fetch == tuple(range(202, 1000, 10))
+
+
+def test_whole_shards_are_read_ahead_to_half_of_the_array() -> None:
+    policy = sharded(100, 10, shards=(10, 10))
+    fetched = (
+        policy.observe(range(100), CHUNK, 5.0, MOST).fetch + policy.observe(range(100, 300), CHUNK, 5.0, MOST).fetch
+    )
+    assert 300 <= max(fetched) < 600
 
 
 def test_further_shards_are_foreseen_once_a_run_enters_one() -> None:

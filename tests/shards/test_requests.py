@@ -104,6 +104,12 @@ def test_a_column_through_all_shards_waits_four_times(counter: Counter) -> None:
     assert kinds == ["index", "chunks", "index", "chunks"]
 
 
+def test_a_few_whole_shards_are_not_read_much_further(counter: Counter) -> None:
+    counter.server.latency = 0.05
+    counter.read(slice(20 * SIDE, 50 * SIDE), slice(None))
+    assert counter.server.log.bytes_sent <= 1.5 * 300 * CHUNK
+
+
 def test_random_chunks_read_an_index_once(counter: Counter) -> None:
     numbers = random.Random(1).sample(range(1000), 100)
     assert sum(map(counter.chunk, numbers)) <= 110
