@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, session
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, engines
 from refshard_fs.reading import loading
 
 pytest.importorskip("pyarrow")
@@ -299,7 +299,7 @@ def test_json_parquet_manifests_and_the_index_cache_hold_the_same(
     folder = tmp_path_factory.mktemp("set")
     (folder / "refs.json").write_text(json.dumps(found.written(targets)))
     for _ in ("decoded", "from the index cache"):
-        session.INDEXES.clear()
+        engines.INDEXES.clear()
         check(opened(str(folder / "refs.json"), targets, index_cache=str(folder / "cache")), found.values)
         loading.settle()
         assert len(list((folder / "cache").iterdir())) == 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from refshard_fs import RefShardFileSystem, session
+from refshard_fs import RefShardFileSystem, engines
 from refshard_fs.manifests import kerchunk_json
 from refshard_fs.reading import index_cache, loading
 from refshard_fs.reading.index_cache import IndexCache, default_directory
@@ -25,7 +25,7 @@ ARRAY |= {"order": "C", "filters": None}
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
-    session.INDEXES.clear()
+    engines.INDEXES.clear()
     yield
     loading.settle()
 
@@ -56,7 +56,7 @@ def source(tmp_path: Path, size: int = 100) -> Path:
 
 
 def opened(path: Path, cache: Path | bool | None, **options: Any) -> RefShardFileSystem:
-    session.INDEXES.clear()
+    engines.INDEXES.clear()
     fs = RefShardFileSystem(str(path), index_cache=cache, target=str(path.parent / "data"), **options)
     assert fs.cat("a/7") == b"\7"
     loading.settle()
@@ -94,7 +94,7 @@ def test_a_changed_source_is_decoded_anew(tmp_path: Path, parses: list[str]) -> 
     opened(path, cache)
     text = path.read_text()
     path.write_text(text.replace('["data", 7, 1]', '["data", 8, 1]'))
-    session.INDEXES.clear()
+    engines.INDEXES.clear()
     assert RefShardFileSystem(str(path), index_cache=cache).cat("a/7") == b"\10"
     assert len(parses) == 2
 
@@ -229,7 +229,7 @@ def test_nobodys_home_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_url_is_not_to_be_found_in_what_is_written(tmp_path: Path, http_server: Any) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     http_server.put("/refs.json", path.read_bytes())
-    session.INDEXES.clear()
+    engines.INDEXES.clear()
     url = http_server.url + "/refs.json?token=SECRET"
     fs = RefShardFileSystem(url, index_cache=cache)
     assert fs.cat("text") == b"\0\1\2"

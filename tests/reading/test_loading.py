@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from refshard_fs import RefShardFileSystem, session
+from refshard_fs import RefShardFileSystem, engines
 from refshard_fs.errors import ManifestError
 from refshard_fs.manifests.kerchunk_json import JsonIndex
 from refshard_fs.model import Entry, Inline, Load, Pin, Span
@@ -164,7 +164,7 @@ def test_a_long_decode_leaves_the_event_loop_free() -> None:
 def test_a_manifest_is_parsed_once_by_all_filesystems_of_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session.INDEXES.clear()
+    engines.INDEXES.clear()
     path = tmp_path / "refs.json"
     path.write_bytes(document())
     fs = RefShardFileSystem(str(path), index_cache=False)
@@ -190,7 +190,7 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_pieces_of_a_remote_source_make_the_same_set(http_server: Any) -> None:
-    session.INDEXES.clear()
+    engines.INDEXES.clear()
     http_server.put("/refs.json", document())
     fs = RefShardFileSystem(http_server.url + "/refs.json", index_cache=False)
     assert fs.references["a/4999"] == ["s3://b/x", 4999, 1]
@@ -198,6 +198,6 @@ def test_pieces_of_a_remote_source_make_the_same_set(http_server: Any) -> None:
 
 
 def test_memory_filesystems_work_as_sources() -> None:
-    session.INDEXES.clear()
+    engines.INDEXES.clear()
     fsspec.filesystem("memory").pipe_file("/refs-of-loading.json", document())
     assert len(RefShardFileSystem("memory://refs-of-loading.json", index_cache=False).references) == 5002
