@@ -164,6 +164,12 @@ def test_open_files_expands_a_pattern(url: str, source: str) -> None:
 
 
 @not_installed
+def test_open_files_finds_the_metadata_of_all_arrays(source: str) -> None:
+    assert [file.path for file in fsspec.open_files("refshard://*/.zarray", fo=source)] == ["a/.zarray"]
+    assert [file.path for file in fsspec.open_files("refshard://**/.zarray", fo=source)] == ["a/.zarray", "g/b/.zarray"]
+
+
+@not_installed
 def test_open_reads_text_and_a_local_copy_is_made(source: str) -> None:
     with fsspec.open("refshard://.zattrs", "rt", fo=source) as file:
         assert json.load(file) == {"title": "x"}

@@ -1,10 +1,11 @@
-"""Every code block of the README and of the pages runs, in order, against real servers behind the URLs it names."""
+"""Every code block of every document runs, in order, against real servers behind the URLs it names."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,11 @@ from tests.servers.http import RangeServer
 from tests.servers.wire import Answer, failure
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
+DOCUMENTS = [
+    document
+    for document in sorted([*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")])
+    if re.search("```|~~~", document.read_text())
+]
 TOKEN = "not-a-secret"
 
 for needed in ("xarray", "zarr", "h5netcdf", "h5py", "matplotlib", "distributed", "upath", "intake", "xpystac"):
@@ -119,6 +124,14 @@ def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path) -> None:
     found = blocks(document.read_text())
     told = [f"{document.name}:{block.line}: {'left to .ci/run' if made_by_ci(block) else 'ran'}" for block in found]
     assert [line for line in done.stdout.splitlines() if line.startswith(f"{document.name}:")] == told
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_block_is_passed_over(document: Path) -> None:
+    fences = [line for line in document.read_text().splitlines() if line.lstrip("> ").startswith(("```", "~~~"))]
+    assert len(fences) == 2 * len(blocks(document.read_text()))
+    if document.name == "README.md":
+        assert len(fences) > 20
 
 
 def test_what_is_left_to_ci_is_run_there() -> None:

@@ -5,15 +5,22 @@ Its blocks are run in `test_documents.py`.
 
 from __future__ import annotations
 
+import argparse
 import configparser
+import inspect
 import re
+import runpy
 import shlex
 from pathlib import Path
 
+import fsspec
 import pytest
 
 import refshard_fs
-from refshard_fs import errors
+import refshard_fs.sets.lazy
+import refshard_fs.sets.made
+from refshard_fs import RefShardFileSystem, errors
+from refshard_fs.cli.program import parser
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -49,6 +56,50 @@ def test_the_commands_install_extras_that_exist() -> None:
 def test_links_to_files_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text()):
         assert (document.parent / target).exists(), target
+
+
+def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "commands.py"))
+    assert (ROOT / "docs" / "pages" / "commands.md").read_text() == made["page"](), made["__doc__"]
+
+
+def test_every_command_and_option_says_what_it_is_for() -> None:
+    (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    assert [choice.dest for choice in commands._choices_actions if not choice.help] == []
+    silent = [
+        (name, option.dest)
+        for name, command in commands.choices.items()
+        for option in command._actions
+        if not option.help or option.help == argparse.SUPPRESS
+    ]
+    assert silent == []
+
+
+def test_the_reference_has_every_argument_of_the_filesystem() -> None:
+    text = inspect.getdoc(RefShardFileSystem) or ""
+    described = set(re.findall(r"^([a-z0-9_, ]+):$", text, re.MULTILINE))
+    names = {name.strip() for line in described for name in line.split(",")}
+    arguments = [
+        name
+        for name, parameter in inspect.signature(RefShardFileSystem.__init__).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and name != "self"
+    ]
+    assert len(arguments) > 30
+    assert [name for name in arguments if name not in names] == []
+
+
+def test_every_public_function_and_class_says_what_it_does() -> None:
+    public = [getattr(refshard_fs, name) for name in refshard_fs.__all__]
+    assert [thing for thing in public if not isinstance(thing, str) and not inspect.getdoc(thing)] == []
+    methods = {**vars(RefShardFileSystem), **vars(refshard_fs.sets.made.MadeSet), **vars(refshard_fs.sets.lazy.LazySet)}
+    silent = [
+        name
+        for name, method in methods.items()
+        if not name.startswith("_")
+        and (inspect.isfunction(method) or isinstance(method, property))
+        and not (method.__doc__ or getattr(getattr(fsspec.asyn.AsyncFileSystem, name, None), "__doc__", None))
+    ]
+    assert silent == []
 
 
 def test_the_reference_has_every_public_name() -> None:

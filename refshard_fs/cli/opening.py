@@ -16,7 +16,9 @@ def source_arguments(names: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser, to be the parent of a command's, that takes sources of these names, and how they are opened."""
     parser = argparse.ArgumentParser(add_help=False)
     for name in names:
-        parser.add_argument(name.lower(), metavar=name, help="path or fsspec URL of a reference set or an archive")
+        parser.add_argument(
+            name.lower(), metavar=name, help="path or fsspec URL of a reference set, archive, hierarchy or volume"
+        )
     opening = parser.add_argument_group("how it is opened")
     opening.add_argument(
         "--fo-option", metavar="KEY=VALUE", type=pair, action="append", help="option of the source's filesystem"

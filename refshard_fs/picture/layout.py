@@ -334,8 +334,11 @@ class _Layout:
         if len(shown.files) > 1 and any(strip.chunks > 1 for strip in shown.strips):
             light = [mixed("#59636e", "#ffffff", 0.6 * (1 - i / 3)) for i in range(4)]
             yield "a file's first to last chunk", shades(light), 24
+        has_gaps = any(strip.bytes < 0.99 * strip.end for strip in shown.strips)  # that can be seen
         if shown.present < shown.possible:
-            yield "missing", swatch("faint"), 12
+            yield "missing; in files: other bytes" if has_gaps else "missing", swatch("faint"), 12
+        elif has_gaps:
+            yield "other bytes of the file", swatch("faint"), 12
         if shown.inline:
             yield f"inline ({shown.inline:,})", swatch("inline"), 12
         if shown.shard_of is not None:

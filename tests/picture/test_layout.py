@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,3 +110,19 @@ def test_the_largest_array_is_shown_where_none_is_named() -> None:
         picture(fs, "air", "sea[0]")
     with pytest.raises(IndexError):
         picture(fs, "air", "[5]")
+
+
+@pytest.mark.parametrize(
+    ("where", "missing", "meaning"),
+    [
+        (in_files(6), (), None),
+        (lambda n: ["s3://bucket/f", 500 + 100 * n, 100], (), "other bytes of the file"),
+        (lambda n: ["s3://bucket/f", 500 + 100 * n, 100], (2,), "missing; in files: other bytes"),
+        (lambda n: ["s3://bucket/f", 100 * max(n - 1, 0), 100], (0,), "missing"),
+    ],
+)
+def test_grey_means_what_the_legend_says(where: Any, missing: Any, meaning: str | None) -> None:
+    said = [label.text for label in picture(source((6,), where, missing), "air").scene.labels]
+    assert [text for text in said if "missing" in text or "other bytes" in text] == (
+        [] if meaning is None else [meaning]
+    )
