@@ -174,6 +174,25 @@ def test_every_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
         assert store.get(kept.stem) is None
 
 
+def test_a_file_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
+    """Who may write to the directory may rename what this user wrote, and have a trusted set be another one."""
+    cache = IndexCache(tmp_path)
+    cache.put("trusted", [b"of the user"])
+    cache.put("other", [b"of somebody"])
+    os.replace(tmp_path / "other.refindex", tmp_path / "trusted.refindex")
+    assert cache.get("trusted") is None
+    os.link(tmp_path / "trusted.refindex", tmp_path / "other.refindex")
+    assert bytes(cache.get("other") or b"") == b"of somebody"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="files of others are made by root")
+def test_a_file_that_another_user_wrote_is_not_believed(tmp_path: Path) -> None:
+    cache = IndexCache(tmp_path)
+    cache.put("x", [b"data"])
+    os.chown(tmp_path / "x.refindex", 12345, 12345)
+    assert cache.get("x") is None
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="nothing is read-only to root")
 def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
