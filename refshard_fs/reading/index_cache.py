@@ -158,11 +158,12 @@ def _checked_length(file: FileIO, size: int, name: str) -> int | None:
 def _check(file: RawIOBase, length: int, name: str) -> int | None:
     """Return a checksum of ``name`` and the first ``length`` bytes of ``file``; None if it has fewer.
 
-    A sum of 64-bit words, each with an odd factor of its own: no change of one of them goes unnoticed, and others do as
-    seldom as with any 64-bit checksum. It takes a third of the time of a CRC, and so of opening a set that is kept.
+    A sum of 64-bit words, each with an odd factor of its own: no change of one of them goes unnoticed. The upper half
+    of each is in its lower one as well, for the upper bits of a sum tell little: two words that lose the same one of
+    them would make up for each other. It takes less time than a CRC, which is time of opening a set that is kept.
     """
     file.seek(0)
-    words = np.zeros(_STEP // 8, "<u8")
+    words, mixed = np.zeros((2, _STEP // 8), "<u8")
     view = words.data.cast("B")
     found = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     while length > 0:
@@ -175,6 +176,8 @@ def _check(file: RawIOBase, length: int, name: str) -> int | None:
             done += count
         view[step : step + -step % 8] = bytes(-step % 8)
         some = -(-step // 8)
-        found = (found * _FACTOR + int(np.dot(words[:some], _FACTORS[:some]))) & _MOST
+        np.right_shift(words, 32, out=mixed)
+        np.bitwise_xor(words, mixed, out=mixed)
+        found = (found * _FACTOR + int(np.dot(mixed[:some], _FACTORS[:some]))) & _MOST
         length -= step
     return found
