@@ -33,14 +33,15 @@ ANONYMOUS: dict[str, dict[str, object]] = {
     "az": {"anon": True},
     "abfs": {"anon": True},
     "abfss": {"anon": True},
-    "oci": {"iam_type": None},
     "http": {},
     "https": {},
 }
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
 _DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all that is reachable from everywhere, but for what follows
 _TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: what follows is of version 4
+_ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: so it is here
 
 
 class Access(Enum):
@@ -89,7 +90,7 @@ def canonical(url: str) -> str:
         parts = urlsplit(f"//{authority}")
         host, port = parts.hostname or "", parts.port
         if ":" not in host:
-            host = host.rstrip(".").encode("idna").decode("ascii").lower()
+            host = host.rstrip(".").encode("idna").decode("ascii").lower().rstrip(".")  # of any script's full stops
     except (ValueError, UnicodeError) as e:
         raise ValueError(f"its host is none ({e})") from e
     if not host or "%" in host:
@@ -111,14 +112,21 @@ def is_private(host: str) -> bool:
             address = ipaddress.ip_address(socket.inet_aton(host))
         except OSError:
             return False
-    inner = _within(address) if isinstance(address, ipaddress.IPv6Address) else []
-    return not address.is_global or address.is_multicast or not all(known.is_global for known in inner)
+    if isinstance(address, ipaddress.IPv4Address):
+        return not _is_public(address)
+    inner = _within(address)
+    public = address.is_global if address in _UNICAST else bool(inner)
+    return not (public and all(map(_is_public, inner)))
+
+
+def _is_public(address: ipaddress.IPv4Address) -> bool:
+    return address.is_global and not address.is_multicast
 
 
 def _within(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
     """Return the version 4 addresses that one of version 6 stands for, by any of the ways to say so."""
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if address.packed[:12] in (bytes(12), _TRANSLATED):
+    if address.packed[:12] == _TRANSLATED or (address in _UNICAST and address.packed[8:12] in _ISATAP):
         found.append(ipaddress.IPv4Address(address.packed[12:]))
     return [inner for inner in found if inner is not None]
 

@@ -59,7 +59,9 @@ def test_the_manifests_own_bucket_is_read_with_the_users_credentials_and_no_othe
         "http://172.16.0.1/x", "http://metadata.google.internal/x", "http://[::ffff:a9fe:a9fe]/x",
         "http://100.64.0.1/x", "http://224.0.0.1/x", "http://[2002:7f00:1::]/x",
         "http://[::127.0.0.1]/x", "http://[64:ff9b::7f00:1]/x", "http://[64:ff9b::a9fe:a9fe]/x",
-        "http://[2001:0:808:808::80ff:fffe]/x", "http://[fd00::1]/x", "http://[fec0::1]/x", "http://[::]/x",
+        "http://[64:ff9b:1::7f00:1]/x", "http://[::ffff:0:127.0.0.1]/x", "http://[fec0::1]/x",
+        "http://[2a00:1450::5efe:7f00:1]/x", "http://[ff02::1]/x", "http://127.0.0.1\u3002/x", "http://localhost\uff0e/x",
+        "http://[2001:0:808:808::80ff:fffe]/x", "http://[fd00::1]/x", "http://[::]/x",
         "http://127。0。0。1/x", "http://①②⑦.⓪.⓪.①/x", "http://ⓛocalhost/x", "http://0X7F.1/x", "http://127.0.0.1:80/x",
         "http://user@127.0.0.1/x", "http://%31%32%37.0.0.1/x", "http://pub.example:80@127.0.0.1/x",
         "http://pub.example%2f@127.0.0.1/x", "https:////127.0.0.1/x", "http://localhost.localdomain.localhost/x",
@@ -154,7 +156,7 @@ def test_a_list_is_of_prefixes() -> None:
     assert Admission.of("https://h/refs.json", "any", (), ()).admit("/etc/hosts") == ("/etc/hosts", Access.OWN)
 
 
-@given(st.from_regex(r"https?://[a-zA-Z0-9.\-:\[\]@]{1,12}(/[a-z%.2eE/]{0,8})?", fullmatch=True))
+@given(st.from_regex(r"https?://[a-zA-Z0-9.。．\-:\[\]@]{1,12}(/[a-z%.2eE/]{0,8})?", fullmatch=True))
 def test_canonical_is_idempotent(url: str) -> None:
     try:
         once = canonical(url)

@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from aiohttp import DefaultResolver
 
@@ -20,6 +22,7 @@ from refshard_fs import (
     RefShardFileSystem,
     SourceNotReachable,
     TargetNotAllowed,
+    admission,
 )
 from refshard_fs.targets import guarded
 from tests.servers.http import RangeServer
@@ -159,6 +162,40 @@ def test_ambient_credentials_stay_at_home(http_server: RangeServer, monkeypatch:
         assert any("AKIDAMBIENT" in repr(r) for r in store.requests())
 
 
+def test_what_fsspec_is_configured_with_for_a_protocol_stays_at_home(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers that a configuration file gives all of HTTP are no secrets for the servers that a manifest names."""
+    given = {"headers": {"X-Token": "HUSHHUSH"}, "client_kwargs": {"headers": {"Authorization": "HUSHHUSH"}}}
+    monkeypatch.setitem(fsspec.config.conf, "http", given)
+    for module in (admission, guarded):
+        monkeypatch.setattr(module, "is_private", lambda host: False)
+    with RangeServer() as other:
+        other.put("/x", b"public")
+        url = other.url.replace("127.0.0.1", "localhost") + "/x"
+        source = manifest(http_server, {"k": [url, 0, 6], "own": [f"{http_server.url}/own", 0, 3]})
+        http_server.put("/own", b"own")
+        assert RefShardFileSystem(fo=source).cat(["k", "own"]) == {"k": b"public", "own": b"own"}
+        assert "HUSHHUSH" not in repr([request.headers for request in other.requests()])
+        assert "HUSHHUSH" in repr([request.headers for request in http_server.requests("/own")])
+        assert RefShardFileSystem(fo=source, allow=[url, http_server.url]).cat_file("k") == b"public"
+        assert "HUSHHUSH" in repr([request.headers for request in other.requests()])
+
+
+@pytest.mark.parametrize(
+    "name", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN"]
+)
+@pytest.mark.parametrize("protocol", ["az", "abfs", "abfss"])
+def test_what_a_filesystem_takes_from_the_environment_in_any_case_is_not_used_for_a_remote_set(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, name: str, protocol: str
+) -> None:
+    monkeypatch.setenv(name, "HUSHHUSH")
+    source = manifest(http_server, {"k": [f"{protocol}://container/x", 0, 6]})
+    with pytest.raises(TargetNotAllowed, match=rf"{name} all the same. Add '{protocol}://container/' to allow=") as e:
+        RefShardFileSystem(fo=source).cat_file("k")
+    assert "HUSHHUSH" not in str(e.value)
+
+
 def test_options_without_a_protocol_are_no_word_for_local_files(secret: str, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(fo=manifest(http_server, {"k": [f"file://{secret}"]}), remote_options={"anon": True})
     with pytest.raises(TargetNotAllowed):
@@ -183,8 +220,26 @@ def test_get_writes_nothing_outside_its_target(tmp_path: Path) -> None:
     for key in ("../evil", "a/../../evil", "/../evil", "a/\0", "..\\evil"):
         with pytest.raises(ValueError, match="key"):
             RefShardFileSystem(fo={key: "data"})
-    RefShardFileSystem(fo={"/abs": "data", "b//c": "data"}).get("", str(tmp_path / "out"), recursive=True)
-    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {"out/abs", "out/b/c"}
+    keys = ("/abs", "b//c", "C:\\d", "\\\\host\\share", "e:f")
+    RefShardFileSystem(fo=dict.fromkeys(keys, "data")).get("", str(tmp_path / "out"), recursive=True)
+    written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert written == {"out/abs", "out/b/c", "out/C:/d", "out/host/share", "out/e:f"}
+
+
+def test_a_pickle_names_nothing_but_what_makes_it_again() -> None:
+    """Whoever looks at one before it is loaded finds no code in it but fsspec's and ours."""
+    options = {"remote_protocol": "s3", "remote_options": {"anon": True}, "options": {"s3://c/": {"anon": True}}}
+    fs = RefShardFileSystem(fo={"a/0": ["s3://b/x", 0, 5], "t": "text"}, **options)
+    for pickled in (pickle.dumps(fs, protocol=2), pickle.dumps(fs.get_mapper(""), protocol=2)):
+        found = {arg for op, arg, _ in pickletools.genops(pickled) if op.name in ("GLOBAL", "INST")}
+        assert found
+        assert {str(name).split(".")[0].split()[0] for name in found} <= {
+            "fsspec",
+            "refshard_fs",
+            "_codecs",
+            "exceptions",
+        }
+        assert not any(op.name in ("BUILD", "NEWOBJ_EX") for op, _, _ in pickletools.genops(pickled))
 
 
 def test_nothing_secret_is_shown(http_server: RangeServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +18,7 @@ from refshard_fs.texts import Texts
 
 __all__ = ["shrink", "shrink_bytes", "swell", "swell_bytes"]
 
+_CHECK: Final = struct.Struct("<I")  # stands before each part of a column
 BLOCK: Final = 1 << 30  # bytes that blosc takes at a time, at most
 
 
@@ -112,14 +115,18 @@ def _packed(array: npt.NDArray[Any]) -> list[bytes]:
 
     step = BLOCK // array.itemsize
     shuffle = blosc.SHUFFLE if array.itemsize > 1 else blosc.NOSHUFFLE
-    return [
+    parts = (
         bytes(blosc.compress(np.ascontiguousarray(array[i : i + step]), b"zstd", 1, shuffle))
         for i in range(0, len(array), step)
-    ]
+    )
+    return [_CHECK.pack(zlib.crc32(part)) + part for part in parts]
 
 
 def _unpacked(parts: list[bytes], dtype: type[Any]) -> npt.NDArray[Any]:
     from numcodecs import blosc
 
-    arrays = [np.frombuffer(blosc.decompress(part), dtype) for part in parts]
+    for part in parts:  # blosc ends the process over some damaged ones
+        if part[: _CHECK.size] != _CHECK.pack(zlib.crc32(part[_CHECK.size :])):
+            raise ValueError("its checksum is another one")
+    arrays = [np.frombuffer(blosc.decompress(part[_CHECK.size :]), dtype) for part in parts]
     return arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays or [np.empty(0, dtype)])

@@ -17,6 +17,7 @@ __all__ = ["BEYOND", "PAIR", "Offsets", "OffsetsLevel"]
 PAIR = 16  # bytes of two numbers
 _NONE = 2**64 - 1
 BEYOND = np.uint64(2**63)  # no file is so long
+_LAST = np.uint64(2**63 - 1)  # ends of ranges are less than 2**63, everywhere
 
 
 class Offsets:
@@ -97,7 +98,7 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
                 raise ValueError(f"slot {int(half.argmax())} of its index is half empty")
         # Where a chunk may lie: not in the index, not past the end. Chunks of no bytes lie nowhere.
         first = 0 if self.at_end else self.length
-        last = BEYOND if size is None else np.uint64(max(size - (self.length if self.at_end else 0), 0))
+        last = _LAST if size is None else np.uint64(max(size - (self.length if self.at_end else 0), 0))
         wrong = present & ((offsets > last) | (lengths > last) | (lengths > last - np.minimum(offsets, last)))
         if first:
             wrong |= present & (lengths > 0) & (offsets < first)

@@ -20,6 +20,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import policy
 from refshard_fs.admission import ANONYMOUS, Access, Admission
+from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.stats import Stats
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.buffers import SHARED
@@ -46,6 +47,10 @@ AT_HAND: dict[type[AbstractFileSystem], Target] = {
     DataFileSystem: DataTarget(),
 }
 _NEED_NO_LOOP = frozenset([*policy.LOCAL, "memory", "data"])
+
+# What a filesystem finds in the environment and uses, whatever its options say.
+_AZURE = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN")
+_AMBIENT = {"az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
 
 PLACES = 4096
 _NOBODY = (
@@ -153,7 +158,8 @@ class Pool:
         token, given = self._options.named(url)
         protocol = token[-1]
         if access is Access.NONE:
-            return self._own(("nobody", protocol), protocol, dict(ANONYMOUS.get(protocol, {})), url)
+            _check_ambient(protocol, url)
+            return self._own(("nobody", protocol), protocol, dict(ANONYMOUS.get(protocol, {})), url, configured=False)
         if isinstance(given, AbstractFileSystem):
             return self._instance(token, given, url)
         options = _portable(given)
@@ -177,7 +183,7 @@ class Pool:
         return self._kept((*token, "instance"), lambda loop: self._for_loop(fs, loop), fs._strip_protocol(url))
 
     def _own(
-        self, token: tuple[str, ...], protocol: str, options: dict[str, Any], url: str
+        self, token: tuple[str, ...], protocol: str, options: dict[str, Any], url: str, *, configured: bool = True
     ) -> tuple[Target, str] | None:
         cls = fsspec.get_filesystem_class(protocol)
         named = cls._get_kwargs_from_urls(url)  # a host or a user
@@ -189,6 +195,8 @@ class Pool:
             options.setdefault("get_client", partial(public_client, admission.own_hosts))
 
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
+            if not configured:
+                return self._target(_unconfigured(cls, options, loop), owned=True)
             if issubclass(cls, AsyncFileSystem) and cls.async_impl:
                 fs = cls(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
                 return self._target(fs, owned=True)
@@ -227,6 +235,28 @@ class Pool:
         if self._options.fast_s3 and is_s3fs(fs):
             return S3Target(fs, self.buffers)
         return FsspecTarget(fs, owned=owned)
+
+
+def _check_ambient(protocol: str, url: str) -> None:
+    """Raise TargetNotAllowed where a filesystem would take credentials from the environment, whatever it is told."""
+    found = [name for name in _AMBIENT.get(protocol, ()) if name in os.environ]
+    if found:
+        rule = f"it is to be read without credentials, and its filesystem takes those of {found[0]} all the same"
+        head, sep, rest = url.partition("://")
+        remedy = f"Add {head + sep + rest.partition('/')[0] + '/'!r} to allow= to have it read with them"
+        raise TargetNotAllowed(url, rule, remedy)
+
+
+def _unconfigured(
+    cls: type[AbstractFileSystem], options: dict[str, Any], loop: asyncio.AbstractEventLoop
+) -> AbstractFileSystem:
+    """Return an instance without what fsspec's configuration holds for its protocol: that may be what gives access."""
+    if issubclass(cls, AsyncFileSystem) and cls.async_impl:
+        options = {**options, "asynchronous": True, "loop": loop}
+    fs: AbstractFileSystem = type.__call__(cls, **options)  # fsspec's own call mixes the configuration in
+    fs.storage_args, fs.storage_options = (), options
+    fs._fs_token_ = f"{id(fs):x}"
+    return fs
 
 
 def _portable(given: Given) -> dict[str, Any]:

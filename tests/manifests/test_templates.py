@@ -6,14 +6,13 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
@@ -295,7 +294,6 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> str:
 def test_whatever_expands_is_what_jinja2_makes_of_it(parts: list[str]) -> None:
     sandbox = pytest.importorskip("jinja2.sandbox")
     text = "".join(parts)
-    assume(not re.search(r"- [\d( ]+[)\d ]*\*\*", text))  # jinja2 folds - 1 to -1, and forgets its parentheses
     definitions = {"u": "s3://b", "f": "{{c}}"}
     try:
         ours = Templates(definitions).expand(text, i=3, j=-4)
@@ -307,7 +305,8 @@ def test_whatever_expands_is_what_jinja2_makes_of_it(parts: list[str]) -> None:
         held = None
     if ours is None and held is None:
         return
-    environment = sandbox.SandboxedEnvironment()
+    # Its optimizer makes -1 of - 1, without parentheses: then - 1 ** 2 is another number than - i ** 2 where i is 1.
+    environment = sandbox.SandboxedEnvironment(optimized=False)
     template = environment.from_string(definitions["f"])
     theirs = environment.from_string(text).render(u="s3://b", i=3, j=-4, f=lambda **kwargs: template.render(**kwargs))
     for mine in {ours, held} - {None}:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,40 @@ def test_every_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
         harmed[at] ^= 1 << at % 8
         kept.write_bytes(harmed)
         assert store.get(kept.stem) is None
+
+
+def test_two_flipped_bits_are_noticed_wherever_they_are(tmp_path: Path) -> None:
+    cache = IndexCache(tmp_path)
+    cache.put("x", [bytes(200)])
+    path = tmp_path / "x.refindex"
+    sound = path.read_bytes()
+    for byte in range(0, 192, 8):
+        for other in range(byte + 8, 200, 8):
+            for bit in (0x80, 0x40, 0x20, 0x01):
+                for place in (0, 3, 7):
+                    harmed = bytearray(sound)
+                    harmed[byte + place] ^= bit
+                    harmed[other + place] ^= bit
+                    assert index_cache._checked_length(BytesIO(harmed), len(harmed), "x") is None  # type: ignore[arg-type]
+
+
+def test_a_file_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
+    """Who may write to the directory may rename what this user wrote, and have a trusted set be another one."""
+    cache = IndexCache(tmp_path)
+    cache.put("trusted", [b"of the user"])
+    cache.put("other", [b"of somebody"])
+    os.replace(tmp_path / "other.refindex", tmp_path / "trusted.refindex")
+    assert cache.get("trusted") is None
+    os.link(tmp_path / "trusted.refindex", tmp_path / "other.refindex")
+    assert bytes(cache.get("other") or b"") == b"of somebody"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="files of others are made by root")
+def test_a_file_that_another_user_wrote_is_not_believed(tmp_path: Path) -> None:
+    cache = IndexCache(tmp_path)
+    cache.put("x", [b"data"])
+    os.chown(tmp_path / "x.refindex", 12345, 12345)
+    assert cache.get("x") is None
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="nothing is read-only to root")

@@ -74,8 +74,12 @@ def configured() -> Iterator[None]:
 def one_input(data: bytes) -> None:
     quick = _outcome(lambda: _INDEX.decode(data))
     plain = _outcome(lambda: parse_document(_object(data), "refs.json", {}))
-    # Of two values of one key the last counts; a reader of blocks may find the first one damaged all the same.
-    assert quick == plain or (quick is None and _has_twins(data)), (quick, plain)
+    if quick == plain:
+        return
+    # Of two values of one key the last counts. A reader of blocks looks at the others, too, and may find one damaged:
+    # that, and nothing else, is an error where the plain reader, which never sees it, has none.
+    assert quick is None, (quick, plain)
+    assert any(_outcome(partial(parse_document, other, "refs.json", {})) is None for other in _twins(data)), plain
 
 
 def _object(data: bytes) -> dict[str, object]:
@@ -88,15 +92,28 @@ def _object(data: bytes) -> dict[str, object]:
     return document
 
 
-def _has_twins(data: bytes) -> bool:
-    found = []
+def _twins(data: bytes) -> Iterator[dict[str, object]]:
+    """Yield the document with each value, one after the other, that is not the last one of its key, as if it were."""
+    text = data.decode().removeprefix("\ufeff")
+    number = 0
+    while True:
+        left = number
 
-    def look(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found.append(len(dict(pairs)) < len(pairs))
-        return dict(pairs)
+        def look(pairs: list[tuple[str, object]]) -> dict[str, object]:
+            nonlocal left
+            out = dict(pairs)
+            for place, (key, value) in enumerate(pairs):
+                if any(key == later for later, _ in pairs[place + 1 :]):
+                    if left == 0:
+                        out[key] = value
+                    left -= 1
+            return out
 
-    json.loads(data.decode().removeprefix("\ufeff"), strict=False, object_pairs_hook=look)
-    return any(found)
+        document = json.loads(text, strict=False, object_pairs_hook=look)
+        if left >= 0:
+            return
+        yield document
+        number += 1
 
 
 def _outcome(parse: object) -> bytes | None:

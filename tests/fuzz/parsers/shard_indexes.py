@@ -61,7 +61,7 @@ def one_input(data: bytes) -> None:
         offset, length = found
         assert offset >= 0
         assert length >= 0
-        assert offset + length <= 2**63
+        assert offset + length < 2**63
         if size is not None and length:
             assert offset + length <= size - (level.length if level.at_end else 0)
             assert level.at_end or offset >= level.length
