@@ -229,6 +229,28 @@ def test_a_shard_that_is_made_whole_is_as_long_as_it_is(shape: str) -> None:
         index.decode(made((first, 10))[-60:])
 
 
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("before", [b"", b"something else"])
+def test_a_chunk_manifest_without_lengths_leads_to_shards_of_the_same_care(
+    tmp_path: Path, http_server: Any, checksum: bool, before: bytes
+) -> None:
+    for pair, expected in (((30, 10), PAYLOAD[30:]), ((35, 10), None)):
+        meta, shard = plain("end", pair)
+        entry = {"path": http_server.put(f"/{pair[0]}", before + shard), "offset": len(before)}
+        if checksum:
+            entry["checksum"] = f"crc32c:{crc32c(shard):08x}"
+        transformer = {"name": "chunk-manifest-json", "configuration": {"manifest": {"0": entry}}}
+        path = tmp_path / f"{pair[0]}.zarr"
+        path.mkdir()
+        (path / "zarr.json").write_text(json.dumps({**meta, "storage_transformers": [transformer]}))
+        fs = opened(str(path))
+        if expected is None:
+            with pytest.raises(DamagedIndex, match="shard 'c/0' of array '': slot 1 .* outside of"):
+                fs.cat_file("c/1")
+        else:
+            assert fs.cat_file("c/1") == expected
+
+
 def test_what_the_index_costs_is_the_same(http_server: Any) -> None:
     for name, data in files(*plain("end", (10, 10))).items():
         http_server.put(f"/h/{name}", data)
