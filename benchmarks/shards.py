@@ -6,6 +6,7 @@
 delays each request. Arrays are opened anew for each measurement, and their metadata is read beforehand. *codec* is
 zarr over fsspec's HTTP filesystem, *whole* zarr over this one with ``shards="whole"``, *ours* with inner chunks, *told*
 with each selection announced by `prefetch`; ``/128`` reads at ``async.concurrency`` 128, the others at zarr's default.
+*dict* is zarr reading the inner chunks from memory: what it costs to read so many, wherever they come from.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
 import zarr
-from zarr.storage import FsspecStore
+from zarr.core.buffer import Buffer, default_buffer_prototype
+from zarr.storage import FsspecStore, MemoryStore
 
 from benchmarks.engine import Link, Server
 from benchmarks.record import Case, keep
@@ -121,16 +124,31 @@ def whole(url: str) -> Read:
     return read
 
 
+@cache
+def _at_hand(url: str) -> dict[str, Buffer]:
+    fs = RefShardFileSystem(url, skip_instance_cache=True)
+    keys = ["zarr.json", *(f"c/{row}/{column}" for row in range(ROWS) for column in range(COLUMNS))]
+    return {key: default_buffer_prototype().buffer.from_bytes(data) for key, data in fs.cat(keys).items()}
+
+
+def at_hand(url: str) -> Read:
+    """Zarr's own cost."""
+    read: Read = zarr.open_array(MemoryStore(_at_hand(url)), mode="r").__getitem__
+    return read
+
+
 CONTENDERS: dict[str, tuple[Callable[[str], Read], int]] = {
     "codec": (codec, 10),
     "tensorstore": (tensorstore, 10),
     "ours": (ours, 10),
     "told": (told, 10),
     "whole": (whole, 10),
+    "dict": (at_hand, 10),
     "codec/128": (codec, 128),
     "ours/128": (ours, 128),
     "told/128": (told, 128),
     "whole/128": (whole, 128),
+    "dict/128": (at_hand, 128),
 }
 
 

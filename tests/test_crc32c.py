@@ -6,7 +6,16 @@ import random
 
 import pytest
 
+from refshard_fs import crc32c as module
 from refshard_fs.crc32c import crc32c
+
+
+@pytest.fixture(autouse=True, params=["native", "numpy"])
+def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "numpy":
+        monkeypatch.setattr(module, "_native", lambda: None)
+    elif module._native() is None:
+        pytest.skip("google-crc32c is not installed")
 
 
 def bitwise(data: bytes) -> int:
@@ -37,3 +46,11 @@ def test_every_length_is_that_of_the_bitwise_definition() -> None:
     source = random.Random(0).randbytes(700)
     for length in [*range(80), 255, 256, 257, 511, 699, 700]:
         assert crc32c(source[:length]) == bitwise(source[:length]), length
+        assert crc32c(memoryview(bytearray(source))[7:length], 0x1234) == crc32c(source[7:length], 0x1234)
+
+
+def test_a_checksum_goes_on_where_it_ended() -> None:
+    data = random.Random(1).randbytes((1 << 20) + 13)
+    whole = crc32c(data)
+    for cut in (0, 1, 5, 1 << 20, len(data)):
+        assert crc32c(data[cut:], crc32c(data[:cut])) == whole

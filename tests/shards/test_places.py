@@ -17,7 +17,9 @@ import pytest
 
 from refshard_fs import DamagedIndex, RefShardFileSystem
 from refshard_fs.crc32c import crc32c
+from refshard_fs.shards.layout import TableIndex
 from refshard_fs.shards.minishards import ShardIndex
+from refshard_fs.shards.offsets import OffsetsLevel
 from tests.shards.test_damaged import META_2, meta_3, shard_3
 from tests.shards.volumes import KEY, pattern, write_volume
 from tests.shards.writers import opened
@@ -207,6 +209,46 @@ def test_slots_of_one_size_and_their_mask_are_all_there_is(place: str, places: d
     fs.invalidate_cache()
     with pytest.raises(DamagedIndex, match="shard 'a/0' of array 'a': it has 45 bytes, and not the 41"):
         fs.cat_file("a/3")
+
+
+@pytest.mark.parametrize("shape", ["end", "start", "trailed"])
+def test_a_shard_that_is_made_whole_is_as_long_as_it_is(shape: str) -> None:
+    """Of bytes that are made from others, nothing tells how many there will be."""
+    at_end, trailer = shape != "start", 4 if shape == "trailed" else 0
+    index = TableIndex(OffsetsLevel(4, at_end, checked=True, trailer=trailer), "c/0", "a", 0, cut=None)
+
+    def made(pair: tuple[int, int]) -> bytes:
+        return (trailed(pair) if shape == "trailed" else plain(shape, pair))[1]
+
+    first = 0 if at_end else 68
+    assert index.decode(made((first + 30, 10))).locate(1) == (first + 30, 10)
+    for wrong in ((first + 31, 10), (first + 100, 10)):
+        with pytest.raises(ValueError, match="shard 'c/0' of array 'a': slot 1 .* outside of"):
+            index.decode(made(wrong))
+    with pytest.raises(ValueError, match="where its index takes 68"):
+        index.decode(made((first, 10))[-60:])
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("before", [b"", b"something else"])
+def test_a_chunk_manifest_without_lengths_leads_to_shards_of_the_same_care(
+    tmp_path: Path, http_server: Any, checksum: bool, before: bytes
+) -> None:
+    for pair, expected in (((30, 10), PAYLOAD[30:]), ((35, 10), None)):
+        meta, shard = plain("end", pair)
+        entry = {"path": http_server.put(f"/{pair[0]}", before + shard), "offset": len(before)}
+        if checksum:
+            entry["checksum"] = f"crc32c:{crc32c(shard):08x}"
+        transformer = {"name": "chunk-manifest-json", "configuration": {"manifest": {"0": entry}}}
+        path = tmp_path / f"{pair[0]}.zarr"
+        path.mkdir()
+        (path / "zarr.json").write_text(json.dumps({**meta, "storage_transformers": [transformer]}))
+        fs = opened(str(path))
+        if expected is None:
+            with pytest.raises(DamagedIndex, match="shard 'c/0' of array '': slot 1 .* outside of"):
+                fs.cat_file("c/1")
+        else:
+            assert fs.cat_file("c/1") == expected
 
 
 def test_what_the_index_costs_is_the_same(http_server: Any) -> None:
