@@ -270,3 +270,12 @@ def test_counters_tell_keys_requests_and_bytes(http_server: Any) -> None:
 def test_a_misspelt_argument_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="no argument remote_protcol=: did you mean remote_protocol="):
         RefShardFileSystem(fo={"k": "v"}, remote_protcol="s3")
+
+
+@pytest.mark.parametrize("count", [1, 300, 3000])
+def test_thousands_of_references_to_no_array_are_read(tmp_path: Path, count: int) -> None:
+    (tmp_path / "data").write_bytes(bytes(range(256)) * 16)
+    refs = {f"k/{i}": [str(tmp_path / "data"), i, 1 + i % 7] for i in range(count)}
+    fs = RefShardFileSystem(refs, skip_instance_cache=True)
+    for i in range(0, count, 7):
+        assert fs.cat_file(f"k/{i}") == (bytes(range(256)) * 16)[i : i + 1 + i % 7]

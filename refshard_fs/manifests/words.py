@@ -61,7 +61,7 @@ FIRST: Final = np.array([2 ** (8 * n) - 1 for n in range(9)], np.uint64)
 def words_at(text: bytes, starts: Positions, count: int) -> UInt64s:
     """Return ``count`` 8-byte words from each of ``starts`` on, a row each."""
     size = 8 * count
-    rows = np.ndarray((len(text) - size + 1,), np.dtype((np.void, size)), text, 0, (1,))
+    rows = np.ndarray((max(len(text) - size + 1, 0),), np.dtype((np.void, size)), text, 0, (1,))
     return rows[starts].view("<u8").reshape(len(starts), count)
 
 
