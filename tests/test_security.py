@@ -183,7 +183,7 @@ def test_what_fsspec_is_configured_with_for_a_protocol_stays_at_home(
 
 
 @pytest.mark.parametrize(
-    "name", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN"]
+    "name", [f"AZURE_STORAGE_{what}" for what in ("ACCOUNT_KEY", "CLIENT_ID", "CONNECTION_STRING", "SAS_TOKEN")]
 )
 @pytest.mark.parametrize("protocol", ["az", "abfs", "abfss"])
 def test_what_a_filesystem_takes_from_the_environment_in_any_case_is_not_used_for_a_remote_set(

@@ -29,6 +29,14 @@ def test_a_promise_names_a_test_that_there_is(file: str, test: str) -> None:
     assert not test or f"def {test}(" in path.read_text(encoding="utf-8")
 
 
+def test_every_attack_is_among_the_promises() -> None:
+    tests = re.findall(
+        r"^def (test_\w+)\(", (ROOT / "tests" / "test_security.py").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(tests) > 20
+    assert not set(tests) - {test for _, test in named()}
+
+
 def test_every_promise_has_a_test() -> None:
     rows = [line for line in PAGE.partition("| promise | test |")[2].splitlines() if line.startswith("| ")]
     assert len(rows) > 15

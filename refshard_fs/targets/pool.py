@@ -49,7 +49,7 @@ AT_HAND: dict[type[AbstractFileSystem], Target] = {
 _NEED_NO_LOOP = frozenset([*policy.LOCAL, "memory", "data"])
 
 # What a filesystem finds in the environment and uses, whatever its options say.
-_AZURE = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN")
+_AZURE = tuple(f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CLIENT_ID", "CONNECTION_STRING", "SAS_TOKEN"))
 _AMBIENT = {"az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
 
 PLACES = 4096

@@ -94,6 +94,22 @@ def test_an_instance_by_prefix(http_server: RangeServer) -> None:
     assert secrets(http_server) == ["instance", None]
 
 
+@pytest.mark.parametrize("slash", ["", "/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://good.example.evil/x", "https://good.example@evil.example/x", "https://good.example:8443/x",
+        "https://good.example\\@evil.example/x", "https://good.examples/x", "http://good.example/x",
+        "https://xgood.example/x", "https://good.example%2f.evil/x", "https://good.example?.evil/x",
+        "https://good.example#.evil/x", "zip://m::https://good.example.evil/x", "s3://good.example/x",
+    ],
+)  # fmt: skip
+def test_options_of_a_server_are_for_no_other_that_is_spelled_alike(url: str, slash: str) -> None:
+    options = PoolOptions(by_prefix={f"https://good.example{slash}": headers("secret")})
+    assert options.given(url) == {}
+    assert options.given("https://good.example/x") == headers("secret")
+
+
 def test_s3_keys_of_one_prefix_never_sign_for_another(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
     s3_server.create_bucket("pool")
     for path in ("pool/a/x", "pool/ab/x"):
