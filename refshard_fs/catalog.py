@@ -227,5 +227,7 @@ def references_of(keyspace: KeySpace, look: Look) -> Mapping[str, Any]:
             return References(refs)
         case ParquetKeySpace() as lazy:
             return LazyReferences(lazy, look)
-        case other:
-            raise NotImplementedError(f"a source of type {type(other).__name__} has no references")
+        case _:
+            raise NotImplementedError(
+                "this source is no set of references, and so has none to show: fs.save(url) writes it as one"
+            )

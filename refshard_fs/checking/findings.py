@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from refshard_fs.errors import DamagedIndex, ManifestError, TargetChanged, TargetNotAllowed, redacted
+from refshard_fs.errors import DamagedIndex, ManifestError, NotListable, TargetChanged, TargetNotAllowed, redacted
 
 __all__ = ["SHOWN", "CheckMode", "Finding", "Findings", "Report"]
 
@@ -64,6 +64,8 @@ class Findings:
                 kind, url, text = "not-allowed", error.url, f"{error.rule}. {error.remedy}"
             case TargetChanged():
                 kind, url, text = "changed", error.target, error.reason
+            case NotListable():
+                kind, text = "not-listable", str(error)
             case DamagedIndex():
                 kind, url, text = "index", error.target, error.reason
             case ManifestError():

@@ -79,6 +79,7 @@ class _Check:
         self._notes: list[str] = []
         self._ranges = Ranges()
         self._unlisted: dict[str, Exception] = {}
+        self._closed: set[str] = set()  # directories of which nobody knows what lies there
         self._keys = self._missing = self._damaged = self._read = self._bytes = self._decoded = 0
         self._arrays: dict[str, ArrayMeta] = {}
         self._chunks: list[Keys] = []
@@ -118,9 +119,16 @@ class _Check:
                 names = list(refs.side)
                 self._keys = len(refs)
             case _:
-                names = await list_all(keyspace, self._session.engine(), self._found, self._unlisted)
+                engine = self._session.engine()
+                names = await list_all(keyspace, engine, self._found, self._unlisted, self._existing)
                 self._keys = len(names)
         return names
+
+    async def _existing(self, names: list[str]) -> list[str]:
+        """Return those of ``names``, in a directory that cannot be listed, that are there, or whose reading fails."""
+        self._closed.update(parent(name)[0] for name in names)
+        found = await self._session.read_all([Request(name) for name in names])
+        return [name for name, data in zip(names, found, strict=True) if not isinstance(data, FileNotFoundError)]
 
     async def _sought(self, keyspace: KeySpace) -> list[str]:
         """Return the chunks of arrays that cannot be listed, looked for one by one; what is damaged is found so."""
@@ -251,7 +259,7 @@ class _Check:
         present = {keys.array: len(keys) - hidden.get(keys.array, 0) for keys in self._chunks}
         self._chunks += [Keys.spelled(path, found) for path, found in inside.items()]
         for path, meta in self._arrays.items():
-            if meta.grid is not None:
+            if meta.grid is not None and path not in self._closed:
                 self._missing += meta.grid.size - present.get(path, 0) - len(inside.get(path, ()))
 
     # ------------------------------------------------------------------ targets and ranges

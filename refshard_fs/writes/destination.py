@@ -34,8 +34,8 @@ def format_of(source: str | Held, base: Base, options: WriteOptions) -> str:
         case Hierarchy():
             return HIERARCHY
     raise ReadOnlyError(
-        f"{source} is read as {type(found).__name__}, which takes no writes: fs.save(url) writes it, "
-        "and what you have written, as a set of references"
+        f"{source} takes no writes, being neither a reference set nor a zarr hierarchy: fs.save(url) writes it, and "
+        "what you have written, as a set of references"
     )
 
 

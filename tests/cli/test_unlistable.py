@@ -131,3 +131,15 @@ def test_a_failed_read_of_metadata_is_no_missing_array(
     http_server.fault(403, "/whole.zarr/g/s/zarr.json")
     assert main(["info", consolidated]) == 2
     assert "g/s/zarr.json" in capsys.readouterr().err
+
+
+def test_check_reads_the_metadata_and_says_that_chunks_were_not_looked_at(
+    consolidated: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--json", consolidated]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [(finding["kind"], finding["key"]) for finding in report["findings"]] == [
+        ("not-listable", "a"),
+        ("not-listable", "g/s"),
+    ]
+    assert (report["arrays"], report["missing"]) == (2, 0)
