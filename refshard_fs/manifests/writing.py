@@ -104,15 +104,16 @@ def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partit
     tails = _tails(grid, np.array(rows, np.int64) + numbers.start)
     inline = partition.inline
     urls = [_url(url, version) for url in partition.urls]
+    columns = partition.targets[rows], partition.offsets[rows], partition.lengths[rows]
+    values = zip(*(column.tolist() for column in columns), strict=True)
+    if (columns[0] != ABSENT).all() and (columns[2] != WHOLE).all():  # as nearly always
+        ranges = [
+            f'{stem}{tail}":[{urls[target]},{offset},{length}]'
+            for tail, (target, offset, length) in zip(tails, values, strict=True)
+        ]
+        return ",".join(ranges).encode()
     out = []
-    for row, tail, target, offset, length in zip(
-        rows,
-        tails,
-        partition.targets[rows].tolist(),
-        partition.offsets[rows].tolist(),
-        partition.lengths[rows].tolist(),
-        strict=True,
-    ):
+    for row, tail, (target, offset, length) in zip(rows, tails, values, strict=True):
         if target == ABSENT:
             out.append(f'{stem}{tail}":{zarrmeta.dumps(spelled(inline[row])).decode()}')
         elif length == WHOLE:
@@ -138,7 +139,10 @@ def _tails(grid: ChunkGrid, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Ite
     """Return the keys of chunks relative to their array: `ChunkGrid.tail`, of many at once."""
     if not grid.counts:
         return map(grid.tail, numbers.tolist())
-    columns: list[Iterable[str]] = [map(str, column.tolist()) for column in np.unravel_index(numbers, grid.counts)]
+    columns: list[Iterable[str]] = []
+    for count, column in zip(grid.counts, np.unravel_index(numbers, grid.counts), strict=True):
+        known = [*map(str, range(count))] if count <= len(numbers) else None
+        columns.append(map(str if known is None else known.__getitem__, column.tolist()))
     if grid.encoding.name == "default":
         columns.insert(0, ["c"] * len(numbers))
     return map(grid.encoding.separator.join, zip(*columns, strict=True))
