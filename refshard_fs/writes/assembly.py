@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -193,3 +194,13 @@ def assembly_of(overlay: Overlay) -> Assembly:
         if found is None:
             found = _known[overlay] = Assembly(overlay)
         return found
+
+
+def _after_fork() -> None:
+    global _registry
+    _registry = threading.Lock()  # another thread of the parent may have held it
+    _known.clear()  # what the parent had not committed, it commits
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
