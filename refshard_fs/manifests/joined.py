@@ -18,7 +18,7 @@ import msgspec
 from refshard_fs import zarrmeta
 from refshard_fs.admission import Admission
 from refshard_fs.documents import Documents, Shown
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats import OpenOptions, Probe, Raw, check_size
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace
@@ -36,6 +36,7 @@ from refshard_fs.zarrmeta import ArrayMeta
 __all__ = ["Joined", "open_"]
 
 DEEPEST: Final = 8  # documents within documents
+LISTED: Final = 10_000_000  # names in a directory: documents of documents promise any number in some lines
 TOGETHER: Final = 64  # parts that are opened at a time to list them
 OWN: Final = {"shape", "attributes", "consolidated_metadata"}  # fields that may differ from part to part
 MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
@@ -270,6 +271,8 @@ class Joined:
                     name = _renamed(known, listed, known.starts[number], depth)
                     if name is not None:
                         found[name] = msgspec.structs.replace(listed, name=name)
+            if len(found) > LISTED:
+                raise NotListable(f"{directory!r} of {self.where} has more than {LISTED} names: too many to list")
         return sorted(found.values(), key=by_name)
 
     def _listing(self, number: int, path: str, known: Axis, directory: str) -> Steps[Sequence[Listed]]:

@@ -196,7 +196,8 @@ class Pool:
 
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
             if not configured:
-                return self._target(_unconfigured(cls, options, loop), owned=True)
+                fs = _unconfigured(cls, options, loop)
+                return self._target(fs, owned=bool(fs.async_impl))
             if issubclass(cls, AsyncFileSystem) and cls.async_impl:
                 fs = cls(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
                 return self._target(fs, owned=True)

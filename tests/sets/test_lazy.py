@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refshard_fs
-from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
+from refshard_fs import ManifestError, NotListable, RefShardFileSystem, TargetNotAllowed
+from refshard_fs.manifests import joined
 from tests.servers.http import RangeServer
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
 
@@ -159,6 +160,26 @@ def test_a_document_that_has_itself_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "self.json").write_text(json.dumps(document))
     with pytest.raises(ManifestError, match="deep"):
         opened(str(tmp_path / "self.json")).ls("")
+
+
+def test_documents_of_documents_promise_no_more_names_than_there_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five lines are 20 000 chunks here, and could be any number: each is to be had, and all of them are not listed."""
+    array = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
+    leaf = {"a/.zarray": json.dumps({**array, "order": "C", "filters": None}), "a/0": "x", "a/1": "y"}
+    (tmp_path / "0.json").write_text(json.dumps({".zgroup": '{"zarr_format": 2}', **leaf}))
+    for level in range(1, 5):
+        sets = [[f"{level - 1}.json", 2 * 10 ** (level - 1)]] * 10
+        document = {"refshard": "concat", "dim": "x", "axes": {"a": 0}, "length": 2 * 10**level, "sets": sets}
+        (tmp_path / f"{level}.json").write_text(json.dumps(document))
+    monkeypatch.setattr(joined, "LISTED", 500)
+    assert len(opened(str(tmp_path / "2.json")).ls("a")) == 201
+    fs = opened(str(tmp_path / "4.json"))
+    assert fs.cat_file("a/19999") == b"y"
+    for list_all in (fs.ls, fs.find):
+        with pytest.raises(NotListable, match="more than 500 names"):
+            list_all("a")
 
 
 @pytest.mark.parametrize(
