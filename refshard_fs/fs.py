@@ -283,5 +283,13 @@ def _spelled(argument: Any) -> Any:
 
 
 def replace_reference_filesystem() -> None:
-    """Register this filesystem for the ``reference`` protocol too, so that ``engine="kerchunk"`` and recipes use it."""
+    """Register this filesystem for the ``reference`` protocol too, so that ``engine="kerchunk"`` and recipes use it.
+
+    It holds for this process, from now on: filesystems that exist stay what they are.
+
+    >>> import fsspec, refshard_fs
+    >>> refshard_fs.replace_reference_filesystem()
+    >>> fsspec.get_filesystem_class("reference").__name__
+    'RefShardFileSystem'
+    """
     fsspec.register_implementation("reference", RefShardFileSystem, clobber=True)

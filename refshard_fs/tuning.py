@@ -11,7 +11,13 @@ __all__ = ["tune_zarr"]
 def tune_zarr(concurrency: int = 128) -> AbstractContextManager[object]:
     """Let zarr 3 ask for ``concurrency`` chunks at a time (its default is 10); works as a context manager, too.
 
-    Helps where what is read follows no pattern and was not announced (`RefShardFileSystem.prefetch`).
+    Helps where what is read follows no pattern and was not announced (`RefShardFileSystem.prefetch`). It sets zarr's
+    ``async.concurrency``. NotImplementedError with zarr 2, which asks for all chunks at once.
+
+    >>> import refshard_fs, zarr
+    >>> with refshard_fs.tune_zarr(64):
+    ...     zarr.config.get("async.concurrency")
+    64
     """
     import zarr  # it may not be installed
 

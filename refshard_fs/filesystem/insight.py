@@ -69,7 +69,13 @@ class Insight(Sourced):
     def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
         """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.
 
-        ``stop=None`` is the end of the target. Reads only what it takes to know.
+        ``stop=None`` is the end of the target. Reads only what it takes to know. FileNotFoundError if there is no such
+        key, ReferenceNotReachable if that cannot be found out.
+
+        >>> import refshard_fs
+        >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://bucket/x.nc", 100, 50], "a/1": "inline"})
+        >>> fs.resolve("a/0"), fs.resolve("a/1")
+        (('s3://bucket/x.nc', 100, 150), b'inline')
         """
         key = self._strip_protocol(path)
         entry = self._session.find_now(key)
@@ -93,7 +99,17 @@ class Insight(Sourced):
         return read
 
     def plan(self, paths: Sequence[str]) -> list[Planned]:
-        """Return the requests, (url, start, stop, keys), that reading ``paths`` together would make; none is made."""
+        """Return the requests, (url, start, stop, keys), that reading ``paths`` together would make; none is made.
+
+        ``start`` and ``stop`` are bytes of the object at ``url``; ``stop=None`` is its end. What tells where chunks
+        lie (shard indexes, partitions) is read if it is not known. FileNotFoundError if a key does not exist,
+        ReferenceNotReachable if that cannot be found out.
+
+        >>> import refshard_fs
+        >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://b/x.nc", 0, 400], "a/1": ["s3://b/x.nc", 500, 400]})
+        >>> [tuple(request) for request in fs.plan(["a/1", "a/0"])]
+        [('s3://b/x.nc', 0, 900, ('a/0', 'a/1'))]
+        """
         keys = [self._strip_protocol(path) for path in paths]
         planned: list[Planned] = sync(self.loop or get_loop(), self._session.plan, keys)
         return planned

@@ -149,7 +149,17 @@ class Writable(Savable):
             raise OSError(f"{path!r} is not empty")
 
     def refer(self, path: str, url: str, offset: int = 0, length: int | None = None) -> None:
-        """Let ``path`` hold ``length`` bytes at ``offset`` of the object at ``url``; without them, all of it."""
+        """Let ``path`` hold ``length`` bytes at ``offset`` of the object at ``url``; without them, all of it.
+
+        Nothing is read. TargetNotAllowed where ``url`` may not be pointed to, ReadOnlyError without a ``mode``.
+
+        >>> import fsspec, refshard_fs
+        >>> fs = refshard_fs.RefShardFileSystem("memory://made.json", mode="w")
+        >>> with fs.transaction:
+        ...     fs.refer("a/0", "s3://bucket/x.nc", 100, 50)
+        >>> refshard_fs.RefShardFileSystem("memory://made.json", remote_protocol="s3").resolve("a/0")
+        ('s3://bucket/x.nc', 100, 150)
+        """
         key = self._key(path)
         overlay = self._writing(f"write {key!r}")
         span = Span(self._absolute(url), offset, None if length is None else offset + length)
