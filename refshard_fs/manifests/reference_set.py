@@ -330,6 +330,7 @@ class FlatKeySpace:
                 case SideTable() as table:
                     self._rows = table.directories()
                     for path in self._rows:
+                        tree.setdefault(path, {})
                         add(path, True)
                 case side:
                     for key in side:

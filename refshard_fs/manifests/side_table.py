@@ -131,6 +131,24 @@ class SideTable(Mapping[str, Value]):
             spelled, ends, Columns(targets[kept], offsets[kept], lengths[kept]), self.data, objects, seed=self.seed
         )
 
+    def run(self) -> Run:
+        """Return all members as one run."""
+        sizes = self.ends.view(np.int64) - self._starts()
+        keys = bytes(self.spelled[len(PAD) : len(self.spelled) - len(PAD)])
+        return Run(keys, sizes, *self.columns, bytes(self.data), self.objects)
+
+    def check(self) -> None:
+        """Raise ValueError unless the columns are of one length, and what they say lies in keys and data."""
+        count, ends = len(self.ends), self.ends
+        text = self.columns.targets == ABSENT
+        sound = all(len(column) == count for column in (*self.columns, self.index))
+        sound = sound and len(self.spelled) == (int(ends[-1]) + 1 if count else len(PAD)) + len(PAD)
+        sound = sound and bool((ends[1:] > ends[:-1]).all())
+        if not sound or ((self.columns.offsets + self.columns.lengths)[text] > len(self.data)).any():
+            raise ValueError("columns of what lies aside do not fit one another")
+        if count and int((self.index & np.uint64(_LOW)).max()) >= count:
+            raise ValueError("an index of what lies aside leads nowhere")
+
     # ------------------------------------------------------------------ look-ups
 
     def __len__(self) -> int:
@@ -244,7 +262,7 @@ class SideTable(Mapping[str, Value]):
         starts, sizes = self.columns.offsets[rows].view(np.int64), self.columns.lengths[rows].view(np.int64)
         data = bytes(self.data)
         within = np.flatnonzero(starts + 8 <= len(data))  # shorter ones at the end say nothing
-        if (stands(data, starts[within], b"base64:") & (sizes[within] >= 7)).any():
+        if len(within) and (stands(data, starts[within], b"base64:") & (sizes[within] >= 7)).any():
             return False
         if not any(mark in data for mark in marks):
             return True
@@ -253,6 +271,8 @@ class SideTable(Mapping[str, Value]):
 
     def directories(self) -> dict[str, Positions]:
         """Return the rows directly below each directory that keys lie in."""
+        if not len(self):
+            return {}
         text, stops, starts = bytes(self.spelled), self.ends.view(np.int64), self._starts()
         slashes = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("/"))
         places = slashes.searchsorted(stops) - 1
