@@ -261,8 +261,11 @@ class SideTable(Mapping[str, Value]):
             return False
         starts, sizes = self.columns.offsets[rows].view(np.int64), self.columns.lengths[rows].view(np.int64)
         data = bytes(self.data)
-        within = np.flatnonzero(starts + 8 <= len(data))  # shorter ones at the end say nothing
+        is_within = starts + 8 <= len(data)
+        within = np.flatnonzero(is_within)
         if len(within) and (stands(data, starts[within], b"base64:") & (sizes[within] >= 7)).any():
+            return False
+        if any(data[start : start + 7] == b"base64:" for start in starts[~is_within].tolist()):
             return False
         if not any(mark in data for mark in marks):
             return True
