@@ -250,13 +250,14 @@ class FlatKeySpace:
                 Listed(name, None if is_directory else self._size(join(prefix, name)), is_directory)
                 for name, is_directory in names.items()
             ]
-            aside += [
-                Listed(key[len(stem) :], self._size_of(key, value))
-                for key, value in self._files_in_columns(prefix)
-                if key[len(stem) :] not in names
-            ]
+            many += self._files_in_columns(prefix, stem)
             if not many:
                 return sorted(aside, key=by_name)
+        listings = [listing for listing in many if isinstance(listing, Listing)]
+        if len(listings) == len(many) > 1:  # of one name, what is aside hides what is in columns: it is the last
+            together = {path: size for part in listings for path, size in zip(part.paths, part.sizes, strict=True)}
+            paths = sorted(together)
+            many = [Listing(stem, paths, list(map(together.__getitem__, paths)))]
         match many:
             case []:
                 return None
@@ -304,12 +305,19 @@ class FlatKeySpace:
         entry = self.find(key)
         return None if entry is None else entry.size
 
-    def _files_in_columns(self, prefix: str) -> Iterator[tuple[str, Value]]:
+    def _files_in_columns(self, prefix: str, stem: str) -> Iterator[Listing]:
         """Yield what a table of what lies aside has directly below ``prefix``."""
         match self.refs.side:
-            case SideTable() as table:
-                for row in self._rows.get(prefix, ()):
-                    yield table.key(int(row)), table.value(int(row))
+            case SideTable() as table if prefix in self._rows:
+                rows = self._rows[prefix]
+                paths = table.keys_of(rows)
+                order = sorted(range(len(rows)), key=paths.__getitem__)
+                sizes = table.sizes(rows)
+                closer = (i for i, size in enumerate(sizes) if size < 0)
+                known: list[int | None] = [*sizes]
+                for i in closer:
+                    known[i] = self._size_of(paths[i], table.value(int(rows[i])))
+                yield Listing(stem, [paths[i] for i in order], [known[i] for i in order])
 
     def _directories(self) -> dict[str, dict[str, bool]]:
         """Directory → name → whether that is one, of all that is not in columns; built at the first listing."""

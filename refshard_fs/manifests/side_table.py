@@ -164,11 +164,16 @@ class SideTable(Mapping[str, Value]):
         return isinstance(key, str) and self._row(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        names = bytes(self.spelled[len(PAD) : -len(PAD)]).decode("utf-8", "surrogatepass").split('"')[:-1]
-        return iter(names) if len(names) == len(self) else map(self.key, range(len(self)))
+        return iter(self.keys_of(np.arange(len(self))))
 
     def items(self) -> ItemsView[str, Value]:
         return _Items(self)
+
+    def keys_of(self, rows: Positions) -> list[str]:
+        """Return the keys of some rows."""
+        spelled = gathered(bytes(self.spelled), self._starts()[rows], self.ends[rows].view(np.int64) + 1)
+        names = spelled.decode("utf-8", "surrogatepass").split('"')[:-1]
+        return names if len(names) == len(rows) else list(map(self.key, rows.tolist()))
 
     def key(self, row: int) -> str:
         """Return the key of a row."""
@@ -267,10 +272,31 @@ class SideTable(Mapping[str, Value]):
             return False
         if any(data[start : start + 7] == b"base64:" for start in starts[~is_within].tolist()):
             return False
-        if not any(mark in data for mark in marks):
-            return True
         pieces = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
-        return not any(mark in data[start:stop] for start, stop in pieces for mark in marks)
+        texts = b"\n".join([data[start:stop] for start, stop in pieces])
+        return not any(mark in texts for mark in marks)
+
+    def sizes(self, rows: Positions) -> list[int]:
+        """Return the bytes of the data in ``rows``; -1 where that is no text, or takes a closer look."""
+        targets, offsets, lengths = (column[rows] for column in self.columns)
+        starts, sizes = offsets.view(np.int64), lengths.view(np.int64).copy()
+        is_text = targets == ABSENT
+        is_text &= ~np.isin(rows, np.fromiter(self.objects, np.int64, len(self.objects)))
+        data, characters = bytes(self.data), np.frombuffer(self.data, np.uint8)
+        encoded = np.flatnonzero(is_text & (sizes >= 8) & (starts + 8 <= len(data)))
+        encoded = encoded[stands(data, starts[encoded], b"base64:")] if len(encoded) else encoded
+        if len(encoded):
+            begins, length = starts[encoded] + 7, sizes[encoded] - 7
+            ends = begins + length
+            spaces = np.flatnonzero(characters <= ord(" "))  # which are not counted
+            regular = (length % 4 == 0) & (spaces.searchsorted(begins) == spaces.searchsorted(ends))
+            padding = (characters[ends - 1] == ord("=")).astype(np.int64) + (characters[ends - 2] == ord("="))
+            sizes[encoded] = np.where(regular, length // 4 * 3 - padding, -1)
+        short = np.flatnonzero(is_text & (sizes < 8))  # "base64:" among them
+        sizes[short[[data[start : start + 7] == b"base64:" for start in starts[short].tolist()]]] = -1
+        sizes[~is_text] = -1
+        out: list[int] = sizes.tolist()
+        return out
 
     def directories(self) -> dict[str, Positions]:
         """Return the rows directly below each directory that keys lie in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -75,13 +76,13 @@ def answer(steps: Any) -> Any:
     try:
         steps.send(None)
     except StopIteration as stopped:
-        return stopped.value
+        return list(stopped.value) if isinstance(stopped.value, Sequence) else stopped.value
     except ManifestError as error:  # of half a surrogate pair
         return str(error)
     raise AssertionError("nothing has to be read")
 
 
-@given(members.filter(lambda found: "base64:A" not in found))
+@given(members.filter(lambda found: "\ud800" not in found.values()))  # which are not in UTF-8
 def test_key_spaces_list_and_know_the_same(found: dict[str, Value]) -> None:
     one, other = keyspaces(found)
     assert one.holds_all_metadata == other.holds_all_metadata
