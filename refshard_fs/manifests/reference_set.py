@@ -172,6 +172,7 @@ class FlatKeySpace:
         self._tree: dict[str, dict[str, bool]] | None = None
         self._rows: dict[str, Positions] = {}  # of a table of what lies aside, by directory; made with the tree
         self._holds_all_metadata: bool | None = None
+        self._document_rows: Positions | None = None
 
     @property
     def document_url(self) -> str:
@@ -206,7 +207,7 @@ class FlatKeySpace:
         if self._holds_all_metadata is None:
             match self.refs.side:
                 case SideTable() as table:
-                    self._holds_all_metadata = bool((table.columns.targets[table.named(METADATA)] == ABSENT).all())
+                    self._holds_all_metadata = bool((table.columns.targets[self._documents(table)] == ABSENT).all())
                 case side:
                     self._holds_all_metadata = Row not in set(map(type, side.values())) or not any(
                         type(value) is Row and parent(key)[1] in METADATA
@@ -215,13 +216,20 @@ class FlatKeySpace:
                     )
         return self._holds_all_metadata
 
+    def _documents(self, table: SideTable) -> Positions:
+        """Return the rows of ``table``, which lies aside, that are metadata of arrays."""
+        if self._document_rows is None:
+            self._document_rows = table.named(METADATA)
+        return self._document_rows
+
     def lacks(self, marks: tuple[bytes, ...]) -> bool:
         """Whether the metadata of the root and of every array is at hand as text, without any of ``marks``."""
         if not self.holds_all_metadata:
             return False
         match self.refs.side:
             case SideTable() as table:
-                return len(self.refs.tables) <= len(table.named(METADATA)) and table.lacks(METADATA, marks)
+                rows = self._documents(table)
+                return len(self.refs.tables) <= len(rows) and table.lacks(rows, marks)
         get = self.refs.side.get
         stems = ["", *(path + "/" for path in self.refs.tables if path)]
         old, new = [get(stem + ".zarray") for stem in stems], [get(stem + "zarr.json") for stem in stems]

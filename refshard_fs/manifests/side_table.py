@@ -247,21 +247,22 @@ class SideTable(Mapping[str, Value]):
 
     def named(self, names: Sequence[str]) -> Positions:
         """Return the rows of keys of which the last name is one of ``names``."""
-        text, stops, starts = bytes(self.spelled), self.ends.view(np.int64), self._starts()
-        found = np.zeros(len(stops), np.bool_)
+        text, stops = bytes(self.spelled), self.ends.view(np.int64)
         characters = np.frombuffer(text, np.uint8)
+        last = characters[stops - 1]
+        found = [self.ends[:0].view(np.int64)]
         for name in map(str.encode, names):
-            begins = stops - len(name)
-            fits = begins >= starts
-            fits &= (begins == starts) | (characters[begins - 1] == ord("/"))
+            rows = np.flatnonzero(last == name[-1])
+            begins = stops[rows] - len(name)
+            starts = np.where(rows > 0, stops[rows - 1] + 1, len(PAD))
+            fits = (begins == starts) | ((begins > starts) & (characters[begins - 1] == ord("/")))
             for i in range(0, len(name), 8):
                 fits &= stands(text, begins + i, name[i : i + 8])
-            found |= fits
-        return np.flatnonzero(found)
+            found.append(rows[fits])
+        return np.unique(np.concatenate(found))
 
-    def lacks(self, names: Sequence[str], marks: Sequence[bytes]) -> bool:
-        """Whether what is so named is text that is not in base64, without any of ``marks``."""
-        rows = self.named(names)
+    def lacks(self, rows: Positions, marks: Sequence[bytes]) -> bool:
+        """Whether all of ``rows`` are text that is not in base64, without any of ``marks``."""
         if not self.objects.keys().isdisjoint(rows.tolist()) or (self.columns.targets[rows] != ABSENT).any():
             return False
         starts, sizes = self.columns.offsets[rows].view(np.int64), self.columns.lengths[rows].view(np.int64)
