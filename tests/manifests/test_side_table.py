@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs.columns import Row
@@ -36,6 +36,7 @@ values: st.SearchStrategy[Value] = st.one_of(
 members = st.dictionaries(keys, values, max_size=12)
 
 
+@settings(deadline=None)
 @given(st.lists(members, max_size=4), st.booleans())
 def test_a_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[str, Value]], all_alike: bool) -> None:
     expected = {key: value for run in runs for key, value in run.items()}
@@ -54,6 +55,7 @@ def test_a_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[
         assert dict(SideTable.of([table.run()])) == expected
 
 
+@settings(deadline=None)
 @given(members)
 def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> None:
     table = SideTable.of([Run.of(found)])
@@ -82,6 +84,7 @@ def answer(steps: Any) -> Any:
     raise AssertionError("nothing has to be read")
 
 
+@settings(deadline=None)
 @given(members.filter(lambda found: "\ud800" not in found.values()))  # which are not in UTF-8
 def test_key_spaces_list_and_know_the_same(found: dict[str, Value]) -> None:
     one, other = keyspaces(found)
@@ -95,6 +98,7 @@ def test_key_spaces_list_and_know_the_same(found: dict[str, Value]) -> None:
         assert answer(one.is_directory(prefix)) == answer(other.is_directory(prefix))
 
 
+@settings(deadline=None)
 @given(members)
 def test_tables_survive_the_compiled_form_and_pickles(found: dict[str, Value]) -> None:
     refs = ReferenceSet(Texts.of([b"u"]), {}, SideTable.of([Run.of(found)]))
