@@ -89,12 +89,22 @@ def shape(name: str, count: int) -> dict[str, Any]:
             refs = large | {f"air/{i // 10}.{i % 10}": r if i % 3 else DATA for i, r in enumerate(ranges)}
         case "all inline":
             refs = large | {f"air/{i // 10}.{i % 10}": DATA for i in range(count)}
+        case "files of their own":
+            own = [[f"{URL}/{i // 1000:05d}/file_{i:07d}.nc", 8192, 40003 - i % 100] for i in range(count)]
+            refs = large | {f"air/{i // 10}.{i % 10}": r for i, r in enumerate(own)}
+        case "arrays of one chunk" | "arrays of one chunk, all different":
+            different = name.endswith("different")
+            small = json.dumps(array | {"shape": [10], "chunks": [10]})
+            for i in range(count):
+                own_text = json.dumps(array | {"shape": [1 + i % 10], "chunks": [10], "fill_value": i})
+                refs[f"v{i:06d}/.zarray"] = own_text if different else small
+                refs[f"v{i:06d}/0"] = ranges[i]
         case "no chunks":
             refs |= {f"folder{i % 100}/file-{i}.bin": r for i, r in enumerate(ranges)}
     return refs
 
 
-DATA = "base64:" + "QUJDRA" * 10 + "=="
+DATA = "base64:" + "QUJD" * 15
 SHAPES = (
     "arrays of 10 chunks",
     "/ in keys",
@@ -103,6 +113,9 @@ SHAPES = (
     "one in three inline",
     "all inline",
     "no chunks",
+    "files of their own",
+    "arrays of one chunk",
+    "arrays of one chunk, all different",
 )
 
 COMPACT, SPACED = (",", ":"), (", ", ": ")
@@ -163,6 +176,18 @@ def child(what: str, contender: str, path: str) -> dict[str, float]:
             with used(found.append):
                 fs = make(path, index_cache=folder if what == "compiled" else False)
                 fs.cat(".zmetadata")
+        case "shape":
+            with used(found.append):
+                fs = make(path)
+                fs.cat(".zmetadata")
+            keys = json.loads(Path(path).with_suffix(".keys").read_text())
+            with used(found.append):
+                fs.ls("")
+                fs.ls(keys[0].rpartition("/")[0])
+                references = [fs.references[key] for key in keys]
+            assert len(references) == len(keys)
+            opened, looked = found
+            return {"seconds": opened.seconds, "all": opened.seconds + looked.seconds, "added": opened.added}
         case "list":
             fs = make(path)
             fs.cat(".zmetadata")
@@ -217,9 +242,14 @@ def tables(folder: Path, count: int, repeats: int) -> list[Row]:
         rows.append(Row("   added memory, peak", "B", theirs["peak"], ours["peak"], memory))
     for name in SHAPES:
         path = str(folder / "shape.json")
-        Path(path).write_text(json.dumps(shape(name, min(count, 100_000)), separators=COMPACT))
-        theirs, ours = in_turns(MODULE, [("open", "fsspec", path), ("open", "refshard", path)], repeats)
+        document = shape(name, min(count, 100_000))
+        Path(path).write_text(json.dumps(document, separators=COMPACT))
+        keys = random.Random(1).sample([key for key in document if "/" in key and key[-1] != "y"], 1000)
+        Path(path).with_suffix(".keys").write_text(json.dumps(keys))
+        theirs, ours = in_turns(MODULE, [("shape", "fsspec", path), ("shape", "refshard", path)], repeats)
         rows.append(Row(f"open 100,000, {name}", "s", theirs["seconds"], ours["seconds"], Goal(1)))
+        rows.append(Row("   and list, and look up 1000", "s", theirs["all"], ours["all"], Goal(1)))
+        rows.append(Row("   added memory", "B", theirs["added"], ours["added"], Goal(1)))
     path = str(folder / "compact.json")
     in_turns(MODULE, [("compiled", "refshard", path)], 1)  # which keeps it
     theirs, ours = in_turns(MODULE, [("open", "fsspec", path), ("compiled", "refshard", path)], repeats)

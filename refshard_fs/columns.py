@@ -19,6 +19,7 @@ UInt64s = npt.NDArray[np.uint64]
 ABSENT = 2**32 - 1  # in the target column: no such chunk
 DENSE, SPARSE = 20, 28  # bytes per chunk of the grid, and per chunk there is
 FEW = 64  # rows that are looked at before all others
+PATH = 200  # bytes that a path takes in dictionaries, roughly
 WHOLE = 2**64 - 1  # in the length column: to the end of the target
 
 
@@ -272,9 +273,9 @@ class Tables(Mapping[str, ChunkTable]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that all columns take."""
+        """Bytes of memory that all columns take, and the paths of those that share them."""
         shared = self.shared
-        rows = sum(table.nbytes for table in shared.made)
+        rows = sum(table.nbytes for table in shared.made) + PATH * len(shared.places)
         return rows + sum(table.nbytes for table in self.own.values())
 
     def count(self) -> int:

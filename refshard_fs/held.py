@@ -16,6 +16,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.manifests import pickled
 from refshard_fs.manifests.concat_document import spelled_first
 from refshard_fs.manifests.reference_set import References, ReferenceSet
+from refshard_fs.manifests.side_table import SideTable
 
 __all__ = ["Held", "Source", "digest_of", "settle"]
 
@@ -132,11 +133,19 @@ def _absolute(url: str, protocol: str | None) -> str:
 
 def digest_of(refs: ReferenceSet) -> str:
     """Return a digest of the content of a set."""
+    state = hashlib.sha256()
+    side: Mapping[Any, Any]
+    match refs.side:
+        case SideTable() as columns:
+            for part in (columns.spelled, *columns.columns, columns.data):
+                state.update(memoryview(part))  # type: ignore[arg-type]  # as arrays are
+            side = columns.objects
+        case side:
+            pass
     try:
-        side = msgspec.msgpack.encode(refs.side)
+        state.update(msgspec.msgpack.encode(side))
     except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell
-        side = repr(list(refs.side.items())).encode("utf-8", "surrogatepass")
-    state = hashlib.sha256(side)
+        state.update(repr(list(side.items())).encode("utf-8", "surrogatepass"))
     state.update(refs.urls.data.data)
     state.update(refs.urls.ends.data)
     if refs.pins is not None:

@@ -92,7 +92,7 @@ class _Plain(msgspec.Struct, gc=False):
     dtype: str
     order: Literal["C", "F"] = "C"
     dimension_separator: Literal[".", "/"] | None = "."
-    shards: Any = None
+    shards: Any = msgspec.UNSET
 
 
 _plain = msgspec.json.Decoder(_Plain)
@@ -106,7 +106,7 @@ def plain_grid(text: str) -> ChunkGrid | None:
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
     shape, chunks = found.shape, found.chunks
-    if len(shape) != len(chunks) or found.shards is not None:
+    if len(shape) != len(chunks) or found.shards is not msgspec.UNSET:
         return None
     counts = tuple([-(-extent // chunk) for extent, chunk in zip(shape, chunks)])  # noqa: B905  # as has been seen
     return ChunkGrid(counts, _ENCODINGS[found.dimension_separator]) if math.prod(counts) < COUNTABLE else None

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.zarrmeta import array_meta, consolidated_arrays, dumps, is_metadata, loads
+from refshard_fs.zarrmeta import array_meta, consolidated_arrays, dumps, is_metadata, loads, plain_grid
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -541,3 +541,28 @@ def test_every_array_of_the_shared_sets_has_a_grid() -> None:
         assert all(meta.grid is not None for meta in metas)
         found += len(metas)
     assert found > 5
+
+
+_numbers = st.one_of(st.integers(-1, 40), st.just(2**63), st.just(2.0), st.just(True), st.none())
+
+
+@settings(deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {"shape": st.lists(_numbers, max_size=3), "chunks": st.lists(_numbers, max_size=3)},
+        optional={
+            "zarr_format": st.sampled_from([2, 2, 2, 3, "2"]),
+            "dtype": st.sampled_from(["<f4", "<i2", None, [["a", "<i2"]]]),
+            "order": st.sampled_from(["C", "F", "K"]),
+            "dimension_separator": st.sampled_from([".", "/", None, "-"]),
+            "shards": st.sampled_from([[2], None]),
+            "fill_value": st.sampled_from([0, float("nan")]),
+        },
+    )
+)
+def test_what_is_read_quickly_of_metadata_is_what_a_closer_look_finds(doc: dict[str, Any]) -> None:
+    found = plain_grid(json.dumps(doc))
+    if found is not None:
+        meta = array_meta(doc, "here")
+        assert meta is not None
+        assert meta.grid == found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -17,7 +18,8 @@ import numpy.typing as npt
 
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid
-from refshard_fs.manifests.reference_set import ReferenceSet, Value
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.side_table import Columns, SideTable, Value
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
@@ -25,7 +27,7 @@ __all__ = ["VERSION", "pack", "unpack"]
 
 Bytes: TypeAlias = bytes | memoryview
 
-VERSION: Final = 2
+VERSION: Final = 3
 _MAGIC: Final = b"refshard index" + VERSION.to_bytes(2, "little")
 _FIXED: Final = struct.Struct("<16sQI")
 _ALIGN: Final = 64
@@ -55,13 +57,27 @@ class _Pins(msgspec.Struct, frozen=True, array_like=True):
     sizes: _Column
 
 
+class _Aside(msgspec.Struct, frozen=True, array_like=True):
+    """A table of what lies aside, with its index."""
+
+    spelled: _Column
+    ends: _Column
+    targets: _Column
+    offsets: _Column
+    lengths: _Column
+    data: _Column
+    index: _Column
+    seed: int
+
+
 class _Header(msgspec.Struct, frozen=True, array_like=True):
     urls: _Column
     url_ends: _Column
     tables: list[_Table]
-    side: _Column  # msgpack of key → value; a Row is an array
+    side: _Column  # msgpack of key → value (of a table: row → what is no column); a Row is an array
     version: int | None = None  # of the document
     pins: _Pins | None = None
+    aside: _Aside | None = None
 
 
 class _Layout:
@@ -97,14 +113,32 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
         )
         for path, table in refs.tables.items()
     ]
+    members: Mapping[Any, Value]
+    aside = None
+    match refs.side:
+        case SideTable() as found:
+            spelled, data = (np.frombuffer(part, np.uint8) for part in (found.spelled, found.data))
+            aside = _Aside(
+                layout.add(spelled),
+                layout.add(found.ends),
+                layout.add(found.columns.targets),
+                layout.add(found.columns.offsets),
+                layout.add(found.columns.lengths),
+                layout.add(data),
+                layout.add(found.index),
+                found.seed,
+            )
+            members = found.objects
+        case members:
+            pass
     try:
-        side = msgspec.msgpack.encode({key: _written(value) for key, value in refs.side.items()})
+        side = msgspec.msgpack.encode({key: _written(value) for key, value in members.items()})
     except (TypeError, OverflowError, RecursionError) as e:
         raise ValueError(f"the data among the references cannot be written: {e}") from e
     urls, ends = layout.add(refs.urls.data), layout.add(refs.urls.ends)
     pins = None if refs.pins is None else _Pins(*map(layout.add, _pin_columns(refs.pins)))
     header = msgspec.msgpack.encode(
-        _Header(urls, ends, tables, layout.add(np.frombuffer(side, np.uint8)), refs.version, pins)
+        _Header(urls, ends, tables, layout.add(np.frombuffer(side, np.uint8)), refs.version, pins, aside)
     )
     padding = _columns_start(len(header)) - _FIXED.size - len(header)
     length = _columns_start(len(header)) + layout.size
@@ -141,8 +175,16 @@ def _build(header: _Header, columns: memoryview) -> ReferenceSet:
         numbers = None if t.numbers is None else array(t.numbers)
         tables[t.path] = ChunkTable(t.grid, array(t.targets), array(t.offsets), array(t.lengths), numbers)
         tables[t.path].check()
-    spelled = msgspec.msgpack.decode(array(header.side).tobytes(), type=dict[str, Any])
-    side: dict[str, Value] = {key: Row(*value) if type(value) is list else value for key, value in spelled.items()}
+    kept = array(header.side).tobytes()
+    side: Mapping[str, Value]
+    if header.aside is None:
+        side = _read(msgspec.msgpack.decode(kept, type=dict[str, Any]))
+    else:
+        *columns_of, seed = msgspec.structs.astuple(header.aside)
+        spelled, ends, targets, offsets, lengths, data, index = map(array, columns_of)
+        objects = _read(msgspec.msgpack.decode(kept, type=dict[int, Any]))
+        side = SideTable(spelled.data, ends, Columns(targets, offsets, lengths), data.data, objects, index, seed)
+        side.check()
     pins = None
     if header.pins is not None:
         etags, etag_ends, times, time_ends, sizes = map(array, msgspec.structs.astuple(header.pins))
@@ -152,6 +194,10 @@ def _build(header: _Header, columns: memoryview) -> ReferenceSet:
 
 def _pin_columns(pins: Pins) -> tuple[npt.NDArray[Any], ...]:
     return pins.etags.data, pins.etags.ends, pins.times.data, pins.times.ends, pins.sizes
+
+
+def _read(members: dict[Any, Any]) -> dict[Any, Value]:
+    return {key: Row(*value) if type(value) is list else value for key, value in members.items()}
 
 
 def _written(value: Value) -> Any:

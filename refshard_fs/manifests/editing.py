@@ -50,7 +50,7 @@ def within(edits: Edits, array: str) -> Edits:
 class _Editing:
     def __init__(self, refs: ReferenceSet, where: str) -> None:
         self._where = where
-        self._side = dict(refs.side)
+        self._side = dict(refs.side.items())
         self._tables = dict(refs.tables)
         self._grids = ReferenceSet(refs.urls, self._tables, {}).grids  # which follow the tables
         self._old = refs.urls

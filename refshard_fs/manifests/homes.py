@@ -88,14 +88,14 @@ def at_home(
     shapes = _Shapes(largest)
     directories = records.pieces(starts[begun], ends[begun])
     near = list(map(grids.get, directories))
-    ids, inverse = np.unique(np.fromiter(map(id, near), np.int64, len(near)), return_inverse=True)
-    by_id = {id(grid): grid for grid in near}
-    shape_of = [0 if grid is None else shapes.number(grid) for grid in map(by_id.__getitem__, ids.tolist())]
+    ids = list(map(id, near))
+    by_id = dict(zip(ids, near, strict=True))
+    shape_by_id = {key: 0 if grid is None else shapes.number(grid) for key, grid in by_id.items()}
     homes = np.zeros((3, len(near)), np.int64)  # the array, the number of the first chunk there, and their shape
     homes[0] = np.fromiter(map(numbers.get, directories, repeat(0)), np.int64, len(near))
-    homes[2] = np.array(shape_of, np.int64)[inverse]
+    homes[2] = np.fromiter(map(shape_by_id.__getitem__, ids), np.int64, len(ids))
     known: dict[str, tuple[int, int, int]] = {}
-    for place in np.flatnonzero(ids[inverse] == id(None)).tolist():
+    for place in [i for i, grid in enumerate(near) if grid is None] if None in by_id.values() else ():
         directory = directories[place]
         home = known.get(directory)
         if home is None:

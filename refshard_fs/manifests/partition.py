@@ -29,6 +29,7 @@ THINGS = 100_000  # that a list in its footer may have
 OFFSETS = 2**63  # parquet's integers are signed
 COLUMNS = ("path", "offset", "size", "raw")
 _SHARED = ("path", "raw")  # read as dictionaries: each value is made once, however many rows have it
+_USUAL = list(COLUMNS)  # as every writer of such sets has them
 
 _KINDS = {
     **dict.fromkeys(("string", "large_string"), "text"),
@@ -136,7 +137,9 @@ class PartitionIndex(msgspec.Struct, frozen=True):
             with pa.BufferReader(data) as source:
                 file = _opened(source, len(data), [name for name in _SHARED if name.encode() in footer.names])
                 self._check(file.metadata)
-                names = _columns(file.schema_arrow.names)
+                # To make Arrow's schema of it takes as long as to read a column.
+                is_usual = file.metadata.schema.names == _USUAL
+                names = _USUAL if is_usual else _columns(file.schema_arrow.names)
                 check_pages(data, footer, file.schema, names)
                 # Not by what the file says of its columns (whether one is null throughout): where that contradicts
                 # itself, pyarrow does not raise an error, but ends the process.
@@ -202,16 +205,16 @@ def _partition(columns: Mapping[str, Any], rows: int) -> Partition:
     lengths = _integers("size", columns.get("size"), rows)
     inline = _raw(columns.get("raw"))
     if inline:
+        targets = targets.copy()
         targets[np.fromiter(inline, np.int64, len(inline))] = ABSENT
-    there = targets != ABSENT
-    if min(offsets.min(), lengths.min()) < 0 or int(offsets.max()) + int(lengths.max()) >= OFFSETS:
+    spans, sizes = offsets.view(np.uint64), lengths.view(np.uint64)
+    if int(spans.max()) + int(sizes.max()) >= OFFSETS:  # as negative ones are, too
+        there = targets != ABSENT
         wrong = np.flatnonzero(there & ((offsets < 0) | (lengths < 0) | (offsets > OFFSETS - 1 - lengths)))
         for row in wrong.tolist():
             raise ValueError(f"row {row} is no byte range: offset {offsets[row]}, size {lengths[row]}")
-    spans, sizes = offsets.view(np.uint64), lengths.view(np.uint64)
-    whole = sizes == 0
-    if whole.any():
-        sizes = np.where(there & whole & (spans == 0), np.uint64(WHOLE), sizes)
+    if not sizes.all():
+        sizes = np.where((targets != ABSENT) & (sizes == 0) & (spans == 0), np.uint64(WHOLE), sizes)
     return Partition(urls, targets, spans, sizes, inline)
 
 
@@ -233,6 +236,12 @@ def _numbers(array: Any) -> np.ndarray[Any, Any]:
     numbers: np.ndarray[Any, Any]
     numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
     return numbers
+
+
+def _is_part(array: Any, rows: int) -> bool:
+    """Whether an array is part of something larger, all of which a view of it would keep in memory."""
+    size: int = array.buffers()[1].size
+    return size > 16 * rows
 
 
 def _there(column: Any) -> Any | None:
@@ -268,8 +277,12 @@ def _paths(column: Any, rows: int) -> tuple[tuple[str, ...], UInt32s]:
         raise ValueError(f"its column 'path' is of {_kind(array)}, not of text")
     urls = tuple(u.decode() if isinstance(u, bytes) else u for u in array.dictionary.to_pylist())
     codes = array.indices
-    targets = _numbers(codes).astype(np.uint32)
+    numbers = _numbers(codes)
     absent = _absent(codes)
+    if numbers.dtype == np.int32 and absent is None and not _is_part(codes, rows):
+        targets = numbers.view(np.uint32)
+    else:
+        targets = numbers.astype(np.uint32)
     if absent is not None:
         targets[absent] = 0
     if int(targets.max()) >= len(urls):
@@ -287,8 +300,7 @@ def _integers(name: str, column: Any, rows: int) -> np.ndarray[Any, np.dtype[np.
     if _kind(array) != "whole numbers":
         raise ValueError(f"its column {name!r} is of {_kind(array)}, not of whole numbers")
     absent = _absent(array)
-    is_part = array.buffers()[1].size > 16 * rows  # a view of it would keep all of it in memory
-    numbers = _numbers(array).astype(np.int64, copy=is_part or absent is not None)
+    numbers = _numbers(array).astype(np.int64, copy=_is_part(array, rows) or absent is not None)
     if absent is not None:
         numbers[absent] = 0
     return numbers

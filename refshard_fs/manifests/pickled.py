@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.side_table import Run, SideTable, Value
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
@@ -28,12 +30,22 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
     columns: list[list[bytes] | None]  # targets, offsets, lengths, numbers
 
 
+class _Aside(msgspec.Struct, frozen=True, array_like=True):
+    """A table of what lies aside; a Row is an array."""
+
+    keys: list[bytes]
+    data: list[bytes]
+    columns: list[list[bytes]]  # sizes of keys, targets, offsets, lengths
+    objects: dict[int, Any]
+
+
 class _Set(msgspec.Struct, frozen=True, array_like=True):
     urls: list[bytes]
     url_ends: list[bytes]
     tables: list[_Table]
     side: dict[str, Any]  # a Row is an array
     pins: list[list[bytes]] | None = None  # ETags, their ends, times, their ends, sizes
+    aside: _Aside | None = None
 
 
 _DTYPES: Final = (np.uint32, np.uint64, np.uint64, np.uint64)
@@ -46,13 +58,18 @@ def shrink(refs: ReferenceSet) -> bytes:
         columns: list[list[bytes] | None] = [_packed(_steps(t.targets)), _packed(_steps(t.offsets)), _packed(t.lengths)]
         columns.append(None if t.numbers is None else _packed(_steps(t.numbers)))
         tables.append(_Table(path, t.grid, columns))
-    side = {key: list(value) if type(value) is Row else value for key, value in refs.side.items()}
+    side, aside = dict[str, Any](), None
+    match refs.side:
+        case SideTable() as table:
+            aside = _shrunk(table.run())
+        case members:
+            side = {key: list(value) if type(value) is Row else value for key, value in members.items()}
     urls, pins = refs.urls, None
     if refs.pins is not None:
         texts = (refs.pins.etags, refs.pins.times)
         pins = [_packed(column) for t in texts for column in (t.data, _steps(t.ends))] + [_packed(refs.pins.sizes)]
     try:
-        return msgspec.msgpack.encode(_Set(_packed(urls.data), _packed(_steps(urls.ends)), tables, side, pins))
+        return msgspec.msgpack.encode(_Set(_packed(urls.data), _packed(_steps(urls.ends)), tables, side, pins, aside))
     except (TypeError, OverflowError, RecursionError) as e:
         raise ValueError(f"the data among the references cannot be written: {e}") from e
 
@@ -77,12 +94,32 @@ def _built(found: _Set) -> ReferenceSet:
         absolute = None if numbers is None else _sums(numbers)
         tables[t.path] = ChunkTable(t.grid, _sums(targets), _sums(offsets), lengths, absolute)
         tables[t.path].check()
-    side = {key: Row(*value) if type(value) is list else value for key, value in found.side.items()}
+    side: Mapping[str, Value]
+    if found.aside is None:
+        side = {key: Row(*value) if type(value) is list else value for key, value in found.side.items()}
+    else:
+        side = SideTable.of([_swollen(found.aside)])
+        side.check()
     pins = None
     if found.pins is not None:
         etags, etag_ends, times, time_ends, sizes = found.pins
         pins = Pins(_texts(etags, etag_ends), _texts(times, time_ends), _unpacked(sizes, np.uint64))
     return ReferenceSet(_texts(found.urls, found.url_ends), tables, side, pins=pins)
+
+
+def _shrunk(run: Run) -> _Aside:
+    columns = [_packed(run.sizes), _packed(_steps(run.targets)), _packed(_steps(run.offsets)), _packed(run.lengths)]
+    return _Aside(shrink_bytes(run.keys), shrink_bytes(run.data), columns, dict(run.objects))
+
+
+def _swollen(found: _Aside) -> Run:
+    sizes, targets, offsets, lengths = map(_unpacked, found.columns, (np.int64, np.uint32, np.uint64, np.uint64))
+    keys, data = swell_bytes(found.keys), swell_bytes(found.data)
+    if not len(sizes) == len(targets) == len(offsets) == len(lengths) or (sizes < 0).any():
+        raise ValueError("what lies aside has columns of different lengths")
+    if int(sizes.sum()) + len(sizes) != len(keys):
+        raise ValueError("what lies aside has other keys than it says")
+    return Run(keys, sizes, _sums(targets), _sums(offsets), lengths, data, found.objects)
 
 
 def _texts(data: list[bytes], ends: list[bytes]) -> Texts:

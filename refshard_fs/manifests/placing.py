@@ -38,15 +38,16 @@ class Placer:
         self._groups: dict[ChunkGrid, dict[str, _Tails]] = {}
         self._directories: dict[str, tuple[int, _Tails]] = {}
         paths = list(grids)
-        ids, inverse = np.unique(np.fromiter(map(id, grids.values()), np.int64, len(grids)), return_inverse=True)
-        by_id = {id(grid): grid for grid in grids.values()}  # many arrays share one
-        sizes = np.array([min(grid.size, SMALL + 1) for grid in map(by_id.__getitem__, ids.tolist())], np.int64)[
-            inverse
-        ]
+        ids = list(map(id, grids.values()))
+        # Many arrays share one.
+        size_by_id = {
+            key: min(grid.size, SMALL + 1) for key, grid in dict(zip(ids, grids.values(), strict=True)).items()
+        }
+        sizes = np.fromiter(map(size_by_id.__getitem__, ids), np.int64, len(ids))
         small = sizes <= SMALL
         self._bounds = np.concatenate((np.zeros(1, np.int64), sizes[small].cumsum()))
         self._is_small = small
-        self._places: dict[str, int] = {path: i for i, path in enumerate(compress(paths, small.tolist()))}
+        self._places: dict[str, int] = dict(zip(compress(paths, small.tolist()), range(len(paths))))  # noqa: B905
         self.large = list(compress(paths, (~small).tolist()))  # arrays that have columns of their own
 
     def is_small(self, path: str) -> bool:

@@ -172,6 +172,7 @@ class FlatKeySpace:
         self._tree: dict[str, dict[str, bool]] | None = None
         self._rows: dict[str, Positions] = {}  # of a table of what lies aside, by directory; made with the tree
         self._holds_all_metadata: bool | None = None
+        self._document_rows: Positions | None = None
 
     @property
     def document_url(self) -> str:
@@ -206,7 +207,7 @@ class FlatKeySpace:
         if self._holds_all_metadata is None:
             match self.refs.side:
                 case SideTable() as table:
-                    self._holds_all_metadata = bool((table.columns.targets[table.named(METADATA)] == ABSENT).all())
+                    self._holds_all_metadata = bool((table.columns.targets[self._documents(table)] == ABSENT).all())
                 case side:
                     self._holds_all_metadata = Row not in set(map(type, side.values())) or not any(
                         type(value) is Row and parent(key)[1] in METADATA
@@ -215,13 +216,20 @@ class FlatKeySpace:
                     )
         return self._holds_all_metadata
 
+    def _documents(self, table: SideTable) -> Positions:
+        """Return the rows of ``table``, which lies aside, that are metadata of arrays."""
+        if self._document_rows is None:
+            self._document_rows = table.named(METADATA)
+        return self._document_rows
+
     def lacks(self, marks: tuple[bytes, ...]) -> bool:
         """Whether the metadata of the root and of every array is at hand as text, without any of ``marks``."""
         if not self.holds_all_metadata:
             return False
         match self.refs.side:
             case SideTable() as table:
-                return len(self.refs.tables) <= len(table.named(METADATA)) and table.lacks(METADATA, marks)
+                rows = self._documents(table)
+                return len(self.refs.tables) <= len(rows) and table.lacks(rows, marks)
         get = self.refs.side.get
         stems = ["", *(path + "/" for path in self.refs.tables if path)]
         old, new = [get(stem + ".zarray") for stem in stems], [get(stem + "zarr.json") for stem in stems]
@@ -250,13 +258,14 @@ class FlatKeySpace:
                 Listed(name, None if is_directory else self._size(join(prefix, name)), is_directory)
                 for name, is_directory in names.items()
             ]
-            aside += [
-                Listed(key[len(stem) :], self._size_of(key, value))
-                for key, value in self._files_in_columns(prefix)
-                if key[len(stem) :] not in names
-            ]
+            many += self._files_in_columns(prefix, stem)
             if not many:
                 return sorted(aside, key=by_name)
+        listings = [listing for listing in many if isinstance(listing, Listing)]
+        if len(listings) == len(many) > 1:  # of one name, what is aside hides what is in columns: it is the last
+            together = {path: size for part in listings for path, size in zip(part.paths, part.sizes, strict=True)}
+            paths = sorted(together)
+            many = [Listing(stem, paths, list(map(together.__getitem__, paths)))]
         match many:
             case []:
                 return None
@@ -304,12 +313,19 @@ class FlatKeySpace:
         entry = self.find(key)
         return None if entry is None else entry.size
 
-    def _files_in_columns(self, prefix: str) -> Iterator[tuple[str, Value]]:
+    def _files_in_columns(self, prefix: str, stem: str) -> Iterator[Listing]:
         """Yield what a table of what lies aside has directly below ``prefix``."""
         match self.refs.side:
-            case SideTable() as table:
-                for row in self._rows.get(prefix, ()):
-                    yield table.key(int(row)), table.value(int(row))
+            case SideTable() as table if prefix in self._rows:
+                rows = self._rows[prefix]
+                paths = table.keys_of(rows)
+                order = sorted(range(len(rows)), key=paths.__getitem__)
+                sizes = table.sizes(rows)
+                closer = (i for i, size in enumerate(sizes) if size < 0)
+                known: list[int | None] = [*sizes]
+                for i in closer:
+                    known[i] = self._size_of(paths[i], table.value(int(rows[i])))
+                yield Listing(stem, [paths[i] for i in order], [known[i] for i in order])
 
     def _directories(self) -> dict[str, dict[str, bool]]:
         """Directory → name → whether that is one, of all that is not in columns; built at the first listing."""
@@ -330,6 +346,7 @@ class FlatKeySpace:
                 case SideTable() as table:
                     self._rows = table.directories()
                     for path in self._rows:
+                        tree.setdefault(path, {})
                         add(path, True)
                 case side:
                     for key in side:

@@ -131,6 +131,24 @@ class SideTable(Mapping[str, Value]):
             spelled, ends, Columns(targets[kept], offsets[kept], lengths[kept]), self.data, objects, seed=self.seed
         )
 
+    def run(self) -> Run:
+        """Return all members as one run."""
+        sizes = self.ends.view(np.int64) - self._starts()
+        keys = bytes(self.spelled[len(PAD) : len(self.spelled) - len(PAD)])
+        return Run(keys, sizes, *self.columns, bytes(self.data), self.objects)
+
+    def check(self) -> None:
+        """Raise ValueError unless the columns are of one length, and what they say lies in keys and data."""
+        count, ends = len(self.ends), self.ends
+        text = self.columns.targets == ABSENT
+        sound = all(len(column) == count for column in (*self.columns, self.index))
+        sound = sound and len(self.spelled) == (int(ends[-1]) + 1 if count else len(PAD)) + len(PAD)
+        sound = sound and bool((ends[1:] > ends[:-1]).all())
+        if not sound or ((self.columns.offsets + self.columns.lengths)[text] > len(self.data)).any():
+            raise ValueError("columns of what lies aside do not fit one another")
+        if count and int((self.index & np.uint64(_LOW)).max()) >= count:
+            raise ValueError("an index of what lies aside leads nowhere")
+
     # ------------------------------------------------------------------ look-ups
 
     def __len__(self) -> int:
@@ -146,11 +164,16 @@ class SideTable(Mapping[str, Value]):
         return isinstance(key, str) and self._row(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        names = bytes(self.spelled[len(PAD) : -len(PAD)]).decode("utf-8", "surrogatepass").split('"')[:-1]
-        return iter(names) if len(names) == len(self) else map(self.key, range(len(self)))
+        return iter(self.keys_of(np.arange(len(self))))
 
     def items(self) -> ItemsView[str, Value]:
         return _Items(self)
+
+    def keys_of(self, rows: Positions) -> list[str]:
+        """Return the keys of some rows."""
+        spelled = gathered(bytes(self.spelled), self._starts()[rows], self.ends[rows].view(np.int64) + 1)
+        names = spelled.decode("utf-8", "surrogatepass").split('"')[:-1]
+        return names if len(names) == len(rows) else list(map(self.key, rows.tolist()))
 
     def key(self, row: int) -> str:
         """Return the key of a row."""
@@ -224,35 +247,62 @@ class SideTable(Mapping[str, Value]):
 
     def named(self, names: Sequence[str]) -> Positions:
         """Return the rows of keys of which the last name is one of ``names``."""
-        text, stops, starts = bytes(self.spelled), self.ends.view(np.int64), self._starts()
-        found = np.zeros(len(stops), np.bool_)
+        text, stops = bytes(self.spelled), self.ends.view(np.int64)
         characters = np.frombuffer(text, np.uint8)
+        last = characters[stops - 1]
+        found = [self.ends[:0].view(np.int64)]
         for name in map(str.encode, names):
-            begins = stops - len(name)
-            fits = begins >= starts
-            fits &= (begins == starts) | (characters[begins - 1] == ord("/"))
+            rows = np.flatnonzero(last == name[-1])
+            begins = stops[rows] - len(name)
+            starts = np.where(rows > 0, stops[rows - 1] + 1, len(PAD))
+            fits = (begins == starts) | ((begins > starts) & (characters[begins - 1] == ord("/")))
             for i in range(0, len(name), 8):
                 fits &= stands(text, begins + i, name[i : i + 8])
-            found |= fits
-        return np.flatnonzero(found)
+            found.append(rows[fits])
+        return np.unique(np.concatenate(found))
 
-    def lacks(self, names: Sequence[str], marks: Sequence[bytes]) -> bool:
-        """Whether what is so named is text that is not in base64, without any of ``marks``."""
-        rows = self.named(names)
+    def lacks(self, rows: Positions, marks: Sequence[bytes]) -> bool:
+        """Whether all of ``rows`` are text that is not in base64, without any of ``marks``."""
         if not self.objects.keys().isdisjoint(rows.tolist()) or (self.columns.targets[rows] != ABSENT).any():
             return False
         starts, sizes = self.columns.offsets[rows].view(np.int64), self.columns.lengths[rows].view(np.int64)
         data = bytes(self.data)
-        within = np.flatnonzero(starts + 8 <= len(data))  # shorter ones at the end say nothing
-        if (stands(data, starts[within], b"base64:") & (sizes[within] >= 7)).any():
+        is_within = starts + 8 <= len(data)
+        within = np.flatnonzero(is_within)
+        if len(within) and (stands(data, starts[within], b"base64:") & (sizes[within] >= 7)).any():
             return False
-        if not any(mark in data for mark in marks):
-            return True
+        if any(data[start : start + 7] == b"base64:" for start in starts[~is_within].tolist()):
+            return False
         pieces = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
-        return not any(mark in data[start:stop] for start, stop in pieces for mark in marks)
+        texts = b"\n".join([data[start:stop] for start, stop in pieces])
+        return not any(mark in texts for mark in marks)
+
+    def sizes(self, rows: Positions) -> list[int]:
+        """Return the bytes of the data in ``rows``; -1 where that is no text, or takes a closer look."""
+        targets, offsets, lengths = (column[rows] for column in self.columns)
+        starts, sizes = offsets.view(np.int64), lengths.view(np.int64).copy()
+        is_text = targets == ABSENT
+        is_text &= ~np.isin(rows, np.fromiter(self.objects, np.int64, len(self.objects)))
+        data, characters = bytes(self.data), np.frombuffer(self.data, np.uint8)
+        encoded = np.flatnonzero(is_text & (sizes >= 8) & (starts + 8 <= len(data)))
+        encoded = encoded[stands(data, starts[encoded], b"base64:")] if len(encoded) else encoded
+        if len(encoded):
+            begins, length = starts[encoded] + 7, sizes[encoded] - 7
+            ends = begins + length
+            spaces = np.flatnonzero(characters <= ord(" "))  # which are not counted
+            regular = (length % 4 == 0) & (spaces.searchsorted(begins) == spaces.searchsorted(ends))
+            padding = (characters[ends - 1] == ord("=")).astype(np.int64) + (characters[ends - 2] == ord("="))
+            sizes[encoded] = np.where(regular, length // 4 * 3 - padding, -1)
+        short = np.flatnonzero(is_text & (sizes < 8))  # "base64:" among them
+        sizes[short[[data[start : start + 7] == b"base64:" for start in starts[short].tolist()]]] = -1
+        sizes[~is_text] = -1
+        out: list[int] = sizes.tolist()
+        return out
 
     def directories(self) -> dict[str, Positions]:
         """Return the rows directly below each directory that keys lie in."""
+        if not len(self):
+            return {}
         text, stops, starts = bytes(self.spelled), self.ends.view(np.int64), self._starts()
         slashes = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("/"))
         places = slashes.searchsorted(stops) - 1

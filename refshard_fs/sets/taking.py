@@ -207,7 +207,7 @@ def _to_read(part: Named) -> Iterator[Variable]:
 def with_coordinates(part: Named, fs: RefShardFileSystem) -> Named:
     """Return ``part``, which ``fs`` shows, with the values of its coordinates inline."""
     refs = part.refs
-    tables, side = dict(refs.tables), dict(refs.side)
+    tables, side = dict(refs.tables), dict(refs.side.items())
     for variable in _to_read(part):
         grid = tables[variable.path].grid
         keys = [join(variable.path, grid.tail(number)) for number in tables[variable.path].present().tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from refshard_fs.manifests.hashing import alike, gathered, grouped, hash_of, hashes
@@ -17,6 +17,7 @@ def in_a_row(found: list[bytes]) -> tuple[bytes, Positions, Positions]:
     return b"".join((PAD, *found, PAD)), stops - [len(piece) for piece in found], stops
 
 
+@settings(deadline=None)
 @given(pieces)
 @example([b"x" * 512, b"x" * 513, b"", b"x" * 8])
 def test_a_hash_is_the_same_in_a_text_and_alone(found: list[bytes]) -> None:
@@ -31,6 +32,7 @@ def test_the_seed_decides_which_pieces_hash_alike() -> None:
     assert len(set(map(hash_of, zeros))) == 100
 
 
+@settings(deadline=None)
 @given(pieces)
 @example([b"a" * 20] * 70)
 @example([b"a" * n for n in range(15, 20)] * 20)
@@ -39,6 +41,7 @@ def test_gathered_pieces_lie_one_after_the_other(found: list[bytes]) -> None:
     assert gathered(text, starts, stops) == b"".join(found)
 
 
+@settings(deadline=None)
 @given(pieces, st.data())
 def test_pieces_are_alike_where_their_bytes_are(found: list[bytes], data: st.DataObject) -> None:
     changed = [
@@ -51,6 +54,7 @@ def test_pieces_are_alike_where_their_bytes_are(found: list[bytes], data: st.Dat
     assert equal.tolist() == [a == b for a, b in zip(found, changed, strict=True)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=60))
 def test_groups_are_numbered_as_their_first_members_come(values: list[int]) -> None:
     groups = grouped(np.array([value << 60 | 5 for value in values], np.uint64))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from refshard_fs.columns import Tables
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.manifests import compiled
 from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
@@ -76,3 +77,20 @@ def test_every_chunk_of_a_small_array_has_a_number_of_its_own(
     assert placer.numbers([stem + tail for tail in grid.tails()]).tolist() == list(range(7, 7 + grid.size))
     others = ["x", "9.9.9.9.9", "00", "-1", "c", "c/", "1/", "c/9/9/9/9", "0.0.0.0.0", "first"]
     assert set(placer.numbers([stem + other for other in others if other != "c" or counts]).tolist()) == {-1}
+
+
+def test_tables_that_are_made_when_asked_for_are_a_mapping() -> None:
+    refs = small_arrays()
+    refs |= {"large/.zarray": metadata((600,)), "large/7": ["u", 1, 2], "empty/.zarray": metadata((600,))}
+    tables = JsonIndex("refs.json").decode(dumps(refs)).tables
+    assert isinstance(tables, Tables)
+    assert sorted(tables) == sorted(key[: -len("/.zarray")] for key in refs if key.endswith("/.zarray"))
+    assert len(tables) == len(list(tables))
+    assert all(path in tables and tables.grid(path) == tables[path].grid for path in tables)
+    assert sorted(tables.full()) == sorted(path for path, table in tables.items() if table)
+    assert tables.count() == sum(map(len, tables.values()))
+    assert "missing" not in tables
+    assert tables.get("missing") is None
+    assert tables.grid("missing") is None
+    with pytest.raises(KeyError):
+        tables["missing"]

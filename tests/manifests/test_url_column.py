@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
@@ -31,6 +31,7 @@ names = st.sampled_from([b"", b"s3://a/b", b"s3://a/c", b"x" * 600, b"x" * 599 +
 blocks = st.lists(st.one_of(st.none(), names, st.lists(names, max_size=12)), max_size=8)
 
 
+@settings(deadline=None)
 @given(blocks, st.sampled_from([0, 3, 256]))
 def test_every_number_leads_to_its_url(given_blocks: list[bytes | list[bytes] | None], few: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,186 @@
+"""What lies aside as columns is what a dictionary of it would be, whatever is asked of it."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refshard_fs.columns import Row
+from refshard_fs.errors import ManifestError
+from refshard_fs.held import digest_of
+from refshard_fs.keys import parent
+from refshard_fs.manifests import compiled, pickled, settling, side_table
+from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
+from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
+from refshard_fs.manifests.side_table import Run, SideTable, Value
+from refshard_fs.texts import Texts
+from refshard_fs.zarrmeta import dumps
+
+names = st.text(st.sampled_from('ab.é"\ud800'), min_size=1, max_size=3)
+keys = st.lists(st.one_of(names, st.sampled_from([".zarray", "zarr.json"])), min_size=1, max_size=3).map("/".join)
+values: st.SearchStrategy[Value] = st.one_of(
+    st.text(max_size=9),
+    st.sampled_from(["base64:", "base64:AAAA", "", "\ud800", "{sharding}"]),
+    st.binary(max_size=5),
+    st.builds(Row, st.integers(0, 3), st.integers(0, 2**63), st.none() | st.integers(0, 2**40)),
+    st.fixed_dictionaries({"zarr_format": st.integers(2, 3)}),
+)
+members = st.dictionaries(keys, values, max_size=12)
+
+
+@settings(deadline=None)
+@given(st.lists(members, max_size=4), st.booleans())
+def test_a_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[str, Value]], all_alike: bool) -> None:
+    expected = {key: value for run in runs for key, value in run.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        if all_alike:  # hashes
+            patch.setattr(side_table, "hashes", lambda text, starts, stops, seed: np.zeros(len(starts), np.uint64))
+            patch.setattr(side_table, "hash_of", lambda piece, seed: 0)
+        table = SideTable.of([Run.of({}), *map(Run.of, runs)])
+        assert dict(table.items()) == expected == dict(table)
+        assert sorted(table) == sorted(expected)
+        assert all(table[key] == value for key, value in expected.items())
+        assert all(key + "x" not in table or key + "x" in expected for key in expected)
+        table.check()
+        gone = list(expected)[::2]
+        assert dict(table.without(gone)) == {key: value for key, value in expected.items() if key not in gone}
+        assert dict(SideTable.of([table.run()])) == expected
+
+
+@settings(deadline=None)
+@given(members)
+def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> None:
+    table = SideTable.of([Run.of(found)])
+    for name in ((".zarray", "zarr.json"), ("a",), ("a", ".zarray")):
+        assert {table.key(row) for row in table.named(name)} == {key for key in found if parent(key)[1] in name}
+    below: dict[str, set[str]] = {}
+    for key in found:
+        below.setdefault(parent(key)[0], set()).add(key)
+    assert {path: {table.key(row) for row in rows} for path, rows in table.directories().items()} == below
+
+
+def keyspaces(found: dict[str, Value]) -> tuple[FlatKeySpace, FlatKeySpace]:
+    urls = Texts.of([b"u%d" % i for i in range(4)])
+    sides = found, SideTable.of([Run.of(found)])
+    one, other = (FlatKeySpace(ReferenceSet(urls, {}, side), str, "refs.json") for side in sides)
+    return one, other
+
+
+def answer(steps: Any) -> Any:
+    try:
+        steps.send(None)
+    except StopIteration as stopped:
+        return list(stopped.value) if isinstance(stopped.value, Sequence) else stopped.value
+    except ManifestError as error:  # of half a surrogate pair
+        return str(error)
+    raise AssertionError("nothing has to be read")
+
+
+@settings(deadline=None)
+@given(members.filter(lambda found: "\ud800" not in found.values()))  # which are not in UTF-8
+def test_key_spaces_list_and_know_the_same(found: dict[str, Value]) -> None:
+    one, other = keyspaces(found)
+    assert one.holds_all_metadata == other.holds_all_metadata
+    assert one.lacks((b"sharding",)) or not other.lacks((b"sharding",))
+    prefixes = {"", *found, *(parent(key)[0] for key in found), "missing"}
+    for prefix in prefixes:
+        if any(key.startswith(prefix + "/") for key in prefixes & found.keys()):
+            continue  # a key that is a directory as well
+        assert answer(one.children(prefix)) == answer(other.children(prefix))
+        assert answer(one.is_directory(prefix)) == answer(other.is_directory(prefix))
+
+
+@settings(deadline=None)
+@given(members)
+def test_tables_survive_the_compiled_form_and_pickles(found: dict[str, Value]) -> None:
+    refs = ReferenceSet(Texts.of([b"u"]), {}, SideTable.of([Run.of(found)]))
+    try:
+        packed, shrunk = b"".join(compiled.pack(refs)), pickled.shrink(refs)
+    except ValueError:  # half a surrogate pair in an object
+        return
+    for again in (compiled.unpack(memoryview(packed)), pickled.swell(shrunk)):
+        assert isinstance(again.side, SideTable)
+        assert dict(again.side) == found
+    assert digest_of(pickled.swell(shrunk)) == digest_of(refs)
+
+
+def test_a_damaged_compiled_form_is_an_error() -> None:
+    refs = ReferenceSet(Texts.of([b"u"]), {}, SideTable.of([Run.of({f"k{i}": "text" * 9 for i in range(50)})]))
+    packed = bytearray(b"".join(compiled.pack(refs)))
+    for at in range(0, len(packed), 7):
+        damaged = packed.copy()
+        damaged[at] ^= 0xFF
+        try:
+            found = compiled.unpack(memoryview(bytes(damaged)))
+            list(found.side.items())
+        except (ValueError, msgspec.MsgspecError):
+            continue
+
+
+def documents() -> list[dict[str, Any]]:
+    array = dumps({"zarr_format": 2, "shape": [40, 5], "chunks": [1, 1], "dtype": "<i2", "order": "C"}).decode()
+    inline = {f"a/{i // 5}.{i % 5}": "base64:QUJD" if i % 3 else ["u", i, 3] for i in range(200)}
+    return [
+        {".zgroup": '{"zarr_format":2}', "a/.zarray": array, **inline},
+        {**inline, "a/.zarray": array, "a/0.0": ["later", 1, 2], "a/0.1": "later\n"},
+        {f"folder{i % 7}/file-{i}.bin": [f"u{i}", i, 1] for i in range(300)},
+        {f"v{i}/{name}": array if name == ".zarray" else ["u", i, 1] for i in range(90) for name in (".zarray", "3.4")},
+        {f"é{i}/{name}": array if name == ".zarray" else "é\n" for i in range(90) for name in (".zarray", "3.4")},
+    ]
+
+
+@pytest.mark.parametrize("document", documents(), ids=range(5))
+def test_sets_are_the_same_in_columns_and_in_dictionaries(document: dict[str, Any]) -> None:
+    found: list[ReferenceSet] = []
+    for many in (10**9, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(settling, "MANY", many)
+            found += [parse_document(document, "refs", {}), JsonIndex("refs.json").decode(dumps(document))]
+    assert [dict(References(refs)) for refs in found] == [document] * 4
+    assert [len(refs) for refs in found] == [len(document)] * 4
+    listed = []
+    for refs in found:
+        keyspace = FlatKeySpace(refs, str, "refs.json")
+        directories = {"", *(parent(key)[0] for key in document)}
+        listed.append({path: list(answer(keyspace.children(path))) for path in directories})
+        assert keyspace.lacks((b"sharding",))
+        assert pickle.loads(pickle.dumps(dict(refs.side))) == dict(refs.side)
+    assert listed[0] == listed[1] == listed[2] == listed[3]
+
+
+@pytest.mark.parametrize("kind", ["odd keys", "inline", "URLs", "arrays"])
+def test_a_large_set_keeps_no_object_for_each_member(kind: str) -> None:
+    count = 20_000
+    shape = [10 if kind == "arrays" else count]
+    array = dumps({"zarr_format": 2, "shape": shape, "chunks": [1], "dtype": "<i2", "order": "C"}).decode()
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format":2}'}
+    match kind:
+        case "odd keys":
+            refs |= {f"folder/file-{i}.bin": ["u", i, 1] for i in range(count)}
+        case "inline":
+            refs |= {"a/.zarray": array} | {f"a/{i}": "base64:QUJD" for i in range(count)}
+        case "URLs":
+            refs |= {"a/.zarray": array} | {f"a/{i}": [f"file-{i}.nc", 1, 2] for i in range(count)}
+        case "arrays":
+            refs |= {
+                f"v{i}/{name}": array if name == ".zarray" else ["u", i, 1]
+                for i in range(count)
+                for name in (".zarray", "0")
+            }
+    data = dumps(refs)
+    JsonIndex("refs.json").decode(data)  # what is made once in a process
+    tracemalloc.start()
+    found = JsonIndex("refs.json").decode(data)
+    kept = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "<unknown>")])
+    tracemalloc.stop()
+    blocks = sum(statistic.count for statistic in kept.statistics("filename"))
+    assert len(found) == len(refs)
+    assert blocks < (3 * count if kind == "arrays" else count // 10)
