@@ -13,7 +13,7 @@ from refshard_fs.keyspace import KeySpace, is_empty
 from refshard_fs.model import Entry, Inline, Listed, Span, Steps
 from refshard_fs.spool import Spooled
 
-__all__ = ["EditedKeySpace", "edited"]
+__all__ = ["EditedKeySpace", "edited", "grid_of"]
 
 
 def edited(base: KeySpace, edits: Edits) -> EditedKeySpace:
@@ -136,7 +136,7 @@ class _Grids(Mapping[str, ChunkGrid]):
                 case Inline(data):
                     known = self._known.get(key)
                     if known is None or known[0] is not edit:
-                        known = self._known[key] = edit, _grid(data, key)
+                        known = self._known[key] = edit, grid_of(data, key)
                     return default if known[1] is None else known[1]
                 case Span():
                     return default
@@ -159,7 +159,8 @@ class _Grids(Mapping[str, ChunkGrid]):
         return sum(1 for _ in self)
 
 
-def _grid(data: bytes, key: str) -> ChunkGrid | None:
+def grid_of(data: bytes, key: str) -> ChunkGrid | None:
+    """Return the chunk grid that the document ``key`` gives an array; None if it is that of none."""
     try:
         doc = zarrmeta.loads(data)
         meta = zarrmeta.array_meta(doc, repr(key)) if isinstance(doc, dict) else None

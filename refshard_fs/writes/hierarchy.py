@@ -39,6 +39,7 @@ __all__ = ["HierarchyCommit", "commit_hierarchy"]
 
 WORKERS: Final = 8  # objects under way at a time
 TOGETHER: Final = 8 << 20  # bytes of shards that are put together or under way at a time; a larger one goes alone
+FEW: Final = 256  # objects that are removed unseen sooner than all of an array are listed
 REMEMBERED: Final = 1 << 14  # versions that this process wrote
 
 _SINCE: Final = "was read, and somebody else has written it since"
@@ -103,6 +104,7 @@ class HierarchyCommit:
                 conditions = self._precheck(plan)
                 self._objects.sweep([*(shard.key for shard in plan.shards), *plan.data, *conditions])
                 self._put_data(plan)
+                self._remove_leftovers(plan)
                 for name, data in plan.documents:
                     self._put_object(name, (data,), conditions.get(name))
                 self._remove(plan)
@@ -207,6 +209,14 @@ class HierarchyCommit:
             elif condition is not ABSENT:
                 self._objects.remove(shard.key, condition)
                 self._gone[shard.key] = None
+
+    def _remove_leftovers(self, plan: Plan) -> None:
+        """Remove what lies where arrays are to grow, and was not put: a commit that was cut short has left it there."""
+        for grown in plan.grown:
+            few = grown.added <= FEW
+            for name in grown.names() if few else filter(grown.has, self._objects.names(grown.path)):
+                if name not in self._put:
+                    self._objects.remove(name)
 
     def _remove(self, plan: Plan) -> None:
         names = list(plan.removed)

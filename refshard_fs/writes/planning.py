@@ -6,6 +6,7 @@ arrays, and prefixes that were removed into the objects below them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
@@ -22,6 +23,7 @@ from refshard_fs.shards.layout import Buffer, Misfit, ShardLayout
 from refshard_fs.shards.view import ShardView
 from refshard_fs.shards.writing import inside, restored
 from refshard_fs.spool import Spooled, buffers
+from refshard_fs.writes.growth import Growth, growth
 
 __all__ = ["Plan", "ShardPlan", "array_at", "bytes_of", "keys_of", "packed", "planned"]
 
@@ -58,6 +60,7 @@ class Plan(NamedTuple):
     removed: list[str]
     prefixes: list[str]  # below which all objects go that are not put
     replaced: list[str]  # arrays whose shards go that are not put
+    grown: list[Growth]  # arrays that were shorter: nothing is there that is not put
 
 
 def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
@@ -70,14 +73,19 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
     view = keyspace if isinstance(keyspace, ShardView) else None
     documents: dict[str, bytes] = {}
     layouts: dict[str, ShardLayout | None] = {}
+    grown: dict[str, Growth] = {}
     for key, edit in changes.items():
         if zarrmeta.is_metadata(key) and edit is not REMOVED:
-            documents[key] = bytes_of((yield from _held(edit)))
+            documents[key] = written = bytes_of((yield from _held(edit)))
             if view is not None and parent(key)[1] in _NODES:
                 found = yield from restored(view, key, documents[key])
                 documents[key] = found.data
                 if parent(key)[1] != ".zmetadata":
                     layouts |= {path: layout for path, layout in found.layouts.items() if path == parent(key)[0]}
+            path, name = parent(key)
+            if name in ("zarr.json", ".zarray") and not edits.hides(key):
+                longer = yield from growth(keyspace, key, written, path, layouts.get(path))
+                grown |= {} if longer is None else {path: longer}
     arrays = _Arrays(view, edits, layouts)
     whole, within = yield from _prefixes(view, arrays, edits)
     shards: dict[str, ShardPlan] = {}
@@ -90,7 +98,7 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
         at = None if layout is None else in_shard(layout, path, key)
         if layout is not None and at is not None:
             payload = None if edit is REMOVED else (yield from _held(edit))
-            _gather(shards, at, path, layout, payload, hidden=edits.hides(path))
+            _gather(shards, at, path, layout, payload, grown.get(path), hidden=edits.hides(path))
         elif edit is REMOVED:
             removed.append(key)
         else:
@@ -102,6 +110,7 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
         sorted(removed, key=lambda key: (not zarrmeta.is_metadata(key), key)),
         whole,
         list(arrays.replaced),
+        list(grown.values()),
     )
 
 
@@ -199,6 +208,7 @@ def _gather(
     array: str,
     layout: ShardLayout,
     payload: Inline | Spooled | None,
+    grown: Growth | None,
     *,
     hidden: bool,
 ) -> None:
@@ -206,6 +216,11 @@ def _gather(
     if shard is None:
         limits = inside(layout, at.coords)
         shard = shards[at.shard] = ShardPlan(at.shard, array, layout, at.lengths, {}, not hidden, limits)
+        if grown is not None:
+            begins = [cut.chunks(number).start for cut, number in zip(layout.cuts, at.coords, strict=True)]
+            for place in itertools.product(*map(range, limits)):
+                if grown.is_new(tuple(map(int.__add__, begins, place))):
+                    shard.changes[place] = None
     shard.changes[at.place] = payload
 
 

@@ -455,3 +455,42 @@ def test_reading_stays_what_it_was_for_those_who_only_read(tmp_path: Path, kind:
     assert np.array_equal(array(reader, mode="r")[...], data)
     with pytest.raises(PermissionError, match="mode='a'"):
         reader.pipe_file("a/x", b"")
+
+
+@pytest.mark.parametrize("rows", [3, 400])
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_what_a_commit_that_was_cut_short_left_is_no_part_of_what_an_array_grows_by(
+    tmp_path: Path, rows: int, is_sharded: bool
+) -> None:
+    shards = (4, 6) if is_sharded else (1, 3)
+    kind = "prototype" if IS_ZARR_2 else "end"
+    data = np.arange(2 * 6).reshape(2, 6).astype("<i4")
+    if is_sharded:
+        make_sharded(tmp_path, data, shards, (1, 3), kind)
+    else:
+        zarr.open_group(str(tmp_path), mode="w").create_dataset(
+            "a", shape=data.shape, chunks=(1, 3), dtype="<i4", fill_value=FILL
+        ) if IS_ZARR_2 else zarr.open_group(str(tmp_path), mode="w").create_array(
+            "a", shape=data.shape, chunks=(1, 3), dtype="<i4", fill_value=FILL
+        )
+    fs = opened(tmp_path)
+    array(fs)[...] = data
+    fs.commit()
+    document = next(path for path in (tmp_path / "a").iterdir() if path.name in ("zarr.json", ".zarray"))
+    before = document.read_bytes()
+    killed = opened(tmp_path)
+    with killed.transaction:
+        longer = array(killed)
+        longer.resize((2 + rows, 6))
+        longer[2:] = 99
+    document.write_bytes(before)  # as if it had been killed before its last step
+    for path in tmp_path.glob(".zmetadata"):
+        path.unlink()
+    fs = opened(tmp_path)
+    seen = array(fs)
+    with fs.transaction:
+        seen.resize((2 + rows, 6))
+        seen[2, 0:3] = 7
+    expected = np.full((2 + rows, 6), FILL)
+    expected[:2], expected[2, 0:3] = data, 7
+    assert np.array_equal(stored(tmp_path)[...], expected)
