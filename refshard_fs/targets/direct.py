@@ -14,18 +14,20 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import NamedTuple
 
 from aiohttp.http import SERVER_SOFTWARE
 from yarl import URL
 
-from refshard_fs.targets.buffers import Buffers
+from refshard_fs.targets.buffers import LARGE, Buffers
 from refshard_fs.targets.failures import ConnectionLost, Incomplete
 
 __all__ = ["Direct", "Origin", "Reply", "Request", "Unfamiliar", "prepare"]
 
 _HEAD = 1 << 14  # bytes of an answer's head; a longer one is unfamiliar
 _MOST = 1 << 30  # bytes of a body for which room is made before they come
+_SHORT = 256  # characters of a header; longer ones are not remembered
 _IDLE = 15.0  # seconds after which a connection is not used again: servers close theirs
 _RESOLVED = 10.0  # seconds that addresses are remembered
 _PATIENCE = 20.0  # seconds for a connection,
@@ -70,7 +72,7 @@ class Reply(NamedTuple):
     status: int
     headers: Mapping[str, str]
     length: int
-    body: memoryview
+    body: bytes | memoryview
 
     def release(self) -> None:
         """Nothing is held."""
@@ -123,9 +125,11 @@ class Direct:
         ``judge`` is told status, headers and the length of the body, and returns how many
         bytes of it are wanted, or raises what is wrong.
         """
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        if not all(map(_VALUE.fullmatch, headers.values())):
-            raise Unfamiliar("a value that is none")
+        lines = ""
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                raise Unfamiliar("a value that is none")
+            lines += f"{name}: {value}\r\n"
         head = request.head + lines.encode() + b"\r\n"
         origin = request.origin
         while True:
@@ -133,7 +137,8 @@ class Direct:
             if connection is None:
                 connection = await self._connect(origin)
             try:
-                return await connection.ask(head, judge)
+                told, body = await connection.ask(head, judge)
+                return Reply(*told, body.getvalue() if isinstance(body, BytesIO) else body)
             except _Stale:  # nothing of an answer came: the server had let go of the connection
                 continue
             except BaseException:
@@ -239,6 +244,11 @@ class Direct:
         return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
+_Head = tuple[int, Mapping[str, str], int]  # status, headers and the length of the body
+# The bytes of a BytesIO are taken later: while it is being written to, that would copy them.
+_Received = tuple[_Head, BytesIO | memoryview]
+
+
 class _Stale(Exception):
     """A connection that was kept has ended before its next answer began."""
 
@@ -256,9 +266,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._filled = 0  # bytes of it
         self._used = False
         self._judge: Judge | None = None
-        self._answer: asyncio.Future[Reply] | None = None
-        self._reply: Reply | None = None  # whose body is being read
-        self._body = _NOTHING
+        self._answer: asyncio.Future[_Received] | None = None
+        self._told: _Head | None = None  # by the answer whose body is being read
+        self._body: memoryview | BytesIO = _NOTHING
+        self._wanted = 0  # bytes of it
         self._got = 0
         self._keeps = False
 
@@ -266,7 +277,7 @@ class _Connection(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def ask(self, head: bytes, judge: Judge) -> asyncio.Future[Reply]:
+    def ask(self, head: bytes, judge: Judge) -> asyncio.Future[_Received]:
         assert self._transport is not None
         assert self._answer is None, "one request at a time"
         future = self._answer = self._owner._loop.create_future()
@@ -286,15 +297,17 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._head[self._filled :] if self._reply is None else self._body[self._got :]
+        if self._told is None:
+            return self._head[self._filled :]
+        return (self._body.getbuffer() if isinstance(self._body, BytesIO) else self._body)[self._got :]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._answer is None or self._answer.done():
             self.close()  # what nobody asked for
-        elif self._reply is not None:
+        elif self._told is not None:
             self._got += nbytes
-            if self._got == len(self._body):
-                self._finish(self._reply)
+            if self._got == self._wanted:
+                self._finish(self._told)
         else:
             before, self._filled = self._filled, self._filled + nbytes
             end = self._room.find(b"\r\n\r\n", max(before - 3, 0), self._filled)
@@ -309,14 +322,14 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._owner.lost(self)
         self._transport = None
-        reply = self._reply
-        if reply is not None:
-            error: Exception = Incomplete(f"the answer ended after {self._got} of {reply.length} bytes")
+        if self._told is not None:
+            error: Exception = Incomplete(f"the answer ended after {self._got} of {self._told[2]} bytes")
         elif self._filled == 0 and self._used:
             error = _Stale()
         else:
             error = ConnectionLost("the server closed the connection before it had answered")
-        error.__cause__ = exc
+        # Frames of the event loop, which hold a view of the body, are of no use to anyone.
+        error.__cause__ = None if exc is None else exc.with_traceback(None)
         self._fail(error)
 
     # ------------------------------------------------------------------ answers
@@ -325,29 +338,32 @@ class _Connection(asyncio.BufferedProtocol):
         """Read the head, which ends at ``end``, and make room for the body."""
         assert self._judge is not None
         try:
-            status, headers, keeps = _parse(self._room[:end].decode("latin-1"))
+            status, headers, keeps = _parse(str(self._head[:end], "latin-1"))
             length = _length(headers)
             wanted = self._judge(status, headers, length)
             if wanted > _MOST:
                 raise Unfamiliar("a body that may be longer than there is memory")
-            body = self._owner.buffers.take(wanted)
+            # What is small is read into the bytes that the reader gets, which nobody else has seen yet.
+            body = BytesIO(bytes(wanted)) if wanted < LARGE else self._owner.buffers.take(wanted)
         except Exception as e:  # noqa: BLE001  # raised by `ask`
             self._fail(e)
             return
         first = self._filled - end - 4
         self._keeps = keeps and wanted == length and first <= length
-        self._body = body
-        self._got = min(first, wanted)
-        self._body[: self._got] = self._head[end + 4 : end + 4 + self._got]
-        reply = Reply(status, headers, length, _NOTHING)
-        if self._got == wanted:
-            self._finish(reply)
+        self._body, self._wanted, self._got = body, wanted, min(first, wanted)
+        begun = self._head[end + 4 : end + 4 + self._got]
+        if isinstance(body, BytesIO):
+            body.write(begun)
         else:
-            self._reply = reply
+            body[: self._got] = begun
+        if self._got == wanted:
+            self._finish((status, headers, length))
+        else:
+            self._told = status, headers, length
 
-    def _finish(self, reply: Reply) -> None:
+    def _finish(self, told: _Head) -> None:
         future, body = self._answer, self._body
-        self._answer = self._reply = self._judge = None
+        self._answer = self._told = self._judge = None
         self._body = _NOTHING
         self._used, self._filled = True, 0
         if self._keeps and self.is_open:
@@ -355,11 +371,11 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             self.close()
         if future is not None and not future.done():
-            future.set_result(Reply(reply.status, reply.headers, reply.length, body))
+            future.set_result((told, body))
 
     def _fail(self, error: Exception) -> None:
         future, self._answer = self._answer, None
-        self._reply = self._judge = None
+        self._told = self._judge = None
         self._body = _NOTHING
         self.close()
         if future is not None and not future.done():
@@ -374,17 +390,23 @@ def _parse(text: str) -> tuple[int, dict[str, str], bool]:
         raise Unfamiliar("another protocol, or an interim answer")
     headers: dict[str, str] = {}
     for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not _NAME.fullmatch(name):
-            raise Unfamiliar("a header that is none")
-        name = name.lower()
-        if name in headers and headers[name] != value.strip(" \t"):
+        name, value = _field(line) if len(line) < _SHORT else _field.__wrapped__(line)
+        if name in headers and headers[name] != value:
             if name in ("content-length", "content-range", "transfer-encoding"):
                 raise Unfamiliar("two of what there can be one of")
             value = f"{headers[name]}, {value}"
-        headers[name] = value.strip(" \t")
+        headers[name] = value
     keeps = match[1] == "1" and "close" not in headers.get("connection", "").lower()
     return int(match[2]), headers, keeps
+
+
+@functools.lru_cache(maxsize=512)  # most lines are those of the answer before
+def _field(line: str) -> tuple[str, str]:
+    """Return the name, in lower case, and the value of a header."""
+    name, colon, value = line.partition(":")
+    if not colon or not _NAME.fullmatch(name):
+        raise Unfamiliar("a header that is none")
+    return name.lower(), value.strip(" \t")
 
 
 def _length(headers: Mapping[str, str]) -> int:
