@@ -16,7 +16,7 @@ import msgspec
 
 from refshard_fs.errors import redacted
 from refshard_fs.model import Span
-from refshard_fs.reading import plan
+from refshard_fs.reading import paces, plan
 from refshard_fs.reading.blocks import Block, Host, Job, Reader, Shelf
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.repeats import Repeats
@@ -35,6 +35,7 @@ UNKNOWN = (-1, -1)  # the range that is held meanwhile
 
 FEW = 10  # requests that are begun to a host of which it is not known that answers take time: what zarr asks at once
 PATIENCE = 0.003  # seconds
+SAMPLE = 64  # answers, of which the pace of one is remembered
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -66,6 +67,7 @@ class Fetcher:
         self._idle: dict[Block, None] = {}  # held and complete, oldest first
         self._spare: dict[Block, None] = {}  # those of them that nobody is known to want, oldest first
         self._used = 0  # bytes of the budget
+        self._paces = paces.SHARED
         self._active = 0
         self._times: deque[float] = deque(maxlen=8)
         self._changed: asyncio.Future[None] | None = None
@@ -313,7 +315,8 @@ class Fetcher:
         name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(min(FEW, self.budget.requests))
+            is_slow = (self._paces.of(name) or 0.0) > 2 * PATIENCE
+            host = self._hosts[name] = Host(name, self.budget.requests if is_slow else min(FEW, self.budget.requests))
         return host
 
     def _pump(self) -> None:
@@ -393,6 +396,8 @@ class Fetcher:
             job.host.answered += 1
             took = loop.time() - began
             self._times.append(took)
+            if job.host.answered % SAMPLE == SAMPLE // 8:  # the first answers wait for connections
+                self._paces.note(job.host.name, min(self._times))
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug(
                     "%s [%s:%s] %d bytes, %.1f ms",

@@ -123,10 +123,7 @@ class HttpTarget:
         return None
 
     async def close(self) -> None:
-        if self._direct is not None:
-            self._direct.close()
-            self._direct = None
-            await asyncio.sleep(0)  # for sockets are closed in the next round of the loop
+        self._direct = None
         for session in (self._session, self._bare):
             if session is not None:
                 await session.close()
@@ -142,8 +139,8 @@ class HttpTarget:
             return None
         direct = self._direct
         if direct is None:
-            direct = self._direct = Direct(asyncio.get_running_loop(), self._buffers)
-            close_with(self, direct)
+            direct = self._direct = Direct(self._buffers)
+            close_with(self, direct.connections)
         reply = await direct.read(request, headers, judge(start, stop))
         if reply is None:
             return None

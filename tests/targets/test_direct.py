@@ -52,11 +52,11 @@ class Script:
 def talk(script: Script, use: Callable[[Direct, str], Awaitable[T]]) -> T:
     async def go() -> T:
         server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
-        direct = Direct(asyncio.get_running_loop(), Buffers())
+        direct = Direct(Buffers())
         try:
             return await use(direct, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x?y=%2F")
         finally:
-            direct.close()
+            direct.connections.close()
             server.close()
             await asyncio.sleep(0.01)
 
