@@ -26,9 +26,11 @@ LEVELS = 4
 SHARD_GROWTH = 8  # chunks of the shards that are being read, to fetch ahead for each that was
 IDLE = 24  # numbers read elsewhere after which a run counts as left
 SLACK = 0.15  # how far past a natural end to go, as a part of what has been read
-HALVES = 64  # chunks in a line from which on its half is a natural end
+HALVES = 64  # chunks in a line from which on its half is a natural end,
+HALF = 8 * MIB  # if it is of so many bytes: to fetch fewer in vain costs less than to wait once more
 FORESEEN = 0.75  # of the last numbers, those that must have been foreseen for any to be fetched ahead
 LEAST_TRUST = 1 / 16
+REST = 0.5  # of what may be fetched ahead: fetched beyond that where a natural end is so near
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -206,7 +208,7 @@ class ReadAhead:
         if sum(self._foreseen) < FORESEEN * len(self._foreseen):
             return []
         allowed = min(int(growth * self._trust * run.length), most // chunk)
-        limit = self._natural_end(run)
+        limit = self._natural_end(run, chunk)
         slack = int(SLACK * (run.length + len(run.issued)))
         if (end := self._shard_end(run)) is not None:
             allowed = max(allowed, min(int(SHARD_GROWTH * self._trust * run.length), most // chunk))
@@ -221,15 +223,23 @@ class ReadAhead:
         before = list(state)
         others = [other.issued for other in self._runs if other is not run and other.issued]
         ended = True
+        full: tuple[list[tuple[int, int]], int, int] | None = None  # state, beyond and what was to be fetched at `room`
+        rest = 0 if self._grid.shards else int(REST * allowed)
+        most_room = min(room + rest, most // chunk - len(run.issued))
         for number in islice(run.steps_from(state, self._size), 4 * allowed + STRAYS):
             past = limit is not None and (number >= limit if run.step > 0 else number < limit)
             beyond = beyond + 1 if past else 0
-            if len(fetch) == room or beyond > slack:
+            if len(fetch) == room and full is None:
+                full = before, beyond - past, len(fetch)
+            if (full is not None and (past or len(fetch) >= most_room)) or beyond > slack:
                 state, beyond, ended = before, beyond - past, False
                 break
             if number not in run.issued and number not in run.early and not any(number in o for o in others):
                 fetch[number] = None
             before = list(state)
+        if full is not None and not ended and len(fetch) >= most_room:  # it goes on: the end is not near
+            state, beyond, count = full
+            fetch = dict.fromkeys(islice(fetch, count))
         if not ended and not beyond and len(fetch) < allowed / 2 and len(fetch) * chunk < MIB:
             return []  # too little to be worth a request: wait until there is more room
         run.frontier, run.beyond, run.limit = state, beyond, limit
@@ -246,22 +256,25 @@ class ReadAhead:
                 end = min(first + band, start + plane) if run.first >= first else None
         return end
 
-    def _natural_end(self, run: _Run) -> int | None:
+    def _natural_end(self, run: _Run, chunk: int) -> int | None:
         """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
         step, first, last = run.step, run.first, run.last
         found: int | None = None
         # A column that has gone on into a further shard: little is lost if it ends, and each halt costs two waits.
         sparse = bool(self._grid.shards) and abs(step) > 1 and self._shard_of(first) != self._shard_of(last)
+        dense = abs(step) == 1 or bool(self._grid.shards)
         for line in self._lines:
             if line <= abs(step) or first // line != last // line:
                 continue
             start = last // line * line
             half = start + line // 2
+            steps = line // abs(step)
+            halves = not sparse and steps >= HALVES and (dense or steps // 2 * chunk >= HALF)
             if step > 0:
-                end = half if not sparse and line // step >= HALVES and last < half else start + line
+                end = half if halves and last < half else start + line
                 found = end if found is None else min(found, end)
             else:
-                end = half if not sparse and line // -step >= HALVES and last >= half else start
+                end = half if halves and last >= half else start
                 found = end if found is None else max(found, end)
         return found
 

@@ -86,6 +86,24 @@ def test_runs_are_read_ahead(counts: tuple[int, ...], numbers: list[int], waits:
     assert got.overread <= overread
 
 
+@pytest.mark.parametrize(
+    ("counts", "first", "fetched"),
+    [
+        pytest.param(GRID, range(3, 80, 8), 54, id="column"),  # 40, and the end is near
+        pytest.param((512,), range(0, 40, 4), 40, id="strided"),
+        pytest.param((70,), range(10), 60, id="line"),
+        pytest.param((71,), range(10), 40, id="longer-line"),
+    ],
+)
+def test_a_few_more_are_fetched_where_the_end_is_near(counts: tuple[int, ...], first: range, fetched: int) -> None:
+    assert len(ReadAhead(grid(*counts)).observe(first[:10], CHUNK, 4, MOST).fetch) == fetched
+
+
+@pytest.mark.parametrize(("chunk", "fetched"), [(CHUNK, 118), (4 * CHUNK, 54 + 1)])
+def test_the_half_of_an_array_is_an_end_where_the_other_is_large(chunk: int, fetched: int) -> None:
+    assert len(ReadAhead(grid(128)).observe(range(10), chunk, 9, MOST).fetch) == fetched
+
+
 @pytest.mark.parametrize("numbers", [range(512), range(511, -1, -1), range(0, 512, 2)])
 def test_a_loop_over_single_chunks_is_read_ahead(numbers: range) -> None:
     got = simulate((512,), numbers, together=1)
