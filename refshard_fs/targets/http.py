@@ -27,7 +27,7 @@ from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.guarded import public_client, public_connector
 from refshard_fs.targets.ranged import answer_of, failure_of, judge, range_header, read_answer
 
-__all__ = ["HttpTarget"]
+__all__ = ["AsyncHttp", "HttpTarget"]
 
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _MOST_REDIRECTS = 10
@@ -49,6 +49,12 @@ class _Location(NamedTuple):
     away: bool = False
     until: float | None = None
     direct: Request | None = None  # the same as a request of our own
+
+
+class AsyncHttp(HTTPFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The same without the synchronous methods, which take a millisecond to make, and would not be used."""
+
+    mirror_sync_methods = False
 
 
 class HttpTarget:
