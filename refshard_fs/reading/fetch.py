@@ -110,11 +110,12 @@ class Fetcher:
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Have each reader's future set, and fetch the (exact) spans ``ahead`` to hold them until they are read."""
         fresh: dict[str, list[tuple[Span, Reader | None]]] = {}
+        keys = 0
         for reader in readers:
             span = reader.span
             if reader.future.done():
                 continue
-            self._stats.add(keys=reader.key is not None)
+            keys += reader.key is not None
             if self._kept is not None and (data := self._kept.get(span)) is not None:
                 self._stats.add(cache_hits=1)
                 reader.future.set_result(data)
@@ -127,6 +128,7 @@ class Fetcher:
                 fresh.setdefault(span.url, []).append((span, reader))
             else:
                 self._join(block, reader)
+        self._stats.count("keys", keys)
         for span in ahead:
             block = self._shelf.covering(span)
             if block is None:
@@ -142,6 +144,18 @@ class Fetcher:
                 some = [members[i] for i in places]
                 self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)
         self._pump()
+
+    def take(self, span: Span) -> bytes | None:
+        """Return the bytes of ``span``, which is read for a key, if they have arrived before they were asked for."""
+        block = self._shelf.covering(span)
+        if block is None or block.data is None:
+            return None
+        self._stats.count("keys", 1)
+        if (span.start, span.stop) in block.held:
+            self._stats.count("ahead_hits", 1)
+        data = self._part(block, span)
+        self._settle(block)
+        return data
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
         """Fetch ``spans``, or their first bytes, before it is known what of them will be read; `release` says it is."""
@@ -263,7 +277,8 @@ class Fetcher:
         self._pump()
 
     def _join(self, block: Block, reader: Reader) -> None:
-        self._stats.add(ahead_hits=(reader.span.start, reader.span.stop) in block.held)
+        if (reader.span.start, reader.span.stop) in block.held:
+            self._stats.count("ahead_hits", 1)
         if block.data is not None:
             self._serve(block, reader)
             self._settle(block)
@@ -275,25 +290,30 @@ class Fetcher:
         self._wait(block, reader)
 
     def _serve(self, block: Block, reader: Reader) -> None:
-        """Give ``reader`` its bytes of an arrived block, and note that they were read."""
-        assert block.data is not None
-        span, first = reader.span, block.span.start
+        """Give ``reader`` its bytes of an arrived block."""
         self._waiting.pop(reader.future, None)
         try:
-            if span.size is None or span.size == len(block.data):
-                data = bytes(block.data)  # no copy of what is bytes
-            else:
-                data = bytes(memoryview(block.data)[span.start - first : span.start - first + span.size])
+            data = self._part(block, reader.span)
         except MemoryError as error:
             reader.fail(error)
             return
-        self._stats.add(bytes_wanted=len(data))
-        if self._kept is not None:
-            self._kept.put(span, data, len(data))
         if not reader.future.done():
             reader.future.set_result(data)
+
+    def _part(self, block: Block, span: Span) -> bytes:
+        """Return the bytes of ``span`` of an arrived block, and note that they were read."""
+        assert block.data is not None
+        first = block.span.start
+        if span.size is None or span.size == len(block.data):
+            data = bytes(block.data)  # no copy of what is bytes
+        else:
+            data = bytes(memoryview(block.data)[span.start - first : span.start - first + span.size])
+        self._stats.count("bytes_wanted", len(data))
+        if self._kept is not None:
+            self._kept.put(span, data, len(data))
         if block.held and span.stop is not None:
             block.claim(span.start, span.stop)
+        return data
 
     def _settle(self, block: Block) -> None:
         """Keep an arrived block while something of it is unread."""

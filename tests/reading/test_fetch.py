@@ -133,7 +133,7 @@ def test_many_are_begun_at_once_where_answers_are_known_to_take_time(
         assert await asyncio.gather(*futures) == [DATA[:5]] * 20
 
     run(use)
-    assert (paces.SHARED.of(http_server.url) or 0) < 0.05
+    assert paces.SHARED.of(http_server.url) not in (None, seconds)
 
 
 def test_the_paces_of_few_servers_are_remembered() -> None:

@@ -89,19 +89,24 @@ def test_runs_are_read_ahead(counts: tuple[int, ...], numbers: list[int], waits:
 @pytest.mark.parametrize(
     ("counts", "first", "fetched"),
     [
-        pytest.param(GRID, range(3, 80, 8), 54, id="column"),  # 40, and the end is near
         pytest.param((512,), range(0, 40, 4), 40, id="strided"),
-        pytest.param((70,), range(10), 60, id="line"),
-        pytest.param((71,), range(10), 40, id="longer-line"),
+        pytest.param((63,), range(10), 53, id="line"),
+        pytest.param((8, 71), range(10), 25 + 1, id="half-a-line"),
+        pytest.param(GRID, range(3, 80, 8), 54, id="column"),
+        pytest.param((72, 8), range(3, 80, 8), 40, id="longer-column"),
     ],
 )
 def test_a_few_more_are_fetched_where_the_end_is_near(counts: tuple[int, ...], first: range, fetched: int) -> None:
     assert len(ReadAhead(grid(*counts)).observe(first[:10], CHUNK, 4, MOST).fetch) == fetched
 
 
-@pytest.mark.parametrize(("chunk", "fetched"), [(CHUNK, 118), (4 * CHUNK, 54 + 1)])
-def test_the_half_of_an_array_is_an_end_where_the_other_is_large(chunk: int, fetched: int) -> None:
-    assert len(ReadAhead(grid(128)).observe(range(10), chunk, 9, MOST).fetch) == fetched
+@pytest.mark.parametrize(
+    ("step", "chunk", "fetched"),
+    [(1, CHUNK, 54 + 1), (2, CHUNK, 118), (2, 4 * CHUNK, 54 + 1)],
+)
+def test_half_an_array_is_an_end_but_of_a_stride_of_few_bytes(step: int, chunk: int, fetched: int) -> None:
+    policy = ReadAhead(grid(128 * step))
+    assert len(policy.observe(range(0, 10 * step, step), chunk, 9, MOST).fetch) == fetched
 
 
 @pytest.mark.parametrize("numbers", [range(512), range(511, -1, -1), range(0, 512, 2)])
