@@ -18,11 +18,13 @@ __all__ = ["HEADER_NAME", "Connection", "Judge", "Origin", "Owner", "Stale", "To
 
 _HEAD = 1 << 14  # bytes of an answer's head; a longer one is unfamiliar
 _MOST = 1 << 30  # bytes of a body for which room is made before they come
-_SHORT = 256  # characters of a header; longer ones are not remembered
 
 _STATUS = re.compile(r"HTTP/1\.([01]) ([2-5]\d\d)(?: .*)?", re.ASCII)
 _LENGTH = re.compile(r"\d{1,18}", re.ASCII)
 HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~\w]+", re.ASCII)
+
+_RANGE = "\r\nContent-Range:"  # as nearly all servers spell it
+_TWO = "two of what there can be one of"
 
 _NOTHING = memoryview(b"")
 
@@ -191,31 +193,38 @@ class Connection(asyncio.BufferedProtocol):
             future.set_exception(error)
 
 
-def _parse(text: str) -> tuple[int, dict[str, str], bool]:
+def _parse(text: str) -> tuple[int, Mapping[str, str], bool]:
     """Return status, headers and whether the connection may be kept, of a head."""
+    start = text.find(_RANGE)
+    if start < 0:
+        return _parse_same(text)
+    stop = text.find("\r\n", start + 2)
+    own = text[start + len(_RANGE) : stop if stop >= 0 else len(text)].strip(" \t")
+    status, headers, keeps = _parse_same(text[:start] + (text[stop:] if stop >= 0 else ""))
+    if headers.get("content-range", own) != own:
+        raise Unfamiliar(_TWO)
+    return status, {**headers, "content-range": own}, keeps
+
+
+@functools.lru_cache(maxsize=128)  # the answers of one object differ in their ranges, and once a second in a date
+def _parse_same(text: str) -> tuple[int, Mapping[str, str], bool]:
     first, *lines = text.split("\r\n")
     match = _STATUS.fullmatch(first)
     if match is None:
         raise Unfamiliar("another protocol, or an interim answer")
     headers: dict[str, str] = {}
     for line in lines:
-        name, value = _field(line) if len(line) < _SHORT else _field.__wrapped__(line)
+        name, colon, value = line.partition(":")
+        if not colon or not HEADER_NAME.fullmatch(name):
+            raise Unfamiliar("a header that is none")
+        name, value = name.lower(), value.strip(" \t")
         if name in headers and headers[name] != value:
             if name in ("content-length", "content-range", "transfer-encoding"):
-                raise Unfamiliar("two of what there can be one of")
+                raise Unfamiliar(_TWO)
             value = f"{headers[name]}, {value}"
         headers[name] = value
     keeps = match[1] == "1" and "close" not in headers.get("connection", "").lower()
     return int(match[2]), headers, keeps
-
-
-@functools.lru_cache(maxsize=512)  # most lines are those of the answer before
-def _field(line: str) -> tuple[str, str]:
-    """Return the name, in lower case, and the value of a header."""
-    name, colon, value = line.partition(":")
-    if not colon or not HEADER_NAME.fullmatch(name):
-        raise Unfamiliar("a header that is none")
-    return name.lower(), value.strip(" \t")
 
 
 def _length(headers: Mapping[str, str]) -> int:

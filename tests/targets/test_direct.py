@@ -129,6 +129,18 @@ def test_an_answer_in_single_bytes_is_the_same() -> None:
     assert talk(script, ask).body == b"01234"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        RIGHT.replace(b"Content-Range:", b"content-range:"),
+        RIGHT.replace(b"ETag: ", b"Content-Range: bytes 0-4/9\r\nX: "),
+        RIGHT.replace(b'ETag: "x"', b"Content-Range:bytes 0-4/9 "),
+    ],
+)
+def test_a_header_is_the_same_however_it_is_spelled(answer: bytes) -> None:
+    assert one(answer)[:2] == (b"01234", 9)
+
+
 def test_a_connection_that_the_server_let_go_of_is_no_failure() -> None:
     script = Script([RIGHT, None, RIGHT])
 
@@ -157,6 +169,8 @@ def test_a_new_connection_without_an_answer_is_lost() -> None:
         RIGHT.replace(b"Length: 5", b"Length: +5"),
         RIGHT.replace(b"Length: 5", b"Length: 5, 5"),
         RIGHT.replace(b"ETag: ", b" folded: "),
+        RIGHT.replace(b"ETag: ", b"Content-Range: bytes 1-5/9\r\nX: "),
+        RIGHT.replace(b"ETag: ", b"content-range: bytes 1-5/9\r\nX: "),
         RIGHT.replace(b"ETag: ", b"E Tag: "),
         RIGHT.replace(b"ETag: ", b"X: " + b"x" * (1 << 15)),
         b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\n012345678",
