@@ -150,10 +150,13 @@ class Fetcher:
         block = self._shelf.covering(span)
         if block is None or block.data is None:
             return None
+        is_ahead = (span.start, span.stop) in block.held
+        try:
+            data = self._part(block, span)
+        except MemoryError:  # it is said where there is a key to name
+            return None
         self._stats.count("keys", 1)
-        if (span.start, span.stop) in block.held:
-            self._stats.count("ahead_hits", 1)
-        data = self._part(block, span)
+        self._stats.count("ahead_hits", is_ahead)
         self._settle(block)
         return data
 

@@ -163,10 +163,10 @@ class Pool:
         if isinstance(given, AbstractFileSystem):
             return self._instance(token, given, url)
         options = _portable(given)
-        if "::" in url:
-            links = {policy.protocol_of(link) or "file": self._options.given(link) for link in url.split("::")[1:]}
-            options |= {name: _portable(of) for name, of in links.items() if of and name not in options}
-            return self._kept((*token, "::", repr(links)), lambda _: ChainTarget(options), url)
+        if others := policy.links(url)[1:]:
+            given_of = {policy.protocol_of(link) or "file": self._options.given(link) for link in others}
+            options |= {name: _portable(of) for name, of in given_of.items() if of and name not in options}
+            return self._kept((*token, "::", repr(given_of)), lambda _: ChainTarget(options), url)
         if protocol in _NEED_NO_LOOP and not options:
             cls = fsspec.get_filesystem_class(protocol)
             at_hand = AT_HAND.get(cls)

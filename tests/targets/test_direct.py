@@ -14,6 +14,7 @@ import pytest
 from yarl import URL
 
 from refshard_fs.admission import Admission
+from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Answer, Pool, PoolOptions
 from refshard_fs.targets.buffers import LARGE, Buffers
 from refshard_fs.targets.direct import Direct, Reply, Unfamiliar, prepare
@@ -309,3 +310,23 @@ def test_a_server_that_is_not_plain_is_asked_in_the_general_way_from_then_on(htt
 
     assert Reader().run(url, read) == [data[i : i + 5] for i in range(3)]
     assert len(http_server.requests()) == 4  # the first one twice
+
+
+def test_an_address_of_version_6_is_a_host_like_others() -> None:
+    async def go() -> bytes:
+        script = Script([RIGHT])
+        try:
+            server = await asyncio.start_server(script.serve, "::1", 0)
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        fs = RefShardFileSystem(
+            {"k": [f"http://[::1]:{server.sockets[0].getsockname()[1]}/x", 0, 5]},
+            asynchronous=True,
+            skip_instance_cache=True,
+        )
+        try:
+            return await fs._cat_file("k")
+        finally:
+            server.close()
+
+    assert asyncio.run(go()) == b"01234"
