@@ -25,7 +25,7 @@ from refshard_fs.targets import Answer, Pool, Unfit, check
 
 __all__ = ["Budget", "Fetcher", "Reader"]
 
-SPARE = 16 * plan.MIB  # bytes fetched between dense ranges that are held, in case they are wanted too
+SPARE = 16 * plan.MIB  # bytes fetched in vain, or between dense ranges, that are held in case they are wanted yet
 
 logger = logging.getLogger("refshard_fs")
 
@@ -184,7 +184,9 @@ class Fetcher:
         return self._shelf.covering(span) is not None
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
-        """Hold ``spans`` no longer, and do not begin to fetch them; ``stop`` requests under way for nobody, too."""
+        """Hold ``spans`` no longer than others need the room, and do not begin to fetch them; ``stop``: not at all, and
+        stop requests under way for nobody.
+        """
         for span in spans:
             block = self._shelf.covering(span)
             if block is None:
@@ -196,8 +198,14 @@ class Fetcher:
                 block.held[piece] -= unread  # it was announced more than once
                 continue
             block.held.pop(piece, None)
-            if not block.held and not block.readers and (stop or all(job.state != 1 for job in block.jobs)):
+            begun = block.data is not None or any(job.state == 1 for job in block.jobs)
+            block.spare = block.spare or (begun and not stop)  # threads read in strange orders, and may yet come to it
+            if block.held or block.readers:
+                continue
+            if stop or not begun:
                 self._forget(block)
+            elif block.data is not None:
+                self._settle(block)
         self._pump()
 
     def drop_all(self) -> None:

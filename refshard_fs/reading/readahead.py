@@ -21,6 +21,7 @@ from refshard_fs.reading.plan import MIB
 __all__ = ["Advice", "ReadAhead"]
 
 RUNS = 8  # followed at once in one array
+PASS = 1 << 16  # numbers that are remembered as read
 STRAYS = 16  # numbers of no run that are remembered, to find runs among them
 LEVELS = 4
 SHARD_GROWTH = 8  # chunks of the shards that are being read, to fetch ahead for each that was
@@ -60,6 +61,7 @@ class ReadAhead:
         self._foreseen: deque[bool] = deque(maxlen=STRAYS)  # whether the last numbers were those of a run
         self._tick = 0
         self._trust = 1.0
+        self._known: set[int] = set()  # numbers that were read in this pass: threads read in strange orders
 
     def observe(self, numbers: Sequence[int], chunk: int, growth: float, most: int, ticks: int = 1) -> Advice:
         """Take note that chunks ``numbers``, about ``chunk`` bytes each, were asked for, together and in this order.
@@ -72,6 +74,9 @@ class ReadAhead:
         hits: list[int] = []
         touched: list[_Run] = []
         for number in numbers:
+            if number in self._known or len(self._known) >= PASS:
+                self._known.clear()  # another pass begins
+            self._known.add(number)
             run = self._take(number, hits, drop)
             if run is not None and run not in touched:
                 touched.append(run)
@@ -234,7 +239,7 @@ class ReadAhead:
             if (full is not None and (past or len(fetch) >= most_room)) or beyond > slack:
                 state, beyond, ended = before, beyond - past, False
                 break
-            if number not in run.issued and number not in run.early and not any(number in o for o in others):
+            if number not in run.issued and number not in self._known and not any(number in o for o in others):
                 fetch[number] = None
             before = list(state)
         if full is not None and not ended and len(fetch) >= most_room:  # it goes on: the end is not near

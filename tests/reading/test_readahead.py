@@ -134,6 +134,17 @@ def test_a_few_chunks_read_together_are_all_there_is(size: int) -> None:
     assert ReadAhead(grid(512)).observe(range(size), CHUNK, 5, MOST).fetch == ()
 
 
+def test_what_was_read_out_of_order_is_not_fetched_again() -> None:
+    policy = ReadAhead(grid(256))
+    numbers = sorted(range(256), key=str, reverse=True)  # as dask's threads come to them: by their names
+    read: set[int] = set()
+    for number in numbers:
+        read.add(number)
+        assert read.isdisjoint(policy.observe([number], CHUNK, 5, MOST).fetch)
+    again = [n for number in range(40) for n in policy.observe([number], CHUNK, 5, MOST).fetch]
+    assert again  # another pass is read ahead of like the first
+
+
 def test_interleaved_runs_are_told_apart() -> None:
     numbers = [n for pair in zip(range(256), range(256, 512), strict=True) for n in pair]
     got = simulate((512,), numbers, together=2)
