@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.policy import LOCAL, longest_prefix, protocol_of
+from refshard_fs.policy import LOCAL, links, longest_prefix, protocol_of
 
 __all__ = ["ANONYMOUS", "Access", "Admission", "canonical", "is_private", "is_trusted", "origin_of"]
 
@@ -53,13 +53,13 @@ class Access(Enum):
 
 def is_trusted(source: str) -> bool:
     """Whether a manifest at ``source`` is the user's own: on this machine, or chained to a file on it."""
-    last = source.rsplit("::", 1)[-1]
+    last = links(source)[-1]
     return protocol_of(last) in (None, "memory", "data", *LOCAL)
 
 
 def origin_of(url: str) -> tuple[str, str]:
     """Return protocol and host (without its port) or bucket of a URL; of a chain, of its last link."""
-    last = url.rsplit("::", 1)[-1]
+    last = links(url)[-1]
     protocol = protocol_of(last) or "file"
     rest = last.partition("://")[2]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
@@ -187,7 +187,7 @@ class Admission(msgspec.Struct, frozen=True):
         if self.source is not None and self._is_source(url):
             return url, Access.OWN
         try:
-            url = "::".join(map(canonical, url.split("::")))
+            url = "::".join(map(canonical, links(url)))
         except ValueError as e:
             raise TargetNotAllowed(url, str(e), "correct the manifest, or pass allow='any' if you trust it") from e
         if self._is_named(url):
@@ -211,7 +211,7 @@ class Admission(msgspec.Struct, frozen=True):
     def _is_source(self, url: str) -> bool:
         """Whether ``url`` is the source itself or lies below it, or beside it in the same archive."""
         source = self.source or ""
-        if "::" in source:  # the first link decides what is opened: it has to be of the same kind
+        if len(links(source)) > 1:  # the first link decides what is opened: it has to be of the same kind
             same = protocol_of(url) == protocol_of(source)
             return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
         below = source.rstrip("/") + "/"
@@ -222,7 +222,7 @@ class Admission(msgspec.Struct, frozen=True):
     def _is_named(self, url: str) -> bool:
         """Whether the user named ``url``; of a chain, every link, since each opens something."""
         named = dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
-        *firsts, last = url.split("::")
+        *firsts, last = links(url)
         protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
         return all(
             protocol in self.protocols or longest_prefix(named, link) is not None
@@ -233,7 +233,7 @@ class Admission(msgspec.Struct, frozen=True):
         protocol = protocol_of(url)
         if protocol == "data":
             return Access.NONE
-        if "::" in url:
+        if len(links(url)) > 1:
             raise TargetNotAllowed(url, "a manifest from elsewhere may not chain filesystems", _remedy(url))
         if protocol is None or protocol in LOCAL or protocol == "memory":
             rule = "a manifest from elsewhere may not point to this machine's files and memory"
@@ -259,7 +259,7 @@ def _remedy(url: str) -> str:
     if protocol_of(url) in (None, *LOCAL):
         path = url.partition("://")[2] or url
         return f"Add {path.rpartition('/')[0] + '/'!r} to allow= if you trust it"
-    if "::" in url:
+    if len(links(url)) > 1:
         return "Pass allow='any' if you trust the manifest"
     head, sep, rest = url.partition("://")
     return f"Add {head + sep + rest.partition('/')[0] + '/'!r} to allow= if you trust it"

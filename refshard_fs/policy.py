@@ -6,17 +6,37 @@ The string that is matched is the string that is opened.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import TypeVar
 from urllib.parse import quote
 
-__all__ = ["LOCAL", "locator", "longest_prefix", "protocol_of", "relative_to", "resolve"]
+__all__ = ["LOCAL", "links", "locator", "longest_prefix", "protocol_of", "relative_to", "resolve"]
 
 T = TypeVar("T")
 
 LOCAL = ("file", "local")
 ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")  # protocols whose paths are members
+
+_LITERAL = re.compile(r"https?://\[[0-9a-f:.]+\](?=[:/?#]|$)", re.IGNORECASE | re.ASCII)
+
+
+def links(url: str) -> list[str]:
+    """Return the links of a chain, and of any other URL itself: the ``::`` of an IPv6 address parts none.
+
+    Within a chain it does, as it does for fsspec, which opens those.
+    """
+    parts = url.split("::")
+    if len(parts) > 1 and (literal := _LITERAL.match(url)) and "::" not in url[literal.end() :]:
+        return [url]
+    return parts
+
+
+def _first(url: str) -> tuple[str, str, str]:
+    """Return the first link of a chain, ``::`` and the others; the latter are empty of any other URL."""
+    first, *rest = links(url)
+    return first, "::" if rest else "", "::".join(rest)
 
 
 def protocol_of(url: str) -> str | None:
@@ -34,7 +54,7 @@ def is_absolute(path: str) -> bool:
 
 def relative_to(base: str, path: str) -> str:
     """Return ``path`` below the directory URL ``base``; ``..`` climbs, never above the host or bucket."""
-    head, sep, tail = base.partition("::")
+    head, sep, tail = _first(base)
     if sep and "://" not in head:  # a chain such as zip::s3://b/a.zip: the path is a member
         return f"{head}://{path}::{tail}"
     if sep:
@@ -80,7 +100,7 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
 def directory_of(url: str | PurePath) -> str:
     """Return the directory URL of the document at ``url``."""
     text = str(url)
-    head, sep, tail = text.partition("::")
+    head, sep, tail = _first(text)
     if sep and "://" not in head:  # e.g. zstd-like wrappers: the document is what follows
         return directory_of(tail)
     folder = head.rpartition("/")[0]
@@ -94,7 +114,7 @@ def locator(url: str) -> Callable[[str], str]:
 
     A key goes before a query (a signature), into an archive, and below what a cache stands before.
     """
-    head, sep, tail = url.partition("::")
+    head, sep, tail = _first(url)
     if sep and "://" not in head and head not in ARCHIVES:  # e.g. simplecache::https://...
         inner = locator(tail)
         return lambda key: f"{head}::{inner(key)}"

@@ -37,7 +37,8 @@ class Session(Opening):
 
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
-        self._home = weakref.ref(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._home = weakref.ref(loop)
         keyspace = self._keyspace or self.opened() or await self.keyspace()
         at_once = self._immediate or self._at_once_reader()
         entry = at_once.find(keyspace, request.key)
@@ -45,7 +46,7 @@ class Session(Opening):
             data = at_once.take(request, entry)
             if data is not None:
                 return data
-        engine = self.engine()
+        engine = self._engines.get(loop) or self.engine()
         if len(self._engines) > 1:
             elsewhere = self._expecting(request.key)
             if elsewhere is not None:
@@ -53,7 +54,8 @@ class Session(Opening):
                 return await asyncio.wrap_future(
                     asyncio.run_coroutine_threadsafe(_reading(there, keyspace, request), loop)
                 )
-        return await engine.read(keyspace, request, entry)
+        held = None if entry is None else engine.held(keyspace, request, entry)
+        return await engine.read(keyspace, request, entry) if held is None else held
 
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell(1)`` is called as each one ends."""

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import TargetNotAllowed
-from refshard_fs.admission import Access, Admission, canonical, is_private
+from refshard_fs.admission import Access, Admission, canonical, is_private, is_trusted
+from refshard_fs.policy import directory_of, links, locator, resolve
 
 REMOTE = Admission.of("https://pub.example/sets/refs.json", None, (), ())
 BUCKET = Admission.of("s3://data/sets/refs.json", None, (), ())
@@ -205,3 +206,38 @@ def test_a_chain_is_named_only_if_each_of_its_links_is(url: str) -> None:
         rule.admit(url)
     assert rule.admit("zip://x::https://other.example/a.zip")[1] is Access.OWN
     assert rule.admit("zip://x::s3://pub/a.zip")[1] is Access.OWN
+
+
+# ---------------------------------------------------------------------- IPv6
+
+SIX = "http://[2001:4860::8888]"
+
+
+def test_an_address_of_version_6_is_no_chain() -> None:
+    assert links(f"{SIX}:80/a::b") == ["http://[2001:4860", "8888]:80/a", "b"]  # fsspec takes it for one
+    assert links(f"zip://a::{SIX}/x.zip") == ["zip://a", "http://[2001:4860", "8888]/x.zip"]
+    assert links("http://[zip::x]/a") == ["http://[zip", "x]/a"]
+    for url in (SIX, f"{SIX}/a", f"{SIX}:8080/a?b#c", "HTTPS://[::1]/a"):
+        assert links(url) == [url]
+    assert directory_of(f"{SIX}/a/refs.json") == f"{SIX}/a"
+    assert locator(f"{SIX}/a")("k/0") == f"{SIX}/a/k/0"
+    assert resolve("../x.nc", f"{SIX}/a/b", None) == f"{SIX}/a/x.nc"
+
+
+def test_a_set_from_an_address_of_version_6_comes_from_elsewhere() -> None:
+    assert not is_trusted(f"{SIX}/refs.json")
+    rule = Admission.of(f"{SIX}/refs.json", None, (), ())
+    assert rule.admit(f"{SIX}/x.nc") == (f"{SIX}/x.nc", Access.OWN)
+    assert rule.admit("https://other.example/x.nc")[1] is Access.NONE
+    assert rule.own_hosts == {"2001:4860::8888"}
+    for url in ("/etc/hosts", "http://[::1]/x", "http://[::ffff:10.0.0.1]:80/x", f"zip://a::{SIX}/x.zip", "s3://u@b/x"):
+        with pytest.raises(TargetNotAllowed):
+            rule.admit(url)
+
+
+def test_addresses_of_version_6_are_judged_as_others_are() -> None:
+    assert REMOTE.admit(f"{SIX}:80/x.nc") == (f"{SIX}/x.nc", Access.NONE)
+    allowing = Admission.of("https://pub.example/refs.json", ["http://[::1]:9/"], (), ())
+    assert allowing.admit("http://[::1]:9/x") == ("http://[::1]:9/x", Access.OWN)
+    with pytest.raises(TargetNotAllowed):
+        allowing.admit("http://[::1]:90/x")

@@ -20,7 +20,7 @@ from numcodecs.zstd import Zstd
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.manifests import inflate, partition
 from refshard_fs.manifests.partition import PartitionIndex
-from refshard_fs.targets import direct
+from refshard_fs.targets import exchange
 from tests.manifests.test_inflate import only_numcodecs
 from tests.servers.http import RangeServer
 
@@ -310,7 +310,7 @@ def test_a_range_of_a_server_takes_no_memory_for_what_it_promises(http_server: R
 
 
 def test_a_body_is_not_made_room_for_beyond_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_MOST", 1000)
+    monkeypatch.setattr(exchange, "_MOST", 1000)
     with RangeServer({"/x": bytes(5000)}) as server:
         fs = opened({"a": [f"{server.url}/x", 0, 900], "b": [f"{server.url}/x", 0, 5000]})
         assert (fs.cat_file("a"), fs.cat_file("b")) == (bytes(900), bytes(5000))

@@ -78,3 +78,19 @@ def test_a_failed_read_on_a_worker_reaches_the_user_whole(source: Any, cluster: 
     http_server.fault(403, "/x.bin")
     with pytest.raises(ReferenceNotReachable, match="a/"):
         ds.a.values  # noqa: B018  # the access is what is tested
+
+
+def test_threads_fetch_each_chunk_once(http_server: Any) -> None:
+    count, size = 256, 20_000  # which gaps do not bridge
+    values = np.arange(1, count * size // 8 + 1)
+    url = http_server.put("/x.bin", values.astype("<i8").tobytes())
+    meta = {"zarr_format": 2, "shape": [values.size], "chunks": [size // 8], "dtype": "<i8", "order": "C"}
+    refs: dict[str, Any] = {f"x/{i}": [url, i * size, size] for i in range(count)}
+    refs[".zgroup"] = '{"zarr_format": 2}'
+    refs["x/.zarray"] = json.dumps({**meta, "fill_value": 0, "filters": None, "compressor": None})
+    refs["x/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["i"]})
+    for threads in (1, 2, 8):
+        http_server.clear()
+        data = opened(refs, "engine").x.data
+        np.testing.assert_array_equal(data.compute(scheduler="threads", num_workers=threads), values)
+        assert http_server.bytes_sent == count * size

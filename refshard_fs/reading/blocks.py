@@ -90,9 +90,10 @@ class Host:
     at once: `limit` grows where they do not.
     """
 
-    __slots__ = ("active", "answered", "later", "limit", "patience", "urgent")
+    __slots__ = ("active", "answered", "later", "limit", "name", "patience", "urgent")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, name: str, limit: int) -> None:
+        self.name = name
         self.active = 0
         self.answered = 0
         self.limit = limit

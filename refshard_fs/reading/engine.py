@@ -45,11 +45,11 @@ class Request(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """A request on its way, and whom it is for."""
+    """A request on its way, and whom it is for: None of one that is over."""
 
     keyspace: KeySpace
     request: Request
-    future: asyncio.Future[bytes]
+    future: asyncio.Future[bytes] | None
     guess: bool
     entry: Entry | None
 
@@ -135,6 +135,17 @@ class Engine:
         self._batch.append(_Read(keyspace, request, future, guess, entry))
         return future
 
+    def held(self, keyspace: KeySpace, request: Request, entry: Entry) -> bytes | None:
+        """Return the bytes of ``request``, which are at ``entry``, if they have arrived before they were asked for."""
+        if not isinstance(entry, Span) or request.start is not None or request.end is not None:
+            return None
+        data = self.fetcher.take(entry)
+        if data is not None:  # what to fetch next is guessed from all that is read in this tick
+            if not self._batch:
+                asyncio.get_running_loop().call_soon(self._depart)
+            self._batch.append(_Read(keyspace, request, None, True, entry))
+        return data
+
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
         results: list[Any] = [read.entry for read in batch]
@@ -154,7 +165,7 @@ class Engine:
         self.ahead.scout((batch[i].keyspace, batch[i].request.key) for i, _ in waiting if batch[i].guess)
         reads = [batch[i] for i, _ in waiting]
         task = self._start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
-        _stop_with_readers(task, [read.future for read in reads])
+        _stop_with_readers(task, [read.future for read in reads if read.future is not None])
 
     async def _serve_late(
         self, batch: list[_Read], many: list[Steps[Entry | None]], waiting: list[tuple[int, Any]]
@@ -169,11 +180,12 @@ class Engine:
             self._serve(batch, results)
         except asyncio.CancelledError:
             for read in batch:
-                read.future.cancel()
+                if read.future is not None:
+                    read.future.cancel()
             raise
         except Exception as e:  # a bug must not leave readers waiting
             for _, request, future, _, _ in batch:
-                if not future.done():
+                if future is not None and not future.done():
                     future.set_exception(blame(request.key, e))
             raise
         finally:
@@ -185,6 +197,9 @@ class Engine:
         chunks: list[Chunk] = []
         for (keyspace, request, future, guess, _), entry in zip(batch, found, strict=True):
             key, start, end = request
+            if future is None:
+                chunks.append(Chunk(keyspace, key, entry if isinstance(entry, Span) else None, guess))
+                continue
             if future.done():
                 continue
             match entry:

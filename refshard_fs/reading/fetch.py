@@ -16,7 +16,7 @@ import msgspec
 
 from refshard_fs.errors import redacted
 from refshard_fs.model import Span
-from refshard_fs.reading import plan
+from refshard_fs.reading import paces, plan
 from refshard_fs.reading.blocks import Block, Host, Job, Reader, Shelf
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.repeats import Repeats
@@ -25,7 +25,7 @@ from refshard_fs.targets import Answer, Pool, Unfit, check
 
 __all__ = ["Budget", "Fetcher", "Reader"]
 
-SPARE = 16 * plan.MIB  # bytes fetched between dense ranges that are held, in case they are wanted too
+SPARE = 16 * plan.MIB  # bytes fetched in vain, or between dense ranges, that are held in case they are wanted yet
 
 logger = logging.getLogger("refshard_fs")
 
@@ -35,6 +35,7 @@ UNKNOWN = (-1, -1)  # the range that is held meanwhile
 
 FEW = 10  # requests that are begun to a host of which it is not known that answers take time: what zarr asks at once
 PATIENCE = 0.003  # seconds
+SAMPLE = 64  # answers, of which the pace of one is remembered
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -66,6 +67,7 @@ class Fetcher:
         self._idle: dict[Block, None] = {}  # held and complete, oldest first
         self._spare: dict[Block, None] = {}  # those of them that nobody is known to want, oldest first
         self._used = 0  # bytes of the budget
+        self._paces = paces.SHARED
         self._active = 0
         self._times: deque[float] = deque(maxlen=8)
         self._changed: asyncio.Future[None] | None = None
@@ -108,11 +110,12 @@ class Fetcher:
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Have each reader's future set, and fetch the (exact) spans ``ahead`` to hold them until they are read."""
         fresh: dict[str, list[tuple[Span, Reader | None]]] = {}
+        keys = 0
         for reader in readers:
             span = reader.span
             if reader.future.done():
                 continue
-            self._stats.add(keys=reader.key is not None)
+            keys += reader.key is not None
             if self._kept is not None and (data := self._kept.get(span)) is not None:
                 self._stats.add(cache_hits=1)
                 reader.future.set_result(data)
@@ -125,6 +128,7 @@ class Fetcher:
                 fresh.setdefault(span.url, []).append((span, reader))
             else:
                 self._join(block, reader)
+        self._stats.count("keys", keys)
         for span in ahead:
             block = self._shelf.covering(span)
             if block is None:
@@ -140,6 +144,21 @@ class Fetcher:
                 some = [members[i] for i in places]
                 self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)
         self._pump()
+
+    def take(self, span: Span) -> bytes | None:
+        """Return the bytes of ``span``, which is read for a key, if they have arrived before they were asked for."""
+        block = self._shelf.covering(span)
+        if block is None or block.data is None:
+            return None
+        is_ahead = (span.start, span.stop) in block.held
+        try:
+            data = self._part(block, span)
+        except MemoryError:  # it is said where there is a key to name
+            return None
+        self._stats.count("keys", 1)
+        self._stats.count("ahead_hits", is_ahead)
+        self._settle(block)
+        return data
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
         """Fetch ``spans``, or their first bytes, before it is known what of them will be read; `release` says it is."""
@@ -165,7 +184,9 @@ class Fetcher:
         return self._shelf.covering(span) is not None
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
-        """Hold ``spans`` no longer, and do not begin to fetch them; ``stop`` requests under way for nobody, too."""
+        """Hold ``spans`` no longer than others need the room, and do not begin to fetch them; ``stop``: not at all, and
+        stop requests under way for nobody.
+        """
         for span in spans:
             block = self._shelf.covering(span)
             if block is None:
@@ -177,8 +198,14 @@ class Fetcher:
                 block.held[piece] -= unread  # it was announced more than once
                 continue
             block.held.pop(piece, None)
-            if not block.held and not block.readers and (stop or all(job.state != 1 for job in block.jobs)):
+            begun = block.data is not None or any(job.state == 1 for job in block.jobs)
+            block.spare = block.spare or (begun and not stop)  # threads read in strange orders, and may yet come to it
+            if block.held or block.readers:
+                continue
+            if stop or not begun:
                 self._forget(block)
+            elif block.data is not None:
+                self._settle(block)
         self._pump()
 
     def drop_all(self) -> None:
@@ -261,7 +288,8 @@ class Fetcher:
         self._pump()
 
     def _join(self, block: Block, reader: Reader) -> None:
-        self._stats.add(ahead_hits=(reader.span.start, reader.span.stop) in block.held)
+        if (reader.span.start, reader.span.stop) in block.held:
+            self._stats.count("ahead_hits", 1)
         if block.data is not None:
             self._serve(block, reader)
             self._settle(block)
@@ -273,25 +301,30 @@ class Fetcher:
         self._wait(block, reader)
 
     def _serve(self, block: Block, reader: Reader) -> None:
-        """Give ``reader`` its bytes of an arrived block, and note that they were read."""
-        assert block.data is not None
-        span, first = reader.span, block.span.start
+        """Give ``reader`` its bytes of an arrived block."""
         self._waiting.pop(reader.future, None)
         try:
-            if span.size is None or span.size == len(block.data):
-                data = bytes(block.data)  # no copy of what is bytes
-            else:
-                data = bytes(memoryview(block.data)[span.start - first : span.start - first + span.size])
+            data = self._part(block, reader.span)
         except MemoryError as error:
             reader.fail(error)
             return
-        self._stats.add(bytes_wanted=len(data))
-        if self._kept is not None:
-            self._kept.put(span, data, len(data))
         if not reader.future.done():
             reader.future.set_result(data)
+
+    def _part(self, block: Block, span: Span) -> bytes:
+        """Return the bytes of ``span`` of an arrived block, and note that they were read."""
+        assert block.data is not None
+        first = block.span.start
+        if span.size is None or span.size == len(block.data):
+            data = bytes(block.data)  # no copy of what is bytes
+        else:
+            data = bytes(memoryview(block.data)[span.start - first : span.start - first + span.size])
+        self._stats.count("bytes_wanted", len(data))
+        if self._kept is not None:
+            self._kept.put(span, data, len(data))
         if block.held and span.stop is not None:
             block.claim(span.start, span.stop)
+        return data
 
     def _settle(self, block: Block) -> None:
         """Keep an arrived block while something of it is unread."""
@@ -313,7 +346,8 @@ class Fetcher:
         name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(min(FEW, self.budget.requests))
+            is_slow = (self._paces.of(name) or 0.0) > 2 * PATIENCE
+            host = self._hosts[name] = Host(name, self.budget.requests if is_slow else min(FEW, self.budget.requests))
         return host
 
     def _pump(self) -> None:
@@ -393,6 +427,8 @@ class Fetcher:
             job.host.answered += 1
             took = loop.time() - began
             self._times.append(took)
+            if job.host.answered % SAMPLE == SAMPLE // 8:  # the first answers wait for connections
+                self._paces.note(job.host.name, min(self._times))
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug(
                     "%s [%s:%s] %d bytes, %.1f ms",

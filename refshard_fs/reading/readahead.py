@@ -10,25 +10,28 @@ an array), is dropped where the run ends, and shrinks for arrays where much was 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import msgspec
 
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.reading.plan import MIB
+from refshard_fs.reading.runs import Run
 
 __all__ = ["Advice", "ReadAhead"]
 
 RUNS = 8  # followed at once in one array
+PASS = 1 << 16  # numbers that are remembered as read
 STRAYS = 16  # numbers of no run that are remembered, to find runs among them
-LEVELS = 4
 SHARD_GROWTH = 8  # chunks of the shards that are being read, to fetch ahead for each that was
 IDLE = 24  # numbers read elsewhere after which a run counts as left
 SLACK = 0.15  # how far past a natural end to go, as a part of what has been read
-HALVES = 64  # chunks in a line from which on its half is a natural end
+HALVES = 64  # chunks in a line from which on its half is a natural end,
+HALF = 8 * MIB  # and of a stride if it has so many bytes: to fetch fewer in vain costs less than to wait once more
 FORESEEN = 0.75  # of the last numbers, those that must have been foreseen for any to be fetched ahead
 LEAST_TRUST = 1 / 16
+REST = 0.5  # of what may be fetched ahead: fetched beyond that where a natural end is so near
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -52,12 +55,13 @@ class ReadAhead:
         self._size = grid.size
         self._lines = _lines(grid.counts)
         self._bands = _bands(grid)
-        self._runs: list[_Run] = []
+        self._runs: list[Run] = []
         self._strays: deque[int] = deque(maxlen=STRAYS)
-        self._recent: _Run | None = None  # took the last number
+        self._recent: Run | None = None  # took the last number
         self._foreseen: deque[bool] = deque(maxlen=STRAYS)  # whether the last numbers were those of a run
         self._tick = 0
         self._trust = 1.0
+        self._known: set[int] = set()  # numbers that were read in this pass: threads read in strange orders
 
     def observe(self, numbers: Sequence[int], chunk: int, growth: float, most: int, ticks: int = 1) -> Advice:
         """Take note that chunks ``numbers``, about ``chunk`` bytes each, were asked for, together and in this order.
@@ -68,8 +72,11 @@ class ReadAhead:
         self._tick += 1
         drop: list[int] = []
         hits: list[int] = []
-        touched: list[_Run] = []
+        touched: list[Run] = []
         for number in numbers:
+            if number in self._known or len(self._known) >= PASS:
+                self._known.clear()  # another pass begins
+            self._known.add(number)
             run = self._take(number, hits, drop)
             if run is not None and run not in touched:
                 touched.append(run)
@@ -116,7 +123,7 @@ class ReadAhead:
 
     # ------------------------------------------------------------------ finding and following runs
 
-    def _take(self, number: int, hits: list[int], drop: list[int]) -> _Run | None:
+    def _take(self, number: int, hits: list[int], drop: list[int]) -> Run | None:
         for run in self._runs:
             run.idle += 1
         for run in reversed(self._runs):
@@ -146,7 +153,7 @@ class ReadAhead:
         self._recent = None
         return None
 
-    def _follow(self, run: _Run, number: int, drop: list[int]) -> None:
+    def _follow(self, run: Run, number: int, drop: list[int]) -> None:
         if self._recent is not run:
             self._unsettle(drop)
         if run.take(number):  # it is narrower than it looked
@@ -159,7 +166,7 @@ class ReadAhead:
             run.frontier = None
         self._touch(run)
 
-    def _touch(self, run: _Run) -> None:
+    def _touch(self, run: Run) -> None:
         run.idle = 0
         if run.tick != self._tick:
             run.tick = self._tick
@@ -171,7 +178,7 @@ class ReadAhead:
         if self._recent is not None and self._recent.tentative:
             self._end(self._recent, drop)
 
-    def _discover(self, number: int) -> _Run | None:
+    def _discover(self, number: int) -> Run | None:
         """Return the run that ``number`` makes with two strays, the latest first."""
         strays = self._strays
         for i in range(len(strays) - 1, 0, -1):
@@ -182,12 +189,12 @@ class ReadAhead:
             for j in range(i - 1, -1, -1):
                 if strays[j] == first:
                     adjacent = i == len(strays) - 1 and j == i - 1
-                    run = _Run(first, middle - first, doubt=0 if adjacent else 2)
+                    run = Run(first, middle - first, doubt=0 if adjacent else 2)
                     del strays[i], strays[j]
                     return run
         return None
 
-    def _end(self, run: _Run, drop: list[int]) -> None:
+    def _end(self, run: Run, drop: list[int]) -> None:
         self._runs.remove(run)
         if self._recent is run:
             self._recent = None
@@ -200,13 +207,13 @@ class ReadAhead:
 
     # ------------------------------------------------------------------ how far ahead
 
-    def _extend(self, run: _Run, chunk: int, growth: float, most: int) -> list[int]:
+    def _extend(self, run: Run, chunk: int, growth: float, most: int) -> list[int]:
         if run.tentative or run.length < (8 if run.ticks == 1 else 5) + run.doubt:
             return []
         if sum(self._foreseen) < FORESEEN * len(self._foreseen):
             return []
         allowed = min(int(growth * self._trust * run.length), most // chunk)
-        limit = self._natural_end(run)
+        limit = self._natural_end(run, chunk)
         slack = int(SLACK * (run.length + len(run.issued)))
         if (end := self._shard_end(run)) is not None:
             allowed = max(allowed, min(int(SHARD_GROWTH * self._trust * run.length), most // chunk))
@@ -221,22 +228,30 @@ class ReadAhead:
         before = list(state)
         others = [other.issued for other in self._runs if other is not run and other.issued]
         ended = True
+        full: tuple[list[tuple[int, int]], int, int] | None = None  # state, beyond and what was to be fetched at `room`
+        rest = 0 if self._grid.shards else int(REST * allowed)
+        most_room = min(room + rest, most // chunk - len(run.issued))
         for number in islice(run.steps_from(state, self._size), 4 * allowed + STRAYS):
             past = limit is not None and (number >= limit if run.step > 0 else number < limit)
             beyond = beyond + 1 if past else 0
-            if len(fetch) == room or beyond > slack:
+            if len(fetch) == room and full is None:
+                full = before, beyond - past, len(fetch)
+            if (full is not None and (past or len(fetch) >= most_room)) or beyond > slack:
                 state, beyond, ended = before, beyond - past, False
                 break
-            if number not in run.issued and number not in run.early and not any(number in o for o in others):
+            if number not in run.issued and number not in self._known and not any(number in o for o in others):
                 fetch[number] = None
             before = list(state)
+        if full is not None and not ended and len(fetch) >= most_room:  # it goes on: the end is not near
+            state, beyond, count = full
+            fetch = dict.fromkeys(islice(fetch, count))
         if not ended and not beyond and len(fetch) < allowed / 2 and len(fetch) * chunk < MIB:
             return []  # too little to be worth a request: wait until there is more room
         run.frontier, run.beyond, run.limit = state, beyond, limit
         run.issued.update(fetch)
         return list(fetch)
 
-    def _shard_end(self, run: _Run) -> int | None:
+    def _shard_end(self, run: Run) -> int | None:
         """Return where the row of shards ends that a run goes through line by line; None if it goes through none."""
         end = None
         for line, band, plane in self._bands:
@@ -246,22 +261,25 @@ class ReadAhead:
                 end = min(first + band, start + plane) if run.first >= first else None
         return end
 
-    def _natural_end(self, run: _Run) -> int | None:
+    def _natural_end(self, run: Run, chunk: int) -> int | None:
         """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
         step, first, last = run.step, run.first, run.last
         found: int | None = None
         # A column that has gone on into a further shard: little is lost if it ends, and each halt costs two waits.
         sparse = bool(self._grid.shards) and abs(step) > 1 and self._shard_of(first) != self._shard_of(last)
+        dense = abs(step) == 1 or bool(self._grid.shards)
         for line in self._lines:
             if line <= abs(step) or first // line != last // line:
                 continue
             start = last // line * line
             half = start + line // 2
+            steps = line // abs(step)
+            halves = not sparse and steps >= HALVES and (dense or steps // 2 * chunk >= HALF)
             if step > 0:
-                end = half if not sparse and line // step >= HALVES and last < half else start + line
+                end = half if halves and last < half else start + line
                 found = end if found is None else min(found, end)
             else:
-                end = half if not sparse and line // -step >= HALVES and last >= half else start
+                end = half if halves and last >= half else start
                 found = end if found is None else max(found, end)
         return found
 
@@ -271,150 +289,6 @@ def _bands(grid: ChunkGrid) -> tuple[tuple[int, int, int], ...]:
     lines = (1, *_lines(grid.counts))[::-1]  # lines[d] chunks have the same coordinates before dimension d
     dimensions = range(max(len(grid.shards) - 2, 0), -1, -1) if grid.shards else ()
     return tuple((lines[d + 1], lines[d + 1] * grid.shards[d], lines[d]) for d in dimensions)
-
-
-class _Level:
-    __slots__ = ("count", "index", "start", "step")
-
-    def __init__(self, step: int, start: int, index: int) -> None:
-        self.step, self.start, self.index = step, start, index
-        self.count: int | None = None  # None: unknown, it goes on
-
-
-class _Run:
-    """One nested progression and how far it has been read; ``levels[0]`` changes fastest."""
-
-    __slots__ = (
-        "beyond", "doubt", "early", "first", "frontier", "idle", "issued", "last", "length", "levels", "limit",
-        "tentative", "tick", "ticks", "wasted",
-    )  # fmt: skip
-
-    def __init__(self, first: int, step: int, doubt: int) -> None:
-        self.levels = [_Level(step, first, 2)]
-        self.first = first
-        self.last = first + 2 * step
-        self.length = 3
-        self.doubt = doubt
-        self.issued: dict[int, None] = {}
-        self.early: dict[int, None] = {}  # read before their turn
-        self.frontier: list[tuple[int, int]] | None = None  # (start, index) of each level, as far as was issued
-        self.beyond = 0  # chunks of the frontier past `limit`, the natural end that was in its way
-        self.limit: int | None = None
-        self.idle = self.tick = self.ticks = self.wasted = 0
-        self.tentative = False
-
-    @property
-    def step(self) -> int:
-        """The step of the outermost level."""
-        return self.levels[-1].step
-
-    def takes(self, number: int) -> bool:
-        if number in self.issued or self._advancing(number) is not None:
-            return True
-        return bool(self.early) and number == next(reversed(self.early)) + self.levels[0].step
-
-    def take(self, number: int) -> bool:
-        """Go on to ``number``; return whether it was learned that a level is shorter than it looked."""
-        if number in self.issued:
-            del self.issued[number]
-        else:
-            self.frontier = None
-        self.length += 1
-        level = self._advancing(number)
-        if level is None:
-            return self._skip(number)
-        learned = self._advance(level, number)
-        while self.early:
-            following = next(self.ahead(1 << 63), None)
-            if following not in self.early:
-                break
-            del self.early[following]
-            level = self._advancing(following)
-            assert level is not None
-            self._advance(level, following)
-        return learned
-
-    def _skip(self, number: int) -> bool:
-        """Take a number before its turn: out of order, or what the run really goes on with."""
-        step = self.levels[0].step
-        previous = next(reversed(self.early), None)
-        self.early[number] = None
-        if previous is None or number != previous + step:
-            return False
-        self.early.clear()
-        self.length -= 1
-        if not self.branch(previous):
-            self._jump(previous)
-        level = self._advancing(number)
-        if level is not None:
-            self._advance(level, number)
-        return True
-
-    def _jump(self, number: int) -> None:
-        """Go on at ``number``, as a run of its own."""
-        self.levels = [_Level(self.levels[0].step, number, 0)]
-        self.first = self.last = number
-
-    def branch(self, number: int) -> bool:
-        """Try ``number`` as the start of the same progression elsewhere; the next one confirms it or ends the run."""
-        top = self.levels[-1]
-        if len(self.levels) == LEVELS or number == top.start or any(not _complete(v) for v in self.levels[:-1]):
-            return False
-        self.levels.append(_Level(number - top.start, top.start, 0))
-        self._advance(len(self.levels) - 1, number)
-        self.length += 1
-        self.tentative = True
-        return True
-
-    def _advancing(self, number: int) -> int | None:
-        for k, level in enumerate(self.levels):
-            if (level.count is None or level.index + 1 < level.count) and (
-                number == level.start + (level.index + 1) * level.step
-            ):
-                return k
-            if not _complete(level):
-                return None
-        return None
-
-    def _advance(self, k: int, number: int) -> bool:
-        learned = False
-        for level in self.levels[:k]:
-            if level.count is None:
-                level.count = level.index + 1
-                learned = True
-            level.start, level.index = number, 0
-        self.levels[k].index += 1
-        self.last = number
-        if k == 0 and self.tentative:
-            self.tentative = False
-            learned = True
-        return learned
-
-    def state(self) -> list[tuple[int, int]]:
-        return [(level.start, level.index) for level in self.levels]
-
-    def ahead(self, size: int) -> Iterator[int]:
-        """Yield the numbers expected next, in a grid of ``size`` chunks."""
-        return self.steps_from(self.state(), size)
-
-    def steps_from(self, state: list[tuple[int, int]], size: int) -> Iterator[int]:
-        """Yield the numbers expected after ``state``, and keep it at the last one."""
-        while True:
-            for k, level in enumerate(self.levels):
-                start, index = state[k]
-                number = start + (index + 1) * level.step
-                if (level.count is None or index + 1 < level.count) and 0 <= number < size:
-                    state[k] = start, index + 1
-                    for j in range(k):
-                        state[j] = number, 0
-                    break
-            else:
-                return
-            yield number
-
-
-def _complete(level: _Level) -> bool:
-    return level.count is None or level.index + 1 == level.count
 
 
 def _lines(counts: Sequence[int]) -> tuple[int, ...]:

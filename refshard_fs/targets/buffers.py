@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-__all__ = ["SHARED", "Buffers"]
+__all__ = ["LARGE", "SHARED", "Buffers"]
 
 LARGE = 1 << 18  # bytes; smaller buffers are not worth keeping
 KEPT = 1 << 24  # bytes that are kept of all

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from refshard_fs.targets.direct import Direct
+from refshard_fs.targets.connections import Connections
 
 __all__ = ["close_connections", "close_with"]
 
@@ -29,9 +29,6 @@ async def close_connections(holder: Any) -> None:
     if isinstance(holder, aiohttp.ClientSession):
         await holder.close()
         return
-    if isinstance(holder, Direct):
-        holder.close()
-        return
     session, creator = getattr(holder, "_session", None), getattr(holder, "_s3creator", None)
     if session is not None:
         holder._session = None
@@ -45,6 +42,8 @@ def _abandon(holder: Any, loop: asyncio.AbstractEventLoop, process: int) -> None
     if process != os.getpid():
         return  # a forked child would take them from its parent
     if not loop.is_closed() and loop.is_running():
+        if isinstance(holder, Connections):
+            return  # others use them, or soon will
         # It may be another thread's.
         asyncio.run_coroutine_threadsafe(close_connections(holder), loop)
         return
@@ -52,7 +51,7 @@ def _abandon(holder: Any, loop: asyncio.AbstractEventLoop, process: int) -> None
 
 
 def _cut(holder: Any) -> None:
-    if isinstance(holder, Direct):
+    if isinstance(holder, Connections):
         holder.close()
         return
     for session in _sessions(holder):

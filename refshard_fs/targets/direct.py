@@ -1,60 +1,31 @@
 """Ranged GETs over connections of our own: plain HTTP/1.1 alone, at half the CPU of a general client.
 
-A connection carries one request at a time and is kept for the next one. Bodies are read in place, and only as much of
-them as was judged right by the head. Whatever is not plain (other framing, interim answers, cookies) is `Unfamiliar`,
-and so is a server that no connection leads to: the general client is to ask, which knows it or says what is wrong.
+An answer that is not plain is `Unfamiliar`, and so is a server that no connection leads to: the general client is to
+ask, which knows it or says what is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
-import socket
-import ssl
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from io import BytesIO
 from typing import NamedTuple
 
 from aiohttp.http import SERVER_SOFTWARE
 from yarl import URL
 
 from refshard_fs.targets.buffers import Buffers
-from refshard_fs.targets.failures import ConnectionLost, Incomplete
+from refshard_fs.targets.connections import Connections
+from refshard_fs.targets.exchange import HEADER_NAME, Judge, Origin, Stale, Unfamiliar
 
 __all__ = ["Direct", "Origin", "Reply", "Request", "Unfamiliar", "prepare"]
 
-_HEAD = 1 << 14  # bytes of an answer's head; a longer one is unfamiliar
-_MOST = 1 << 30  # bytes of a body for which room is made before they come
-_IDLE = 15.0  # seconds after which a connection is not used again: servers close theirs
-_RESOLVED = 10.0  # seconds that addresses are remembered
-_PATIENCE = 20.0  # seconds for a connection,
-_NEXT = 0.3  # and where there are other addresses
-
-_STATUS = re.compile(r"HTTP/1\.([01]) ([2-5]\d\d)(?: .*)?", re.ASCII)
-_LENGTH = re.compile(r"\d{1,18}", re.ASCII)
 _PRINTABLE = re.compile(r"[!-~]+")
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~\w]+", re.ASCII)
 _VALUE = re.compile(r"[\t -~]*")
 _OURS = frozenset(
     ["connection", "content-length", "expect", "host", "if-match", "range", "te", "transfer-encoding", "upgrade"]
 )
-
-_NOTHING = memoryview(b"")
-
-Judge = Callable[[int, Mapping[str, str], int], int]
-
-
-class Unfamiliar(Exception):
-    """An answer, or a way to a server, that is left to the general client."""
-
-
-class Origin(NamedTuple):
-    """A server."""
-
-    host: str
-    port: int
-    tls: bool
 
 
 class Request(NamedTuple):
@@ -70,7 +41,7 @@ class Reply(NamedTuple):
     status: int
     headers: Mapping[str, str]
     length: int
-    body: memoryview
+    body: bytes | memoryview
 
     def release(self) -> None:
         """Nothing is held."""
@@ -87,7 +58,7 @@ def prepare(url: URL, headers: Mapping[str, str]) -> Request | None:
     given = {"Accept": "*/*", "User-Agent": SERVER_SOFTWARE}
     names = {name.lower() for name in headers}
     for name, value in [*((n, v) for n, v in given.items() if n.lower() not in names), *headers.items()]:
-        if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
+        if not (HEADER_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
             return None
         lines.append(f"{name}: {value}")
     if names & _OURS or len(names) < len(headers):
@@ -96,15 +67,11 @@ def prepare(url: URL, headers: Mapping[str, str]) -> Request | None:
 
 
 class Direct:
-    """The connections of one event loop."""
+    """Requests of one target, on the running event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, buffers: Buffers) -> None:
-        self._loop = loop
-        self.buffers = buffers
-        self._idle: dict[Origin, deque[_Connection]] = {}
-        self._live: set[_Connection] = set()
-        self._found: dict[Origin, tuple[float, asyncio.Task[list[str]]]] = {}
-        self._sweeping: asyncio.TimerHandle | None = None
+    def __init__(self, buffers: Buffers) -> None:
+        self.connections = Connections.of(asyncio.get_running_loop())
+        self._buffers = buffers
         self._unfamiliar: set[Origin] = set()
 
     async def read(self, request: Request, headers: Mapping[str, str], judge: Judge) -> Reply | None:
@@ -123,278 +90,20 @@ class Direct:
         ``judge`` is told status, headers and the length of the body, and returns how many
         bytes of it are wanted, or raises what is wrong.
         """
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        if not all(map(_VALUE.fullmatch, headers.values())):
-            raise Unfamiliar("a value that is none")
+        lines = ""
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                raise Unfamiliar("a value that is none")
+            lines += f"{name}: {value}\r\n"
         head = request.head + lines.encode() + b"\r\n"
         origin = request.origin
         while True:
-            connection = self._take(origin)
-            if connection is None:
-                connection = await self._connect(origin)
+            connection = self.connections.take(origin) or await self.connections.connect(origin)
             try:
-                return await connection.ask(head, judge)
-            except _Stale:  # nothing of an answer came: the server had let go of the connection
+                told, body = await connection.ask(head, judge, self._buffers)
+                return Reply(*told, body.getvalue() if isinstance(body, BytesIO) else body)
+            except Stale:  # nothing of an answer came: the server had let go of the connection
                 continue
             except BaseException:
                 connection.close()
                 raise
-
-    def close(self) -> None:
-        """Let go of all connections."""
-        if self._loop.is_closed():
-            return
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            self._sweeping = None
-        for connection in list(self._live):
-            connection.close()
-        self._idle.clear()
-        for _, task in self._found.values():
-            task.cancel()
-        self._found.clear()
-
-    # ------------------------------------------------------------------ connections
-
-    def _take(self, origin: Origin) -> _Connection | None:
-        idle = self._idle.get(origin)
-        while idle:
-            connection = idle.pop()
-            if connection.is_open and self._loop.time() - connection.since < _IDLE:
-                return connection
-            connection.close()
-        return None
-
-    def put(self, connection: _Connection) -> None:
-        """Keep ``connection``, whose answer is complete, for the next request."""
-        connection.since = self._loop.time()
-        self._idle.setdefault(connection.origin, deque()).append(connection)
-        if self._sweeping is None:
-            self._sweeping = self._loop.call_later(_IDLE, self._sweep)
-
-    def lost(self, connection: _Connection) -> None:
-        """Note that ``connection`` is closed."""
-        self._live.discard(connection)
-
-    def _sweep(self) -> None:
-        self._sweeping = None
-        now = self._loop.time()
-        for origin, idle in list(self._idle.items()):
-            while idle and (now - idle[0].since >= _IDLE or not idle[0].is_open):
-                idle.popleft().close()
-            if not idle:
-                del self._idle[origin]
-        if self._idle:
-            self._sweeping = self._loop.call_later(_IDLE, self._sweep)
-        else:
-            self.buffers.clear()
-
-    async def _connect(self, origin: Origin) -> _Connection:
-        try:
-            addresses = await self._addresses(origin)
-            tls = await asyncio.to_thread(_context) if origin.tls else None
-        except OSError as e:
-            raise Unfamiliar from e
-        for address in addresses:
-            other = address != addresses[-1]
-            try:
-                async with asyncio.timeout(_NEXT if other else _PATIENCE):
-                    _, connection = await self._loop.create_connection(
-                        lambda: _Connection(self, origin),
-                        address,
-                        origin.port,
-                        ssl=tls,
-                        server_hostname=origin.host if tls is not None else None,
-                    )
-            except OSError as e:  # TimeoutError is one
-                if not other:
-                    raise Unfamiliar from e
-                continue
-            if address != addresses[0]:
-                addresses.remove(address)
-                addresses.insert(0, address)
-            self._live.add(connection)
-            return connection
-        raise Unfamiliar
-
-    async def _addresses(self, origin: Origin) -> list[str]:
-        try:
-            socket.inet_pton(socket.AF_INET6 if ":" in origin.host else socket.AF_INET, origin.host)
-        except OSError:
-            pass
-        else:
-            return [origin.host]
-        found = self._found.get(origin)
-        if found is None or found[0] < self._loop.time():
-            found = self._loop.time() + _RESOLVED, self._loop.create_task(self._resolve(origin))
-            self._found[origin] = found
-        try:
-            return await asyncio.shield(found[1])
-        except OSError:
-            self._found.pop(origin, None)
-            raise
-
-    async def _resolve(self, origin: Origin) -> list[str]:
-        infos = await self._loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(info[4][0]) for info in infos))
-
-
-class _Stale(Exception):
-    """A connection that was kept has ended before its next answer began."""
-
-
-class _Connection(asyncio.BufferedProtocol):
-    """One connection, and the answer that is being read from it."""
-
-    def __init__(self, owner: Direct, origin: Origin) -> None:
-        self.origin = origin
-        self.since = 0.0  # when it was put by
-        self._owner = owner
-        self._transport: asyncio.Transport | None = None
-        self._room = bytearray(_HEAD)
-        self._head = memoryview(self._room)
-        self._filled = 0  # bytes of it
-        self._used = False
-        self._judge: Judge | None = None
-        self._answer: asyncio.Future[Reply] | None = None
-        self._reply: Reply | None = None  # whose body is being read
-        self._body = _NOTHING
-        self._got = 0
-        self._keeps = False
-
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
-
-    def ask(self, head: bytes, judge: Judge) -> asyncio.Future[Reply]:
-        assert self._transport is not None
-        assert self._answer is None, "one request at a time"
-        future = self._answer = self._owner._loop.create_future()
-        self._judge, self._filled, self._got = judge, 0, 0
-        self._transport.write(head)
-        return future
-
-    def close(self) -> None:
-        self._owner.lost(self)
-        if self._transport is not None:
-            self._transport.abort()
-
-    # ------------------------------------------------------------------ what the event loop calls
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._head[self._filled :] if self._reply is None else self._body[self._got :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._answer is None or self._answer.done():
-            self.close()  # what nobody asked for
-        elif self._reply is not None:
-            self._got += nbytes
-            if self._got == len(self._body):
-                self._finish(self._reply)
-        else:
-            before, self._filled = self._filled, self._filled + nbytes
-            end = self._room.find(b"\r\n\r\n", max(before - 3, 0), self._filled)
-            if end >= 0:
-                self._begin(end)
-            elif self._filled == _HEAD:
-                self._fail(Unfamiliar("a head without an end"))
-
-    def eof_received(self) -> None:
-        """Let the transport close."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._owner.lost(self)
-        self._transport = None
-        reply = self._reply
-        if reply is not None:
-            error: Exception = Incomplete(f"the answer ended after {self._got} of {reply.length} bytes")
-        elif self._filled == 0 and self._used:
-            error = _Stale()
-        else:
-            error = ConnectionLost("the server closed the connection before it had answered")
-        error.__cause__ = exc
-        self._fail(error)
-
-    # ------------------------------------------------------------------ answers
-
-    def _begin(self, end: int) -> None:
-        """Read the head, which ends at ``end``, and make room for the body."""
-        assert self._judge is not None
-        try:
-            status, headers, keeps = _parse(self._room[:end].decode("latin-1"))
-            length = _length(headers)
-            wanted = self._judge(status, headers, length)
-            if wanted > _MOST:
-                raise Unfamiliar("a body that may be longer than there is memory")
-            body = self._owner.buffers.take(wanted)
-        except Exception as e:  # noqa: BLE001  # raised by `ask`
-            self._fail(e)
-            return
-        first = self._filled - end - 4
-        self._keeps = keeps and wanted == length and first <= length
-        self._body = body
-        self._got = min(first, wanted)
-        self._body[: self._got] = self._head[end + 4 : end + 4 + self._got]
-        reply = Reply(status, headers, length, _NOTHING)
-        if self._got == wanted:
-            self._finish(reply)
-        else:
-            self._reply = reply
-
-    def _finish(self, reply: Reply) -> None:
-        future, body = self._answer, self._body
-        self._answer = self._reply = self._judge = None
-        self._body = _NOTHING
-        self._used, self._filled = True, 0
-        if self._keeps and self.is_open:
-            self._owner.put(self)
-        else:
-            self.close()
-        if future is not None and not future.done():
-            future.set_result(Reply(reply.status, reply.headers, reply.length, body))
-
-    def _fail(self, error: Exception) -> None:
-        future, self._answer = self._answer, None
-        self._reply = self._judge = None
-        self._body = _NOTHING
-        self.close()
-        if future is not None and not future.done():
-            future.set_exception(error)
-
-
-def _parse(text: str) -> tuple[int, dict[str, str], bool]:
-    """Return status, headers and whether the connection may be kept, of a head."""
-    first, *lines = text.split("\r\n")
-    match = _STATUS.fullmatch(first)
-    if match is None:
-        raise Unfamiliar("another protocol, or an interim answer")
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not _NAME.fullmatch(name):
-            raise Unfamiliar("a header that is none")
-        name = name.lower()
-        if name in headers and headers[name] != value.strip(" \t"):
-            if name in ("content-length", "content-range", "transfer-encoding"):
-                raise Unfamiliar("two of what there can be one of")
-            value = f"{headers[name]}, {value}"
-        headers[name] = value.strip(" \t")
-    keeps = match[1] == "1" and "close" not in headers.get("connection", "").lower()
-    return int(match[2]), headers, keeps
-
-
-def _length(headers: Mapping[str, str]) -> int:
-    """Return the length of the body that ``headers`` announce."""
-    length = headers.get("content-length", "")
-    if "transfer-encoding" in headers or "set-cookie" in headers or not _LENGTH.fullmatch(length):
-        raise Unfamiliar("another framing, or cookies")
-    return int(length)
-
-
-@functools.cache
-def _context() -> ssl.SSLContext:
-    return ssl.create_default_context()

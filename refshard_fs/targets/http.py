@@ -27,7 +27,7 @@ from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.guarded import public_client, public_connector
 from refshard_fs.targets.ranged import answer_of, failure_of, judge, range_header, read_answer
 
-__all__ = ["HttpTarget"]
+__all__ = ["AsyncHttp", "HttpTarget"]
 
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _MOST_REDIRECTS = 10
@@ -49,6 +49,12 @@ class _Location(NamedTuple):
     away: bool = False
     until: float | None = None
     direct: Request | None = None  # the same as a request of our own
+
+
+class AsyncHttp(HTTPFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The same without the synchronous methods, which take a millisecond to make, and would not be used."""
+
+    mirror_sync_methods = False
 
 
 class HttpTarget:
@@ -123,10 +129,7 @@ class HttpTarget:
         return None
 
     async def close(self) -> None:
-        if self._direct is not None:
-            self._direct.close()
-            self._direct = None
-            await asyncio.sleep(0)  # for sockets are closed in the next round of the loop
+        self._direct = None
         for session in (self._session, self._bare):
             if session is not None:
                 await session.close()
@@ -142,8 +145,8 @@ class HttpTarget:
             return None
         direct = self._direct
         if direct is None:
-            direct = self._direct = Direct(asyncio.get_running_loop(), self._buffers)
-            close_with(self, direct)
+            direct = self._direct = Direct(self._buffers)
+            close_with(self, direct.connections)
         reply = await direct.read(request, headers, judge(start, stop))
         if reply is None:
             return None

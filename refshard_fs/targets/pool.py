@@ -29,7 +29,7 @@ from refshard_fs.targets.data_url import DataTarget
 from refshard_fs.targets.deadline import Deadlines
 from refshard_fs.targets.generic import FsspecTarget
 from refshard_fs.targets.guarded import public_client
-from refshard_fs.targets.http import HttpTarget
+from refshard_fs.targets.http import AsyncHttp, HttpTarget
 from refshard_fs.targets.local import LocalTarget
 from refshard_fs.targets.memory import MemoryTarget
 from refshard_fs.targets.opened import Opened
@@ -163,10 +163,10 @@ class Pool:
         if isinstance(given, AbstractFileSystem):
             return self._instance(token, given, url)
         options = _portable(given)
-        if "::" in url:
-            links = {policy.protocol_of(link) or "file": self._options.given(link) for link in url.split("::")[1:]}
-            options |= {name: _portable(of) for name, of in links.items() if of and name not in options}
-            return self._kept((*token, "::", repr(links)), lambda _: ChainTarget(options), url)
+        if others := policy.links(url)[1:]:
+            given_of = {policy.protocol_of(link) or "file": self._options.given(link) for link in others}
+            options |= {name: _portable(of) for name, of in given_of.items() if of and name not in options}
+            return self._kept((*token, "::", repr(given_of)), lambda _: ChainTarget(options), url)
         if protocol in _NEED_NO_LOOP and not options:
             cls = fsspec.get_filesystem_class(protocol)
             at_hand = AT_HAND.get(cls)
@@ -196,10 +196,10 @@ class Pool:
 
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
             if not configured:
-                fs = _unconfigured(cls, options, loop)
+                fs = _unconfigured(_lean(cls), options, loop)
                 return self._target(fs, owned=bool(fs.async_impl))
             if issubclass(cls, AsyncFileSystem) and cls.async_impl:
-                fs = cls(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
+                fs = _lean(cls)(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
                 return self._target(fs, owned=True)
             return FsspecTarget(fsspec.filesystem(protocol, **options))
 
@@ -226,12 +226,13 @@ class Pool:
             if home is None or home is loop:
                 fs._refshard_home = loop
                 return FsspecTarget(fs)
-        like = type(fs)(*fs.storage_args, **_portable(fs), asynchronous=True, loop=loop, skip_instance_cache=True)
+        bound = {"asynchronous": True, "loop": loop, "skip_instance_cache": True}
+        like = _lean(type(fs))(*fs.storage_args, **_portable(fs), **bound)
         return self._target(like, owned=True)
 
     def _target(self, fs: AbstractFileSystem, *, owned: bool) -> Target:
         """Return the target of an asynchronous instance on this loop."""
-        if type(fs) is HTTPFileSystem:
+        if type(fs) in (AsyncHttp, HTTPFileSystem):
             return HttpTarget(fs, self._options.admission, self.buffers)
         if self._options.fast_s3 and is_s3fs(fs):
             return S3Target(fs, self.buffers)
@@ -258,6 +259,11 @@ def _unconfigured(
     fs.storage_args, fs.storage_options = (), options
     fs._fs_token_ = f"{id(fs):x}"
     return fs
+
+
+def _lean(cls: type[AbstractFileSystem]) -> type[AbstractFileSystem]:
+    """Return the class of which a target makes an instance of its own."""
+    return AsyncHttp if cls is HTTPFileSystem else cls
 
 
 def _portable(given: Given) -> dict[str, Any]:

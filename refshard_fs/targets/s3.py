@@ -140,10 +140,7 @@ class S3Target:
             task.cancel()
         self._buckets.clear()
         self._ready.clear()
-        if self._direct is not None:
-            self._direct.close()
-            self._direct = None
-            await asyncio.sleep(0)  # for sockets are closed in the next round of the loop
+        self._direct = None
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -160,8 +157,8 @@ class S3Target:
         if ready.direct is not None and (stop is not None or start < 0):
             direct = self._direct
             if direct is None:
-                direct = self._direct = Direct(asyncio.get_running_loop(), self._buffers)
-                close_with(self, direct)
+                direct = self._direct = Direct(self._buffers)
+                close_with(self, direct.connections)
             reply = await direct.read(ready.direct, own, judge(start, stop))
             if reply is not None:
                 return answer_of(reply, start, stop)

@@ -219,6 +219,32 @@ def test_half_an_array_is_not_read_much_further(http_server: RangeServer) -> Non
     assert chunked.fetched <= 1.2 * 128 + 1
 
 
+def test_what_has_arrived_ahead_is_returned_at_once_and_followed(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    keys = chunked.keys(range(256))
+    fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
+
+    async def read() -> None:
+        first = await asyncio.gather(*(fs._cat_file(key) for key in keys[:10]))
+        assert first == [chunked.chunk(i) for i in range(10)]
+        fetcher = fs._session.engine().fetcher
+        for i in range(10, 256):
+            while fetcher.active or fetcher.queued:
+                await fetcher.change()
+            reading = fs._cat_file(keys[i])
+            with pytest.raises(StopIteration) as done:
+                reading.send(None)
+            assert done.value.value == chunked.chunk(i)
+            await asyncio.sleep(0)  # what follows is asked for in this tick
+        assert fetcher.used == 0
+
+    asyncio.run(read())
+    assert chunked.fetched == 256
+    stats = fs.stats()
+    assert (stats["keys"], stats["ahead_hits"]) == (256, 246)
+    assert stats["bytes_wanted"] == stats["bytes_fetched"] == 256 * CHUNK
+
+
 def test_a_loop_over_slabs_backwards_is_read_ahead(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     keys = chunked.keys(range(255, -1, -1))

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from refshard_fs.model import Span
-from refshard_fs.reading import fetch
+from refshard_fs.reading import fetch, paces
 from refshard_fs.reading.fetch import Budget, Fetcher, Reader
 from refshard_fs.reading.plan import Limits
 from refshard_fs.stats import Stats
@@ -117,3 +117,28 @@ def test_what_nobody_reads_is_not_held(http_server: RangeServer) -> None:
         fetcher.release(begun)
 
     run(use)
+
+
+@pytest.mark.parametrize(("seconds", "begun"), [(None, fetch.FEW), (0.0001, fetch.FEW), (0.05, 20)])
+def test_many_are_begun_at_once_where_answers_are_known_to_take_time(
+    http_server: RangeServer, seconds: float | None, begun: int
+) -> None:
+    spans = [Span(http_server.put(f"/{i}", DATA), 0, 5) for i in range(20)]
+    if seconds is not None:
+        paces.SHARED.note(http_server.url, seconds)
+
+    async def use(fetcher: Fetcher) -> None:
+        futures = read(fetcher, *spans)
+        assert fetcher.active == begun
+        assert await asyncio.gather(*futures) == [DATA[:5]] * 20
+
+    run(use)
+    assert paces.SHARED.of(http_server.url) not in (None, seconds)
+
+
+def test_the_paces_of_few_servers_are_remembered() -> None:
+    known = paces.Paces()
+    for i in range(paces.REMEMBERED + 1):
+        known.note(f"http://{i}", i)
+    assert known.of("http://0") is None
+    assert known.of("http://1") == 1

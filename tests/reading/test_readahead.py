@@ -86,6 +86,29 @@ def test_runs_are_read_ahead(counts: tuple[int, ...], numbers: list[int], waits:
     assert got.overread <= overread
 
 
+@pytest.mark.parametrize(
+    ("counts", "first", "fetched"),
+    [
+        pytest.param((512,), range(0, 40, 4), 40, id="strided"),
+        pytest.param((63,), range(10), 53, id="line"),
+        pytest.param((8, 71), range(10), 25 + 1, id="half-a-line"),
+        pytest.param(GRID, range(3, 80, 8), 54, id="column"),
+        pytest.param((72, 8), range(3, 80, 8), 40, id="longer-column"),
+    ],
+)
+def test_a_few_more_are_fetched_where_the_end_is_near(counts: tuple[int, ...], first: range, fetched: int) -> None:
+    assert len(ReadAhead(grid(*counts)).observe(first[:10], CHUNK, 4, MOST).fetch) == fetched
+
+
+@pytest.mark.parametrize(
+    ("step", "chunk", "fetched"),
+    [(1, CHUNK, 54 + 1), (2, CHUNK, 118), (2, 4 * CHUNK, 54 + 1)],
+)
+def test_half_an_array_is_an_end_but_of_a_stride_of_few_bytes(step: int, chunk: int, fetched: int) -> None:
+    policy = ReadAhead(grid(128 * step))
+    assert len(policy.observe(range(0, 10 * step, step), chunk, 9, MOST).fetch) == fetched
+
+
 @pytest.mark.parametrize("numbers", [range(512), range(511, -1, -1), range(0, 512, 2)])
 def test_a_loop_over_single_chunks_is_read_ahead(numbers: range) -> None:
     got = simulate((512,), numbers, together=1)
@@ -109,6 +132,17 @@ def test_dense_random_reads_are_left_alone_on_the_whole() -> None:
 @pytest.mark.parametrize("size", range(1, 8))
 def test_a_few_chunks_read_together_are_all_there_is(size: int) -> None:
     assert ReadAhead(grid(512)).observe(range(size), CHUNK, 5, MOST).fetch == ()
+
+
+def test_what_was_read_out_of_order_is_not_fetched_again() -> None:
+    policy = ReadAhead(grid(256))
+    numbers = sorted(range(256), key=str, reverse=True)  # as dask's threads come to them: by their names
+    read: set[int] = set()
+    for number in numbers:
+        read.add(number)
+        assert read.isdisjoint(policy.observe([number], CHUNK, 5, MOST).fetch)
+    again = [n for number in range(40) for n in policy.observe([number], CHUNK, 5, MOST).fetch]
+    assert again  # another pass is read ahead of like the first
 
 
 def test_interleaved_runs_are_told_apart() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import socket
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -11,8 +14,9 @@ import pytest
 from yarl import URL
 
 from refshard_fs.admission import Admission
+from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Answer, Pool, PoolOptions
-from refshard_fs.targets.buffers import Buffers
+from refshard_fs.targets.buffers import LARGE, Buffers
 from refshard_fs.targets.direct import Direct, Reply, Unfamiliar, prepare
 from refshard_fs.targets.failures import ConnectionLost, Incomplete, Unfit
 from refshard_fs.targets.ranged import answer_of, judge
@@ -49,11 +53,11 @@ class Script:
 def talk(script: Script, use: Callable[[Direct, str], Awaitable[T]]) -> T:
     async def go() -> T:
         server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
-        direct = Direct(asyncio.get_running_loop(), Buffers())
+        direct = Direct(Buffers())
         try:
             return await use(direct, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x?y=%2F")
         finally:
-            direct.close()
+            direct.connections.close()
             server.close()
             await asyncio.sleep(0.01)
 
@@ -77,7 +81,7 @@ def test_what_is_asked_is_spelled_as_given_and_one_connection_serves_many_reques
     script = Script([RIGHT] * 3)
 
     async def use(direct: Direct, url: str) -> list[bytes]:
-        return [(await ask(direct, url)).body for _ in range(3)]
+        return [bytes((await ask(direct, url)).body) for _ in range(3)]
 
     assert talk(script, use) == [b"01234"] * 3
     assert {number for number, _ in script.heads} == {1}
@@ -126,11 +130,23 @@ def test_an_answer_in_single_bytes_is_the_same() -> None:
     assert talk(script, ask).body == b"01234"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        RIGHT.replace(b"Content-Range:", b"content-range:"),
+        RIGHT.replace(b"ETag: ", b"Content-Range: bytes 0-4/9\r\nX: "),
+        RIGHT.replace(b'ETag: "x"', b"Content-Range:bytes 0-4/9 "),
+    ],
+)
+def test_a_header_is_the_same_however_it_is_spelled(answer: bytes) -> None:
+    assert one(answer)[:2] == (b"01234", 9)
+
+
 def test_a_connection_that_the_server_let_go_of_is_no_failure() -> None:
     script = Script([RIGHT, None, RIGHT])
 
     async def use(direct: Direct, url: str) -> list[bytes]:
-        return [(await ask(direct, url)).body for _ in range(2)]
+        return [bytes((await ask(direct, url)).body) for _ in range(2)]
 
     assert talk(script, use) == [b"01234"] * 2
     assert [number for number, _ in script.heads] == [1, 1, 2]
@@ -154,6 +170,8 @@ def test_a_new_connection_without_an_answer_is_lost() -> None:
         RIGHT.replace(b"Length: 5", b"Length: +5"),
         RIGHT.replace(b"Length: 5", b"Length: 5, 5"),
         RIGHT.replace(b"ETag: ", b" folded: "),
+        RIGHT.replace(b"ETag: ", b"Content-Range: bytes 1-5/9\r\nX: "),
+        RIGHT.replace(b"ETag: ", b"content-range: bytes 1-5/9\r\nX: "),
         RIGHT.replace(b"ETag: ", b"E Tag: "),
         RIGHT.replace(b"ETag: ", b"X: " + b"x" * (1 << 15)),
         b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\n012345678",
@@ -197,10 +215,44 @@ def test_bytes_behind_an_answer_end_the_connection() -> None:
     script = Script([RIGHT + b"HTTP/1.1 206 Forged\r\nContent-Length: 5\r\n\r\nwrong", RIGHT])
 
     async def use(direct: Direct, url: str) -> list[bytes]:
-        return [(await ask(direct, url)).body for _ in range(2)]
+        return [bytes((await ask(direct, url)).body) for _ in range(2)]
 
     assert talk(script, use) == [b"01234"] * 2
     assert [number for number, _ in script.heads] == [1, 2]
+
+
+@pytest.mark.parametrize(("size", "kind"), [(LARGE - 1, bytes), (LARGE, memoryview)])
+def test_small_bodies_are_made_where_their_reader_finds_them(size: int, kind: type) -> None:
+    body = bytes(i % 251 for i in range(size))
+    head = f"HTTP/1.1 206 Partial\r\nContent-Length: {size}\r\nContent-Range: bytes 0-{size - 1}/{size}\r\n\r\n"
+
+    async def use(direct: Direct, url: str) -> list[Reply]:
+        request = prepare(URL(url, encoded=True), {})
+        assert request is not None
+        return [await direct.get(request, {}, judge(0, size)) for _ in range(2)]
+
+    for reply in talk(Script([head.encode() + body] * 2), use):
+        assert type(reply.body) is kind
+        assert reply.body == body
+
+
+def test_a_connection_reset_amid_a_body_leaves_nothing_behind() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(RIGHT[:-2])
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+
+    script = Script([])
+    script.serve = serve  # type: ignore[method-assign]  # another server for one test
+    with pytest.raises(Incomplete) as caught:
+        talk(script, ask)
+    cause = caught.value.__cause__
+    assert cause is None or cause.__traceback__ is None
+    gc.collect()
 
 
 def test_a_cancelled_request_takes_its_connection_with_it() -> None:
@@ -213,7 +265,7 @@ def test_a_cancelled_request_takes_its_connection_with_it() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return (await ask(direct, url)).body
+        return bytes((await ask(direct, url)).body)
 
     assert talk(script, use) == b"01234"
     assert [number for number, _ in script.heads] == [1, 2]
@@ -258,3 +310,23 @@ def test_a_server_that_is_not_plain_is_asked_in_the_general_way_from_then_on(htt
 
     assert Reader().run(url, read) == [data[i : i + 5] for i in range(3)]
     assert len(http_server.requests()) == 4  # the first one twice
+
+
+def test_an_address_of_version_6_is_a_host_like_others() -> None:
+    async def go() -> bytes:
+        script = Script([RIGHT])
+        try:
+            server = await asyncio.start_server(script.serve, "::1", 0)
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        fs = RefShardFileSystem(
+            {"k": [f"http://[::1]:{server.sockets[0].getsockname()[1]}/x", 0, 5]},
+            asynchronous=True,
+            skip_instance_cache=True,
+        )
+        try:
+            return await fs._cat_file("k")
+        finally:
+            server.close()
+
+    assert asyncio.run(go()) == b"01234"

@@ -1,0 +1,74 @@
+"""Connections belong to an event loop: every reader there uses them, and they end with it, or when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.targets import connections
+from refshard_fs.targets.connections import Connections
+from tests.servers.http import RangeServer
+
+
+def fs_of(server: RangeServer, **options: object) -> RefShardFileSystem:
+    refs = {"k": [server.put("/data", b"0123456789"), 0, 5]}
+    return RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, **options)
+
+
+def numbers(server: RangeServer) -> set[int]:
+    return {request.connection for request in server.requests()}
+
+
+def test_filesystems_of_one_loop_share_connections_whatever_they_send(http_server: RangeServer) -> None:
+    async def use() -> None:
+        for token in ("one", "two"):
+            fs = fs_of(http_server, remote_protocol="http", remote_options={"headers": {"Authorization": token}})
+            assert await fs._cat_file("k") == b"01234"
+            del fs
+            gc.collect()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(use())
+    assert len(numbers(http_server)) == 1
+    assert [request.headers["authorization"] for request in http_server.requests()] == ["one", "two"]
+
+
+def test_connections_end_with_their_loop(http_server: RangeServer) -> None:
+    seen: list[Connections] = []
+
+    async def use() -> None:
+        assert await fs_of(http_server)._cat_file("k") == b"01234"
+        seen.append(Connections.of(asyncio.get_running_loop()))
+        assert len(seen[-1]._live) == 1
+
+    for _ in range(2):
+        asyncio.run(use())
+    assert [len(one._live) for one in seen] == [0, 0]
+    assert len(numbers(http_server)) == 2
+
+
+def test_connections_that_nobody_uses_are_closed_after_a_while(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_IDLE", 0.01)
+
+    async def use() -> None:
+        assert await fs_of(http_server)._cat_file("k") == b"01234"
+        live = Connections.of(asyncio.get_running_loop())._live
+        async with asyncio.timeout(10):
+            while live:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
+
+    asyncio.run(use())
+
+
+def test_a_loop_that_is_let_go_of_takes_its_connections_with_it(http_server: RangeServer) -> None:
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(fs_of(http_server)._cat_file("k"))
+    gc.collect()
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert not [one for one in connections._state.known.values() if one._loop is loop and one._live]
+    loop.close()
