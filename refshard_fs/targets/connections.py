@@ -22,6 +22,7 @@ from refshard_fs.targets.exchange import Connection, Origin, Unfamiliar
 
 __all__ = ["Connections"]
 
+_KEPT = 128  # connections to one server that nobody uses
 _IDLE = 15.0  # seconds after which a connection is not used again: servers close theirs
 _RESOLVED = 10.0  # seconds that addresses are remembered
 _PATIENCE = 20.0  # seconds for a connection,
@@ -62,9 +63,13 @@ class Connections:
         return None
 
     def put(self, connection: Connection) -> None:
-        """Keep ``connection``, whose answer is complete, for the next request."""
+        """Keep ``connection``, whose answer is complete, for the next request; close it where there are many."""
+        idle = self._idle.setdefault(connection.origin, deque())
+        if len(idle) >= _KEPT:
+            connection.close()
+            return
         connection.since = self._loop.time()
-        self._idle.setdefault(connection.origin, deque()).append(connection)
+        idle.append(connection)
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(_IDLE, self._sweep)
 

@@ -16,17 +16,20 @@ pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 
 
-def check(outcome: Outcome, reads: int) -> None:
+KEPT = 128  # connections to one server, for 15 seconds at most: in a shorter run some are not yet closed
+
+
+def check(outcome: Outcome, reads: int, kept: int = 0) -> None:
     print(outcome)
     assert outcome.right + outcome.errors >= reads * 0.9  # but for what does not fill a task
     assert 0 < outcome.errors < reads * 0.1
     assert outcome.memory < 32 * MIB
-    assert outcome.files <= 4
+    assert outcome.files <= 4 + kept
 
 
 @pytest.mark.usefixtures("cheap_collections")
 def test_threads_and_processes_read_right_bytes_and_hold_no_more_in_the_end(tmp_path: Path) -> None:
-    check(soak(tmp_path, keys=20_000, reads=24_000, threads=4, processes=2, patience=120, each=250), 24_000)
+    check(soak(tmp_path, keys=20_000, reads=24_000, threads=4, processes=2, patience=120, each=250), 24_000, KEPT)
 
 
 @pytest.mark.soak

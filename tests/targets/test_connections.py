@@ -72,3 +72,18 @@ def test_a_loop_that_is_let_go_of_takes_its_connections_with_it(http_server: Ran
     loop.run_until_complete(asyncio.sleep(0.01))
     assert not [one for one in connections._state.known.values() if one._loop is loop and one._live]
     loop.close()
+
+
+def test_no_more_than_so_many_are_kept_for_one_server(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_KEPT", 2)
+    url = http_server.put("/data", b"0123456789" * 1000)
+
+    async def use() -> None:
+        refs = {f"k{i}": [url, 1000 * i, 5] for i in range(8)}
+        fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, max_gap=-1)
+        assert set((await fs._cat(list(refs))).values()) == {b"01234"}
+        assert len(Connections.of(asyncio.get_running_loop())._live) <= 2
+
+    asyncio.run(use())
