@@ -13,7 +13,8 @@ from typing import Final
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.keys import join
-from refshard_fs.manifests.concatenation import Named, has_same_references
+from refshard_fs.manifests.fitting import has_same_references
+from refshard_fs.manifests.variables import Named
 from refshard_fs.sets.taking import is_sharded
 
 __all__ = ["with_compared"]

@@ -7,7 +7,8 @@ from typing import Any, Literal, overload
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.manifests.concatenation import Named, concatenate, variables
+from refshard_fs.manifests.concatenation import concatenate
+from refshard_fs.manifests.variables import Named, variables
 from refshard_fs.sets.comparing import with_compared
 from refshard_fs.sets.lazy import LazySet, lazily
 from refshard_fs.sets.made import MadeSet, made

@@ -14,9 +14,10 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.held import Held, settle
 from refshard_fs.keys import join
 from refshard_fs.manifests.concat_document import ConcatDocument, Part
-from refshard_fs.manifests.concatenation import Named, Variable, concatenate
+from refshard_fs.manifests.concatenation import concatenate
 from refshard_fs.manifests.plain_values import plain_document
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.variables import Named, Variable
 from refshard_fs.policy import directory_of, protocol_of
 from refshard_fs.sets.comparing import with_compared
 from refshard_fs.sets.rebasing import opened

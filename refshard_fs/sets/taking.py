@@ -22,11 +22,11 @@ from refshard_fs.formats import OpenOptions
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.keys import join
 from refshard_fs.manifests.alike import Members, Pattern, decoded, members_of
-from refshard_fs.manifests.concatenation import Known, Named, Variable, variables
 from refshard_fs.manifests.declared import MARK
 from refshard_fs.manifests.kerchunk_json import parse, parse_document
 from refshard_fs.manifests.plain_values import dtype_of
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.variables import Known, Named, Variable, variables
 from refshard_fs.pins import Pins
 from refshard_fs.policy import LOCAL, protocol_of
 from refshard_fs.routing import route

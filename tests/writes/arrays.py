@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import zarr
 
 from refshard_fs import RefShardFileSystem
@@ -14,6 +15,21 @@ from tests.shards.test_packing import CRC, LITTLE, sharding, version_3
 from tests.shards.writers import IS_ZARR_2, write_prototype
 
 FILL = -1
+SHARDS, CHUNKS = (8, 12), (2, 3)
+KINDS = ["prototype"] if IS_ZARR_2 else ["end", "start", "nested", "checked", "prototype"]
+QUIET = [
+    pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
+    pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part"),
+    pytest.mark.filterwarnings("ignore:Combining a .sharding_indexed. codec"),
+]
+
+
+def gappy() -> np.ndarray[Any, Any]:
+    """Values with a shard in which chunks are missing, and one that is missing itself."""
+    data = np.random.default_rng(7).integers(1, 1000, (21, 26)).astype("<i4")
+    data[0:6, 0:9] = FILL
+    data[8:16, 0:12] = FILL
+    return data
 
 
 def opened(url: Any, **options: Any) -> RefShardFileSystem:

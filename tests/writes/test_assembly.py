@@ -13,14 +13,9 @@ from refshard_fs.edits import REMOVED
 from refshard_fs.shards.nested import NestedLayout
 from refshard_fs.spool import Spooled
 from tests.shards.writers import IS_ZARR_2
-from tests.writes.arrays import FILL, array, make_sharded, objects, opened, stored
+from tests.writes.arrays import CHUNKS, FILL, KINDS, QUIET, SHARDS, array, make_sharded, objects, opened, stored
 
-KINDS = ["prototype"] if IS_ZARR_2 else ["end", "start", "nested", "checked", "prototype"]
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
-    pytest.mark.filterwarnings("ignore:Combining a .sharding_indexed. codec"),
-]
-SHARDS, CHUNKS = (8, 12), (2, 3)
+pytestmark = QUIET
 
 
 @pytest.fixture(params=KINDS)

@@ -14,15 +14,22 @@ from refshard_fs import CostlyPattern, DamagedIndex, ManifestError, ReadOnlyErro
 from refshard_fs.model import Span
 from tests.servers.http import RangeServer
 from tests.shards.writers import IS_ZARR_2, prototype_shards
-from tests.writes.arrays import FILL, array, make_group, make_sharded, objects, opened, stored
+from tests.writes.arrays import (
+    CHUNKS,
+    FILL,
+    KINDS,
+    QUIET,
+    SHARDS,
+    array,
+    gappy,
+    make_group,
+    make_sharded,
+    objects,
+    opened,
+    stored,
+)
 
-KINDS = ["prototype"] if IS_ZARR_2 else ["end", "start", "nested", "checked", "prototype"]
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
-    pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part"),
-    pytest.mark.filterwarnings("ignore:Combining a .sharding_indexed. codec"),
-]
-SHARDS, CHUNKS = (8, 12), (2, 3)
+pytestmark = QUIET
 
 
 @pytest.fixture(params=KINDS)
@@ -32,11 +39,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def data() -> np.ndarray[Any, Any]:
-    """Values with a shard in which chunks are missing, and one that is missing itself."""
-    data = np.random.default_rng(7).integers(1, 1000, (21, 26)).astype("<i4")
-    data[0:6, 0:9] = FILL
-    data[8:16, 0:12] = FILL
-    return data
+    return gappy()
 
 
 def test_values_written_are_those_that_others_read(tmp_path: Path, kind: str, data: Any) -> None:

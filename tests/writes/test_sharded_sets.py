@@ -18,16 +18,11 @@ from refshard_fs.model import Span
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.shards.writers import IS_ZARR_2
-from tests.writes.arrays import FILL, array, make_sharded, objects, opened
+from tests.writes.arrays import CHUNKS, FILL, QUIET, SHARDS, array, gappy, make_sharded, objects, opened
 
 FORMATS = {"json": "refs.json", "parquet": "refs.parquet", "chunk-manifest": "refs.zarr"}
-SHARDS, CHUNKS = (8, 12), (2, 3)
 KIND = "prototype" if IS_ZARR_2 else "end"
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
-    pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part"),
-    pytest.mark.filterwarnings("ignore:Combining a .sharding_indexed. codec"),
-]
+pytestmark = QUIET
 
 
 @pytest.fixture(params=FORMATS)
@@ -39,11 +34,7 @@ def format(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def data() -> np.ndarray[Any, Any]:
-    """Values with a shard in which chunks are missing, and one that is missing itself."""
-    data = np.random.default_rng(7).integers(1, 1000, (21, 26)).astype("<i4")
-    data[0:6, 0:9] = FILL
-    data[8:16, 0:12] = FILL
-    return data
+    return gappy()
 
 
 @pytest.fixture

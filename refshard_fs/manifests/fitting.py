@@ -1,0 +1,135 @@
+"""What has to be the same in sets that are joined; what differs is told by set, variable and field. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from refshard_fs import zarrmeta
+from refshard_fs.columns import ABSENT
+from refshard_fs.errors import ManifestError
+from refshard_fs.manifests.reference_set import References, ReferenceSet
+from refshard_fs.manifests.variables import Named, values_at_hand
+from refshard_fs.zarrmeta import ArrayMeta
+
+__all__ = ["Fit", "has_same_references"]
+
+# Attributes that change what the values mean: equal in all sets.
+MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+# Fields of metadata that differ between parts of one array; and those that may in a coordinate, which is stored anew.
+OWN: Final = {"shape", "attributes", "consolidated_metadata"}
+STORED: Final = {"chunks", "compressor", "filters", "codecs", "chunk_grid", "order"}
+
+
+class Fit:
+    """Sets that are to be joined along ``dim``; ``inline``: the chunks of each that are data, by array and number."""
+
+    def __init__(
+        self, sets: Sequence[Named], dim: str | None, inline: Sequence[Mapping[str, Mapping[int, bytes]]]
+    ) -> None:
+        self._sets, self._dim, self._inline = sets, dim, inline
+
+    def compatible(self, path: str, one: int, other: int, axis: int, *, stored_anew: bool) -> None:
+        """Raise ManifestError if two sets' arrays ``path`` cannot be joined along ``axis``.
+
+        ``stored_anew`` is whether the values are, so that how they are encoded does not matter.
+        """
+        a, b = self._sets[one].variables[path], self._sets[other].variables[path]
+        if a is b:
+            return
+        if a.dims != b.dims:
+            raise self._differ(path, one, other, "dimensions", list(a.dims), list(b.dims))
+        without = OWN | (STORED | {"units"} if stored_anew else set())
+        self._documents(path, one, other, without)
+        for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
+            if k != axis and length != theirs:
+                raise self._differ(path, one, other, f"length along {a.dims[k]!r}", length, theirs)
+
+    def _documents(self, path: str, one: int, other: int, without: set[str]) -> None:
+        a, b = self._sets[one].variables[path], self._sets[other].variables[path]
+        if a is b:
+            return
+        mine, theirs = _fields(a.meta), _fields(b.meta)
+        for field in dict.fromkeys([*mine, *theirs]):
+            if field not in without and _text(mine.get(field)) != _text(theirs.get(field)):
+                raise self._differ(path, one, other, field, mine.get(field), theirs.get(field))
+        for name in MEANING:
+            if name in without:
+                continue
+            if _text(a.attributes.get(name)) != _text(b.attributes.get(name)):
+                raise self._differ(
+                    path, one, other, f"attribute {name}", a.attributes.get(name), b.attributes.get(name)
+                )
+
+    def equal(self, path: str, one: int, other: int) -> None:
+        """Raise ManifestError if two sets' arrays ``path`` are not the same, or nothing tells that they are."""
+        a, b = self._sets[one], self._sets[other]
+        if a.variables[path] is b.variables[path] and self._same_data(path, one, other):
+            return
+        mine = values_at_hand(a.variables[path], a.refs, self._inline[one].get(path, {}), a.name)
+        theirs = values_at_hand(b.variables[path], b.refs, self._inline[other].get(path, {}), b.name)
+        what, without = "references", {"attributes"}
+        if mine is not None and theirs is not None:
+            what, without = "values", without | STORED
+        self._documents(path, one, other, without)
+        if mine is not None and theirs is not None:
+            if np.array_equal(mine, theirs, equal_nan=mine.dtype.kind in "fc"):
+                return
+        elif _content(a.refs, path, self._inline[one]) == _content(b.refs, path, self._inline[other]):
+            return
+        elif path in a.read and path in b.read:
+            what = "bytes"
+            if self._bytes(path, one) == self._bytes(path, other):
+                return
+        raise ManifestError(
+            f"{a.name} and {b.name} have different {what} of {path!r}, which is not along {self._dim!r}: they must be "
+            f"equal, or name it in same= to take the first set's"
+        )
+
+    def _same_data(self, path: str, one: int, other: int) -> bool:
+        """Whether all chunks are inline, and the same bytes."""
+        tables = [self._sets[i].refs.tables.get(path) for i in (one, other)]
+        return not any(t is None or len(t) for t in tables) and self._inline[one].get(path) == self._inline[other].get(
+            path
+        )
+
+    def _bytes(self, path: str, i: int) -> dict[int, bytes]:
+        return {**self._sets[i].read[path], **self._inline[i].get(path, {})}
+
+    def _differ(self, path: str, one: int, other: int, field: str, mine: Any, theirs: Any) -> ManifestError:
+        return ManifestError(
+            f"{path!r} has the {field} {mine!r} in {self._sets[one].name}, and {theirs!r} in {self._sets[other].name}"
+        )
+
+
+def _fields(meta: ArrayMeta) -> dict[str, Any]:
+    fields = dict(meta.raw)
+    if meta.zarr_format == 2:
+        fields["dimension_separator"] = fields.get("dimension_separator") or "."
+        fields["filters"] = fields.get("filters") or None
+    return {**fields, "dtype" if meta.zarr_format == 2 else "data_type": meta.dtype}
+
+
+def _text(value: Any) -> str:
+    return zarrmeta.dumps(value).decode()
+
+
+def has_same_references(one: Named, other: Named, path: str) -> bool:
+    """Whether two sets refer to the same bytes for the chunks of the array ``path``, but for those that are inline."""
+    tables = one.refs.tables.get(path), other.refs.tables.get(path)
+    if one.refs is other.refs or not any(table is not None and len(table) for table in tables):
+        return True
+    return _content(one.refs, path, {}) == _content(other.refs, path, {})
+
+
+def _content(refs: ReferenceSet, path: str, inline: Mapping[str, Any]) -> object:
+    """Return what an array's chunks are, to be compared."""
+    table = refs.tables.get(path)
+    if table is None:
+        below = {key: value for key, value in References(refs).items() if key.startswith(path + "/")}
+        return {key: value for key, value in below.items() if not zarrmeta.is_metadata(key)}
+    there = table.targets[table.targets != ABSENT]
+    rows = [(number, refs.urls[row.target], row.offset, row.length) for number, row in table.rows()]
+    return len(there), rows, inline.get(path, {})
