@@ -23,7 +23,7 @@ from refshard_fs.interface import Interface
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.mapper import RefShardFile, RefShardMap
 from refshard_fs.notebook import NotebookDisplay
-from refshard_fs.reading.fetch import Budget
+from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import KIB, MIB, Limits
 from refshard_fs.routing import route
 from refshard_fs.session import Session, SessionOptions

@@ -9,7 +9,7 @@ import msgspec
 from refshard_fs.formats import OpenOptions
 from refshard_fs.held import Held
 from refshard_fs.overlay import Overlay
-from refshard_fs.reading.fetch import Budget
+from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.targets import PoolOptions
 

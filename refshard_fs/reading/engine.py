@@ -94,7 +94,7 @@ class Engine:
         """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
         self.stats = stats
         self.fetcher = fetcher
-        most = min(readahead, fetcher.budget.ahead // 2)
+        most = min(readahead, fetcher.requests.budget.ahead // 2)
         self.ahead = Ahead(fetcher, self.run_all, self._advance, self._start, most, near)
         fetcher.on_cancel = self.ahead.give_up
         self._cache = cache
@@ -111,11 +111,11 @@ class Engine:
     @property
     def pool(self) -> Pool:
         """The targets that are read."""
-        return self.fetcher.pool
+        return self.fetcher.requests.pool
 
     @pool.setter
     def pool(self, pool: Pool) -> None:
-        self.fetcher.pool = pool
+        self.fetcher.requests.pool = pool
 
     # ------------------------------------------------------------------ reading keys
 

@@ -7,47 +7,25 @@ ones will be wanted; a range that lies in a block under way, or held, is served 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 
-import msgspec
-
-from refshard_fs.errors import redacted
 from refshard_fs.model import Span
-from refshard_fs.reading import paces, plan
-from refshard_fs.reading.blocks import Block, Host, Job, Reader, Shelf
+from refshard_fs.reading import plan
+from refshard_fs.reading.blocks import Block, Job, Reader, Shelf
 from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.dispatch import Budget, Dispatch
 from refshard_fs.reading.repeats import Repeats
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Answer, Pool, Unfit, check
+from refshard_fs.targets import Answer, Pool, Unfit
 
-__all__ = ["Budget", "Fetcher", "Reader"]
+__all__ = ["Fetcher", "Reader"]
 
 SPARE = 16 * plan.MIB  # bytes fetched in vain, or between dense ranges, that are held in case they are wanted yet
-
-logger = logging.getLogger("refshard_fs")
 
 FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
 LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
 UNKNOWN = (-1, -1)  # the range that is held meanwhile
-
-FEW = 10  # requests that are begun to a host of which it is not known that answers take time: what zarr asks at once
-PATIENCE = 0.003  # seconds
-SAMPLE = 64  # answers, of which the pace of one is remembered
-
-
-class Budget(msgspec.Struct, frozen=True):
-    """``requests`` under way at once to one host, and ``memory`` bytes under way or held ahead."""
-
-    requests: int = 64
-    memory: int = 256 * plan.MIB
-
-    @property
-    def ahead(self) -> int:
-        """Bytes that may be under way or held when more is fetched ahead: some stay free for readers."""
-        return self.memory * 3 // 4
 
 
 class Fetcher:
@@ -56,54 +34,15 @@ class Fetcher:
     def __init__(
         self, pool: Pool, limits: plan.Limits, budget: Budget, stats: Stats, kept: Cache | Repeats | None = None
     ) -> None:
-        self.pool = pool
         self.limits = limits
-        self.budget = budget
+        self.requests = Dispatch(pool, budget, stats, self)
         self._stats = stats
         self._kept = kept  # what was read, by span
-        self._hosts: dict[str, Host] = {}
         self._shelf = Shelf()
         self._waiting: dict[asyncio.Future[bytes], Block] = {}
         self._idle: dict[Block, None] = {}  # held and complete, oldest first
         self._spare: dict[Block, None] = {}  # those of them that nobody is known to want, oldest first
-        self._used = 0  # bytes of the budget
-        self._paces = paces.SHARED
-        self._active = 0
-        self._times: deque[float] = deque(maxlen=8)
-        self._changed: asyncio.Future[None] | None = None
         self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
-
-    @property
-    def used(self) -> int:
-        """Bytes under way or held."""
-        return self._used
-
-    @property
-    def latency(self) -> float | None:
-        """Seconds that the fastest of the last requests took; None before the first."""
-        return min(self._times, default=None)
-
-    @property
-    def active(self) -> int:
-        """Requests under way."""
-        return self._active
-
-    @property
-    def queued(self) -> bool:
-        """Whether something to be fetched ahead waits for its turn."""
-        return any(job.state == 0 for host in self._hosts.values() for job in host.later)
-
-    async def change(self) -> None:
-        """Wait until a request has ended, or something is held no longer."""
-        if self._changed is None:
-            self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._changed)
-
-    def changed(self) -> None:
-        """Wake those who wait for `change`."""
-        if self._changed is not None:
-            self._changed.set_result(None)
-            self._changed = None
 
     # ------------------------------------------------------------------ asking
 
@@ -143,7 +82,7 @@ class Fetcher:
             for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], limits):
                 some = [members[i] for i in places]
                 self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)
-        self._pump()
+        self.requests.pump()
 
     def take(self, span: Span) -> bytes | None:
         """Return the bytes of ``span``, which is read for a key, if they have arrived before they were asked for."""
@@ -169,7 +108,7 @@ class Fetcher:
             if span.start >= 0 and self._shelf.covering(Span(span.url, start.start, start.start + 1)) is None:
                 begun.append(self._open(start, (), shared=True))
                 begun[-1].held[UNKNOWN] = 0
-        self._pump()
+        self.requests.pump()
         return begun
 
     def release(self, begun: Iterable[Block]) -> None:
@@ -177,15 +116,16 @@ class Fetcher:
         for block in begun:
             if block.held.pop(UNKNOWN, None) is not None and not block.held and not block.readers:
                 self._forget(block)
-        self._pump()
+        self.requests.pump()
 
     def covers(self, span: Span) -> bool:
         """Whether ``span`` is held or under way."""
         return self._shelf.covering(span) is not None
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
-        """Hold ``spans`` no longer than others need the room, and do not begin to fetch them; ``stop``: not at all, and
-        stop requests under way for nobody.
+        """Hold ``spans`` no longer than others need the room, and do not begin to fetch them.
+
+        With ``stop`` not at all; then requests that are under way for nobody are stopped, too.
         """
         for span in spans:
             block = self._shelf.covering(span)
@@ -206,7 +146,7 @@ class Fetcher:
                 self._forget(block)
             elif block.data is not None:
                 self._settle(block)
-        self._pump()
+        self.requests.pump()
 
     def drop_all(self) -> None:
         """Hold nothing, and stop all requests that no reader waits for."""
@@ -215,7 +155,7 @@ class Fetcher:
             block.held.clear()
             if not block.readers:
                 self._forget(block)
-        self._pump()
+        self.requests.pump()
 
     async def close(self) -> None:
         """Stop everything that is under way."""
@@ -240,7 +180,7 @@ class Fetcher:
                 block.expect(member)
             else:
                 self._wait(block, reader)
-        host = self._host(span.url)
+        host = self.requests.host(span.url)
         whole = span.stop is None or not span.exact  # where it ends is not known, so neither are its parts
         limits = self.limits.dense if span.dense else self.limits
         cuts = [(span.start, span.stop)] if whole else plan.parts(span.start, span.stop or 0, limits)
@@ -249,12 +189,12 @@ class Fetcher:
         block.missing = len(block.jobs)
         if shared:
             self._shelf.put(block)
-        (host.urgent if block.readers else host.later).extend(block.jobs)
+        self.requests.queue(block.jobs, urgent=bool(block.readers))
         if not whole and (span.size or 0) > LARGE:
             try:
                 block.buffer = BytesIO(bytes(span.size or 0))  # which takes addresses, and memory as the bytes arrive
             except (MemoryError, OverflowError):
-                self._failed(block, MemoryError(f"there is no memory for {span.size} bytes"))
+                self.failed(block, MemoryError(f"there is no memory for {span.size} bytes"))
         return block
 
     def _forget(self, block: Block) -> None:
@@ -268,9 +208,9 @@ class Fetcher:
             self._shelf.take(block)
         self._idle.pop(block, None)
         self._spare.pop(block, None)
-        self._used -= block.reserved
+        self.requests.free(block.reserved)
         block.reserved = 0
-        self.pool.buffers.give(block.data)
+        self.requests.pool.buffers.give(block.data)
         block.data = block.buffer = None  # a block and its jobs know each other, so its bytes would live on
 
     def _wait(self, block: Block, reader: Reader) -> None:
@@ -285,7 +225,7 @@ class Fetcher:
         if block.left(future):
             self._forget(block)
         self.on_cancel()
-        self._pump()
+        self.requests.pump()
 
     def _join(self, block: Block, reader: Reader) -> None:
         if (reader.span.start, reader.span.stop) in block.held:
@@ -295,9 +235,7 @@ class Fetcher:
             self._settle(block)
             return
         if not block.readers:  # what was for later is urgent now
-            for job in block.jobs:
-                if job.state == 0:
-                    job.host.urgent.append(job)
+            self.requests.queue([job for job in block.jobs if job.state == 0], urgent=True)
         self._wait(block, reader)
 
     def _serve(self, block: Block, reader: Reader) -> None:
@@ -338,116 +276,27 @@ class Fetcher:
                 self._forget(next(iter(self._spare)))
         else:
             self._forget(block)
-        self._pump()
+        self.requests.pump()
 
-    # ------------------------------------------------------------------ requests
+    # ------------------------------------------------------------------ what becomes of requests
 
-    def _host(self, url: str) -> Host:
-        name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
-        host = self._hosts.get(name)
-        if host is None:
-            is_slow = (self._paces.of(name) or 0.0) > 2 * PATIENCE
-            host = self._hosts[name] = Host(name, self.budget.requests if is_slow else min(FEW, self.budget.requests))
-        return host
+    @property
+    def holds(self) -> bool:
+        return bool(self._idle)
 
-    def _pump(self) -> None:
-        """Begin as many requests as host and budget allow."""
-        self.changed()
-        for host in self._hosts.values():
-            while host.active < host.limit:
-                job = self._next(host)
-                if job is None:
-                    break
-                self._begin(job)
-            else:
-                if host.limit < self.budget.requests and host.patience is None:
-                    due = asyncio.get_running_loop().time() + PATIENCE
-                    host.patience = asyncio.get_running_loop().call_at(due, self._widen, host, host.answered, due)
-
-    def _widen(self, host: Host, answered: int, due: float) -> None:
-        host.patience = None
-        busy = asyncio.get_running_loop().time() > due + PATIENCE / 3  # then answers may be waiting for us
-        if host.answered == answered and host.active and not busy:
-            host.limit = self.budget.requests
-        self._pump()
-
-    def _next(self, host: Host) -> Job | None:
-        for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
-            while queue and queue[0].state:
-                queue.popleft()
-            if not queue:
-                continue
-            size = queue[0].size
-            while queue is host.urgent and self._used + size > most and self._idle:
-                self._evict()
-            if self._used + size > most and (self._active or self._idle):
-                return None
-            return queue.popleft()
-        return None
-
-    def _evict(self) -> None:
-        block = next(iter(self._idle))
+    def make_room(self) -> bool:
+        block = next(iter(self._idle), None)
+        if block is None:
+            return False
         self._stats.add(ahead_wasted=sum(block.held.values()))
         block.held.clear()
         self._forget(block)
+        return True
 
-    def _begin(self, job: Job) -> None:
-        job.state = 1
-        job.host.active += 1
-        job.block.reserved += job.size
-        self._used += job.size
-        self._active += 1
-        job.task = asyncio.get_running_loop().create_task(self._request(job))
+    def abandoned(self) -> None:
+        self._abandon()
 
-    async def _request(self, job: Job) -> None:
-        span = job.block.span
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            place = self.pool.place(span.url)
-            if place is None:
-                raise RuntimeError(f"{span.url} cannot be opened on this event loop")
-            target, path = place
-            readers = job.block.readers
-            most = readers[0].most if job.stop is None and readers else None  # such a block has one reader
-            answer = await target.read(path, job.start, job.stop, span.pin, most)
-            self._stats.add(requests=1, bytes_fetched=len(answer.data))
-            check(answer, job.start, job.stop, exact=span.exact)
-        except asyncio.CancelledError:
-            if job.state == 1:  # not by us: the loop is ending
-                self._abandon()
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
-            if logger.isEnabledFor(logging.DEBUG):
-                failure = redacted(repr(error))
-                logger.debug("%s [%s:%s] failed: %s", redacted(span.url), job.start, job.stop, failure)
-            if job.state == 1:
-                self._failed(job.block, error)
-        else:
-            job.host.answered += 1
-            took = loop.time() - began
-            self._times.append(took)
-            if job.host.answered % SAMPLE == SAMPLE // 8:  # the first answers wait for connections
-                self._paces.note(job.host.name, min(self._times))
-            if logger.isEnabledFor(logging.DEBUG):
-                logger.debug(
-                    "%s [%s:%s] %d bytes, %.1f ms",
-                    redacted(span.url),
-                    job.start,
-                    job.stop,
-                    len(answer.data),
-                    took * 1e3,
-                )
-            if job.state == 1:
-                self._arrived(job, answer)
-        finally:
-            job.state = 2
-            job.task = None
-            job.host.active -= 1
-            self._active -= 1
-            self._pump()
-
-    def _arrived(self, job: Job, answer: Answer) -> None:
+    def arrived(self, job: Job, answer: Answer) -> None:
         job.state = 2
         block = job.block
         block.missing -= 1
@@ -462,7 +311,7 @@ class Fetcher:
                 view[job.start - block.span.start : (job.stop or 0) - block.span.start] = answer.data
             if not block.held:  # from here on it is the readers'
                 block.reserved -= job.size
-                self._used -= job.size
+                self.requests.free(job.size)
             if block.missing:
                 return
             block.data = block.buffer.getvalue()
@@ -492,7 +341,7 @@ class Fetcher:
         for span, members in alone.items():
             self._open(span, members, shared=True)
 
-    def _failed(self, block: Block, error: Exception) -> None:
+    def failed(self, block: Block, error: Exception) -> None:
         held, readers, tentative = block.held, block.readers, block.shared
         block.readers, block.held = [], {}
         for reader in readers:

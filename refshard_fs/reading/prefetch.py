@@ -207,7 +207,7 @@ class Ahead:
 
     def _growth(self) -> float:
         """Return how many chunks to fetch ahead for each that was read: many only where waiting is long."""
-        latency = self._fetcher.latency
+        latency = self._fetcher.requests.latency
         if latency is None:
             return 4.0
         return 1.5 if latency < 0.002 else 3.0 if latency < 0.008 else 5.0
@@ -229,8 +229,8 @@ class Ahead:
         """Wait until nothing more of what was told can arrive before some of it is read; cancelled, take it back."""
         keys, spans, feeding = announced
         try:
-            while not (self._fetcher.active == 0 and (feeding.done() or self._fetcher.queued)):
-                await self._fetcher.change()
+            while not (self._fetcher.requests.active == 0 and (feeding.done() or self._fetcher.requests.queued)):
+                await self._fetcher.requests.change()
         except asyncio.CancelledError:
             feeding.cancel()
             self._fetcher.drop(spans, stop=True)
@@ -268,10 +268,10 @@ class Ahead:
                 small = len(keys) <= WAVE and self._most > 0
                 self._fetcher.read((), self._note_announced(keyspace, wave) if small else wave.values())
                 self._fetcher.release(begun)
-                while self._fetcher.queued and first + WAVE < len(keys):
-                    await self._fetcher.change()
+                while self._fetcher.requests.queued and first + WAVE < len(keys):
+                    await self._fetcher.requests.change()
         finally:
-            self._fetcher.changed()
+            self._fetcher.requests.changed()
 
     def _read(self, key: str) -> None:
         count = self._told.get(key, 0)

@@ -229,14 +229,14 @@ def test_what_has_arrived_ahead_is_returned_at_once_and_followed(http_server: Ra
         assert first == [chunked.chunk(i) for i in range(10)]
         fetcher = fs._session.engine().fetcher
         for i in range(10, 256):
-            while fetcher.active or fetcher.queued:
-                await fetcher.change()
+            while fetcher.requests.active or fetcher.requests.queued:
+                await fetcher.requests.change()
             reading = fs._cat_file(keys[i])
             with pytest.raises(StopIteration) as done:
                 reading.send(None)
             assert done.value.value == chunked.chunk(i)
             await asyncio.sleep(0)  # what follows is asked for in this tick
-        assert fetcher.used == 0
+        assert fetcher.requests.used == 0
 
     asyncio.run(read())
     assert chunked.fetched == 256
@@ -319,7 +319,7 @@ def test_a_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> No
             await asyncio.sleep(0)
         assert asyncio.all_tasks() - before == set()
         engine = fs._session.engine()
-        assert (engine.fetcher.used, engine.fetcher.active) == (0, 0)
+        assert (engine.fetcher.requests.used, engine.fetcher.requests.active) == (0, 0)
 
     asyncio.run(read())
 
@@ -346,7 +346,7 @@ def test_nothing_is_held_when_all_has_been_read(http_server: RangeServer) -> Non
         fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
         for key in chunked.keys(range(256)):
             await fs._cat_file(key)
-        assert fs._session.engine().fetcher.used == 0
+        assert fs._session.engine().fetcher.requests.used == 0
 
     asyncio.run(read())
 

@@ -9,7 +9,8 @@ import pytest
 
 from refshard_fs.model import Span
 from refshard_fs.reading import fetch, paces
-from refshard_fs.reading.fetch import Budget, Fetcher, Reader
+from refshard_fs.reading.dispatch import FEW, Budget
+from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.plan import Limits
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, PoolOptions, Retry
@@ -30,7 +31,7 @@ def run(use: Callable[[Fetcher], Awaitable[None]]) -> None:
         fetcher = Fetcher(pool, Limits(), Budget(), Stats())
         try:
             await use(fetcher)
-            assert fetcher.used == 0
+            assert fetcher.requests.used == 0
         finally:
             await fetcher.close()
             await pool.close()
@@ -111,15 +112,15 @@ def test_what_nobody_reads_is_not_held(http_server: RangeServer) -> None:
 
     async def use(fetcher: Fetcher) -> None:
         begun = fetcher.begin([Span(url), Span(http_server.url + "/none")])
-        while fetcher.active:
-            await fetcher.change()
+        while fetcher.requests.active:
+            await fetcher.requests.change()
         fetcher.release(begun)
         fetcher.release(begun)
 
     run(use)
 
 
-@pytest.mark.parametrize(("seconds", "begun"), [(None, fetch.FEW), (0.0001, fetch.FEW), (0.05, 20)])
+@pytest.mark.parametrize(("seconds", "begun"), [(None, FEW), (0.0001, FEW), (0.05, 20)])
 def test_many_are_begun_at_once_where_answers_are_known_to_take_time(
     http_server: RangeServer, seconds: float | None, begun: int
 ) -> None:
@@ -129,7 +130,7 @@ def test_many_are_begun_at_once_where_answers_are_known_to_take_time(
 
     async def use(fetcher: Fetcher) -> None:
         futures = read(fetcher, *spans)
-        assert fetcher.active == begun
+        assert fetcher.requests.active == begun
         assert await asyncio.gather(*futures) == [DATA[:5]] * 20
 
     run(use)

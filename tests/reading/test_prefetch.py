@@ -175,6 +175,6 @@ def test_a_cancelled_prefetch_leaves_nothing_running(http_server: RangeServer) -
         for _ in range(5):
             await asyncio.sleep(0)
         assert asyncio.all_tasks() - before == set()
-        assert fs._session.engine().fetcher.used == 0
+        assert fs._session.engine().fetcher.requests.used == 0
 
     asyncio.run(announce())

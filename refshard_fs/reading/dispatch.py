@@ -1,0 +1,198 @@
+"""Requests in their turn: those that readers wait for first, so many at once to a host, so many bytes at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from refshard_fs.errors import redacted
+from refshard_fs.reading import paces, plan
+from refshard_fs.reading.blocks import Block, Host, Job
+from refshard_fs.stats import Stats
+from refshard_fs.targets import Answer, Pool, check
+
+__all__ = ["Budget", "Dispatch", "Taker"]
+
+logger = logging.getLogger("refshard_fs")
+
+FEW = 10  # requests that are begun to a host of which it is not known that answers take time: what zarr asks at once
+PATIENCE = 0.003  # seconds
+SAMPLE = 64  # answers, of which the pace of one is remembered
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """``requests`` under way at once to one host, and ``memory`` bytes under way or held ahead."""
+
+    requests: int = 64
+    memory: int = 256 * plan.MIB
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that may be under way or held when more is fetched ahead: some stay free for readers."""
+        return self.memory * 3 // 4
+
+
+class Taker(Protocol):
+    """What becomes of requests."""
+
+    def arrived(self, job: Job, answer: Answer) -> None:
+        """Take the bytes that were asked for."""
+
+    def failed(self, block: Block, error: Exception) -> None:
+        """Take note that a part of ``block`` cannot be had."""
+
+    def abandoned(self) -> None:
+        """Take note that the loop is ending."""
+
+    def make_room(self) -> bool:
+        """Let go of something that is held; False if there is nothing."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something to let go of."""
+
+
+class Dispatch:
+    """Begins jobs on one event loop; ``used`` counts the bytes under way, and those that the taker holds."""
+
+    def __init__(self, pool: Pool, budget: Budget, stats: Stats, taker: Taker) -> None:
+        self.pool = pool
+        self.budget = budget
+        self.used = 0  # bytes of the budget
+        self.active = 0  # requests under way
+        self._stats = stats
+        self._taker = taker
+        self._hosts: dict[str, Host] = {}
+        self._paces = paces.SHARED
+        self._times: deque[float] = deque(maxlen=8)
+        self._changed: asyncio.Future[None] | None = None
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds that the fastest of the last requests took; None before the first."""
+        return min(self._times, default=None)
+
+    @property
+    def queued(self) -> bool:
+        """Whether something to be fetched ahead waits for its turn."""
+        return any(job.state == 0 for host in self._hosts.values() for job in host.later)
+
+    async def change(self) -> None:
+        """Wait until a request has ended, or something is held no longer."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    def changed(self) -> None:
+        """Wake those who wait for `change`."""
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
+
+    def host(self, url: str) -> Host:
+        """Return the host of ``url``."""
+        name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
+        host = self._hosts.get(name)
+        if host is None:
+            is_slow = (self._paces.of(name) or 0.0) > 2 * PATIENCE
+            host = self._hosts[name] = Host(name, self.budget.requests if is_slow else min(FEW, self.budget.requests))
+        return host
+
+    def queue(self, jobs: Iterable[Job], *, urgent: bool) -> None:
+        """Have ``jobs`` begun, when it is their turn, by `pump`; those that are ``urgent`` before all others."""
+        for job in jobs:
+            (job.host.urgent if urgent else job.host.later).append(job)
+
+    def free(self, size: int) -> None:
+        """Count ``size`` bytes as no longer under way or held."""
+        self.used -= size
+
+    def pump(self) -> None:
+        """Begin as many requests as host and budget allow."""
+        self.changed()
+        for host in self._hosts.values():
+            while host.active < host.limit:
+                job = self._next(host)
+                if job is None:
+                    break
+                self._begin(job)
+            else:
+                if host.limit < self.budget.requests and host.patience is None:
+                    due = asyncio.get_running_loop().time() + PATIENCE
+                    host.patience = asyncio.get_running_loop().call_at(due, self._widen, host, host.answered, due)
+
+    def _widen(self, host: Host, answered: int, due: float) -> None:
+        host.patience = None
+        busy = asyncio.get_running_loop().time() > due + PATIENCE / 3  # then answers may be waiting for us
+        if host.answered == answered and host.active and not busy:
+            host.limit = self.budget.requests
+        self.pump()
+
+    def _next(self, host: Host) -> Job | None:
+        for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
+            while queue and queue[0].state:
+                queue.popleft()
+            if not queue:
+                continue
+            size = queue[0].size
+            while queue is host.urgent and self.used + size > most and self._taker.make_room():
+                pass
+            if self.used + size > most and (self.active or self._taker.holds):
+                return None
+            return queue.popleft()
+        return None
+
+    def _begin(self, job: Job) -> None:
+        job.state = 1
+        job.host.active += 1
+        job.block.reserved += job.size
+        self.used += job.size
+        self.active += 1
+        job.task = asyncio.get_running_loop().create_task(self._request(job))
+
+    async def _request(self, job: Job) -> None:
+        span = job.block.span
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            place = self.pool.place(span.url)
+            if place is None:
+                raise RuntimeError(f"{span.url} cannot be opened on this event loop")
+            target, path = place
+            readers = job.block.readers
+            most = readers[0].most if job.stop is None and readers else None  # such a block has one reader
+            answer = await target.read(path, job.start, job.stop, span.pin, most)
+            self._stats.add(requests=1, bytes_fetched=len(answer.data))
+            check(answer, job.start, job.stop, exact=span.exact)
+        except asyncio.CancelledError:
+            if job.state == 1:  # not by us: the loop is ending
+                self._taker.abandoned()
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
+            if logger.isEnabledFor(logging.DEBUG):
+                failure = redacted(repr(error))
+                logger.debug("%s [%s:%s] failed: %s", redacted(span.url), job.start, job.stop, failure)
+            if job.state == 1:
+                self._taker.failed(job.block, error)
+        else:
+            job.host.answered += 1
+            took = loop.time() - began
+            self._times.append(took)
+            if job.host.answered % SAMPLE == SAMPLE // 8:  # the first answers wait for connections
+                self._paces.note(job.host.name, min(self._times))
+            if logger.isEnabledFor(logging.DEBUG):
+                place_text, size = redacted(span.url), len(answer.data)
+                logger.debug("%s [%s:%s] %d bytes, %.1f ms", place_text, job.start, job.stop, size, took * 1e3)
+            if job.state == 1:
+                self._taker.arrived(job, answer)
+        finally:
+            job.state = 2
+            job.task = None
+            job.host.active -= 1
+            self.active -= 1
+            self.pump()
