@@ -1,0 +1,267 @@
+"""Look-ups advance in rounds: what many of them need at a time is met together, and each need once.
+
+What is met is remembered by whoever holds the cache. Questions that are asked while a look-up waits for the same answer
+join it; one that nobody waits for any more is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
+from refshard_fs.model import Entry, Facts, Index, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.reading.blocks import Reader
+from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.failures import ABSENT, blame, describe, note, too_large
+from refshard_fs.reading.fetch import Fetcher
+from refshard_fs.reading.loading import Keep, load
+from refshard_fs.reading.recall import bound, recalled
+from refshard_fs.reading.sizes import sized
+from refshard_fs.stats import Stats
+from refshard_fs.targets import Pool, TooLarge, hold
+from refshard_fs.targets.opened import Opened
+
+__all__ = ["Lookups"]
+
+T = TypeVar("T")
+
+ASKED = 32  # questions for facts and names under way at once
+
+
+class _Loading:
+    """An answer that is being found, and how many wait for it."""
+
+    __slots__ = ("task", "waiting")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.waiting = 0
+
+
+class Lookups:
+    """Finds out on one event loop what key spaces need to know; to be used from that loop only."""
+
+    def __init__(self, fetcher: Fetcher, cache: Cache, stats: Stats, token: object, longest: int | None) -> None:
+        """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
+        self.stats = stats
+        self.fetcher = fetcher
+        self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
+        self._cache = cache
+        self._longest = longest
+        self._token = token  # tells this filesystem's targets from others' in the shared cache
+        self._asking = asyncio.Semaphore(ASKED)
+        self._soon: list[Reader] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loading: dict[Need, _Loading] = {}
+
+    @property
+    def pool(self) -> Pool:
+        """The targets that are read."""
+        return self.fetcher.requests.pool
+
+    @pool.setter
+    def pool(self, pool: Pool) -> None:
+        self.fetcher.requests.pool = pool
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ------------------------------------------------------------------ driving look-ups
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Return what ``steps`` return, meeting every need on the way."""
+        (result,) = await self.run_all([steps])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def run_for(self, key: str, steps: Steps[T]) -> T:
+        """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
+        (result,) = await self.run_all([steps])
+        if isinstance(result, Exception):
+            raise blame(key, result) from result
+        return result
+
+    async def need_for(self, key: str, need: Need) -> Any:
+        """Return the answer to ``need``; an error names ``key``."""
+        try:
+            return await self.need(need)
+        except Exception as e:  # raised again, with the key it is about
+            raise blame(key, e) from e
+
+    async def run_all(self, many: Sequence[Steps[T]]) -> list[T | Exception]:
+        """Drive ``many`` look-ups in lock-step: the needs of one round are met together."""
+        results: list[Any] = [None] * len(many)
+        waiting: list[tuple[int, Need | tuple[Need, ...]]] = []
+        for i, steps in enumerate(many):
+            self._advance(results, waiting, i, steps, None)
+        await self._drive(results, waiting, many)
+        return results
+
+    async def _drive(
+        self, results: list[Any], waiting: list[tuple[int, Need | tuple[Need, ...]]], many: Sequence[Steps[Any]]
+    ) -> None:
+        while waiting:
+            answers = await self._meet([need for _, need in waiting])
+            asked, waiting = waiting, []
+            for (i, _), answer in zip(asked, answers, strict=True):
+                self._advance(results, waiting, i, many[i], answer)
+
+    def _advance(
+        self, results: list[Any], waiting: list[tuple[int, Any]], i: int, steps: Steps[Any], answer: Any
+    ) -> None:
+        """Send ``answer`` to look-up ``i``, and whatever else it needs that is remembered."""
+        try:
+            need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
+            while not isinstance(need, tuple) and (known := self._known(need)) is not None:
+                self.stats.add(cache_hits=1)
+                need = steps.send(known)
+        except StopIteration as stop:
+            results[i] = stop.value
+        except Exception as e:  # noqa: BLE001  # handed to the one look-up that failed; the others go on
+            results[i] = e
+        else:
+            waiting.append((i, need))
+
+    def _known(self, need: Need) -> Any:
+        if isinstance(need, Stat) and need.fresh:
+            return None
+        return recalled(self._cache.get((self._token, need)), self.pool)
+
+    async def need(self, need: Need) -> Any:
+        """Return the answer to one need; asked by several at once, it is met once."""
+        known = self._known(need)
+        if known is not None:
+            self.stats.add(cache_hits=1)
+            return known
+        loading = self._loading.get(need)
+        if loading is None:
+            loading = self._loading[need] = _Loading(self._start(self._answer(need)))
+            loading.task.add_done_callback(lambda task: self._loaded(need, task))
+        loading.waiting += 1
+        try:
+            return await asyncio.shield(loading.task)
+        finally:
+            loading.waiting -= 1
+            if not loading.waiting and not loading.task.done():  # all who waited were cancelled
+                self._loaded(need, loading.task)
+                loading.task.cancel()
+
+    def _loaded(self, need: Need, task: asyncio.Task[Any]) -> None:
+        loading = self._loading.get(need)
+        if loading is not None and loading.task is task:
+            del self._loading[need]
+
+    async def _meet(self, needs: Sequence[Need | tuple[Need, ...]]) -> list[Any]:
+        distinct = list(dict.fromkeys(n for need in needs for n in (need if isinstance(need, tuple) else (need,))))
+        answers = await asyncio.gather(*map(self.need, distinct), return_exceptions=True)
+        flat: dict[Need, Any] = dict(zip(distinct, answers, strict=True))
+        out: list[Any] = []
+        for need in needs:
+            if isinstance(need, tuple):
+                some = tuple(flat[n] for n in need)
+                failed = next((a for a in some if isinstance(a, BaseException)), None)
+                out.append(failed if failed is not None else some)
+            else:
+                out.append(flat[need])
+        return out
+
+    async def _answer(self, need: Need) -> Any:
+        try:
+            return await self._met(need)
+        except Exception as e:
+            note(e, need)
+            raise
+
+    async def _met(self, need: Need) -> Any:
+        quota = None
+        match need:
+            case Load(entry, index):
+                try:
+                    value, weight = await load(self._token, need, self._document, self._cache, self.keep, self._sized)
+                except TooLarge as e:
+                    raise ManifestError(too_large(describe(entry), e.most)) from e
+                except ABSENT:
+                    if isinstance(entry, Span) and entry.optional:
+                        return None
+                    raise
+                except RefShardError:
+                    raise
+                except ValueError as e:
+                    raise DamagedIndex("", describe(entry), str(e)) from e
+                quota = getattr(index, "quota", None)
+            case Stat(url):
+                value, weight = await self._facts(url), 256
+            case Names(url):
+                return await self._names(url)
+        if value is not None:
+            self._cache.put((self._token, need), bound(need, value, self.pool), weight, quota)
+        return value
+
+    async def _document(self, entry: Entry) -> bytes:
+        """Return the bytes of what is decoded here: they have a bound, whoever says how many they are."""
+        source = entry.source if isinstance(entry, Packed) else entry
+        hold(source.size, self._longest)
+        return await self._bytes(entry, self._longest)
+
+    async def _bytes(self, entry: Entry, most: int | None = None) -> bytes:
+        match entry:
+            case Inline(data):
+                return data
+            case Span():
+                return await self._fetched(entry, most)
+            case Packed():
+                parts = await asyncio.gather(*[self._fetched(span, most) for span in entry.spans])
+                return entry.finish(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _sized(self, need: Load) -> Index:
+        return sized(need, self.pool)
+
+    def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
+        """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""
+        loop = asyncio.get_running_loop()
+        if not self._soon:
+            loop.call_soon(self._fetch_soon)
+        reader = Reader(None, span, loop.create_future(), most)
+        self._soon.append(reader)
+        return reader.future
+
+    def _fetch_soon(self) -> None:
+        readers, self._soon = self._soon, []
+        self.fetcher.read(readers)
+
+    async def _facts(self, url: str) -> Facts | None:
+        target, path = self._place(url)
+        try:
+            async with self._asking:
+                return await target.facts(path)
+        except ABSENT:
+            return None
+
+    async def _names(self, url: str) -> tuple[Listed, ...] | None:
+        target, path = self._place(url)
+        try:
+            async with self._asking:
+                return await target.names(path)
+        except ABSENT:
+            return None
+
+    def _place(self, url: str) -> tuple[Opened, str]:
+        place = self.pool.place(url)
+        if place is None:
+            raise RuntimeError(f"{url} cannot be opened on this event loop")
+        return place
+
+    async def close(self) -> None:
+        """Stop what is under way and let go of connections."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.fetcher.close()
+        await self.pool.close()
