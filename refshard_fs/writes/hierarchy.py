@@ -214,9 +214,9 @@ class HierarchyCommit:
         """Remove what lies where arrays are to grow, and was not put: a commit that was cut short has left it there."""
         for grown in plan.grown:
             few = grown.added <= FEW
-            for name in grown.names() if few else filter(grown.has, self._objects.names(grown.path)):
-                if name not in self._put:
-                    self._objects.remove(name)
+            found = grown.names() if few else filter(grown.has, self._objects.names(grown.path))
+            with ThreadPoolExecutor(WORKERS) as pool:
+                list(pool.map(self._objects.remove, [name for name in found if name not in self._put]))
 
     def _remove(self, plan: Plan) -> None:
         names = list(plan.removed)
