@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.targets import connections
 
-__all__ = ["Sample", "content", "read", "write_set"]
+__all__ = ["IDLE", "Sample", "content", "read", "write_set"]
 
+IDLE: Final = 0.1  # seconds after which connections are closed here: what is left is held by somebody
 STEP: Final = 8  # bytes from the beginning of one range to that of the next: they overlap
 LONGEST: Final = 200
 NEAR: Final = 4096  # keys from which those are drawn that are read together
@@ -59,6 +61,7 @@ def opened(path: str) -> RefShardFileSystem:
 
 def read(path: str, keys: int, seed: int, count: int) -> Sample:
     """Read ``count`` random keys, in every way there is; AssertionError where a byte is wrong."""
+    connections._IDLE = IDLE
     fs = opened(path)
     data = content(keys)
     pick = random.Random(seed)
