@@ -14,10 +14,11 @@ from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import recognised as reference_sets
 from refshard_fs.manifests.declared import MARK
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.lazy_references import LazyReferences, Look
 from refshard_fs.manifests.manifest_view import ManifestView
-from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
+from refshard_fs.manifests.reference_set import References, ReferenceSet
 from refshard_fs.manifests.resolving import resolver
 from refshard_fs.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.model import Names as NamesOf

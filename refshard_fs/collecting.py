@@ -18,12 +18,13 @@ from refshard_fs.formats import OpenOptions, Raw
 from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.editing import with_edits
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.manifests.gathered import gather
 from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.kerchunk_json import parse_document
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.manifest_view import ManifestView
-from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
+from refshard_fs.manifests.reference_set import References, ReferenceSet
 from refshard_fs.manifests.reference_stream import ParquetStream, Respell
 from refshard_fs.manifests.snapshots import pinned, taken
 from refshard_fs.model import Load, Steps

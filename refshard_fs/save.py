@@ -22,13 +22,13 @@ from refshard_fs.formats import OpenOptions, SetFormat
 from refshard_fs.keys import join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import manifest_writing, writing
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.manifests.gathered import gather
 from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.kerchunk_parquet import Layout, ParquetKeySpace, partition_name
 from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.partition import Partition, require_pyarrow
 from refshard_fs.manifests.recognised import PARQUET
-from refshard_fs.manifests.reference_set import FlatKeySpace
 from refshard_fs.manifests.reference_stream import FlatStream, ParquetStream, ReferenceStream, Respell
 from refshard_fs.manifests.resolving import resolver
 from refshard_fs.model import Steps

@@ -15,7 +15,7 @@ import numpy as np
 from refshard_fs.amounts import count_text
 from refshard_fs.catalog import beneath
 from refshard_fs.errors import redacted
-from refshard_fs.manifests.reference_set import FlatKeySpace
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.policy import protocol_of
 from refshard_fs.session import Session
 from refshard_fs.survey.extents import AT_HAND, Extents

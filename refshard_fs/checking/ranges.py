@@ -17,7 +17,7 @@ import numpy.typing as npt
 from refshard_fs.columns import WHOLE, ChunkTable, UInt64s
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import join
-from refshard_fs.manifests.reference_set import FlatKeySpace
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.model import Entry, Inline, Packed, Pin, Span
 
 __all__ = ["Keys", "Ranges", "Rows"]

@@ -23,7 +23,7 @@ from refshard_fs.columns import WHOLE
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.manifests.reference_set import FlatKeySpace
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.model import Facts, Pin, Stat
 from refshard_fs.reading.engine import Request
 from refshard_fs.session import Session

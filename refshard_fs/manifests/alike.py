@@ -16,7 +16,8 @@ import numpy as np
 
 from refshard_fs.columns import ChunkTable, Part, UInt32s, UInt64s
 from refshard_fs.keyspace import place
-from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.values import METADATA, Value
 from refshard_fs.texts import Texts
 
 __all__ = ["Members", "Pattern", "decoded", "members_of"]

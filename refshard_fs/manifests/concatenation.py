@@ -19,7 +19,8 @@ from refshard_fs.keyspace import place
 from refshard_fs.manifests.cf_times import converted
 from refshard_fs.manifests.fitting import Fit
 from refshard_fs.manifests.plain_values import plain
-from refshard_fs.manifests.reference_set import ReferenceSet, Value
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.values import Value
 from refshard_fs.manifests.variables import Named, Variable, document_of, inline_of, values_at_hand
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts

@@ -10,7 +10,8 @@ from refshard_fs.columns import ABSENT, ChunkTable, Part, Row, UInt64s
 from refshard_fs.edits import Edit, Edits
 from refshard_fs.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.keyspace import place
-from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.values import METADATA, Value, grid_of
 from refshard_fs.model import Inline, Pin, Span
 from refshard_fs.names import directory_of_chunks
 from refshard_fs.pins import Pins

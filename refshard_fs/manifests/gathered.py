@@ -16,7 +16,8 @@ from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.checked import Checked
 from refshard_fs.manifests.manifest_view import ManifestView
-from refshard_fs.manifests.reference_set import ReferenceSet, Value
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.values import Value
 from refshard_fs.model import Entry, Inline, Load, Packed, Pin, Span, Steps
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts

@@ -22,12 +22,13 @@ from refshard_fs.keys import ChunkGrid, normalise
 from refshard_fs.manifests.block_texts import BlockTexts, Irregular, block_texts
 from refshard_fs.manifests.json_fast import Records, scan
 from refshard_fs.manifests.placed import ENDS, placed
-from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
+from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.manifests.settling import settle
 from refshard_fs.manifests.side_table import Run
 from refshard_fs.manifests.taken import Aside, Loose, Taken, has_odd
 from refshard_fs.manifests.templates import Templates, expand_gen
 from refshard_fs.manifests.url_column import Urls
+from refshard_fs.manifests.values import METADATA, Value, grid_of
 from refshard_fs.manifests.words import stands
 
 __all__ = ["Gathering"]

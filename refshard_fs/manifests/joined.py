@@ -25,8 +25,8 @@ from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.concat_document import ConcatDocument, ConcatIndex
 from refshard_fs.manifests.judging import judged
 from refshard_fs.manifests.plain_values import dtype_of, plain_document
-from refshard_fs.manifests.reference_set import METADATA
 from refshard_fs.manifests.resolving import resolver
+from refshard_fs.manifests.values import METADATA
 from refshard_fs.model import Entry, Facts, Inline, Listed, Load, Pin, Span, Steps
 from refshard_fs.names import by_name
 from refshard_fs.policy import directory_of

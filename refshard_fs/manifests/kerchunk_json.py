@@ -16,10 +16,11 @@ from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.formats import MANIFEST_BYTES, OpenOptions, Probe, check_size
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import compiled
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.manifests.gathering import Gathering
 from refshard_fs.manifests.inflate import MAGIC, DamagedStream, Inflate, inflate_for
 from refshard_fs.manifests.json_blocks import Reader
-from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet
+from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.manifests.resolving import resolver
 from refshard_fs.manifests.templates import Templates
 from refshard_fs.model import Facts, Inline, Load, Pin, Span, Steps

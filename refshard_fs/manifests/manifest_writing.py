@@ -11,7 +11,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, parent
 from refshard_fs.manifests.entries import NAME
 from refshard_fs.manifests.partition import Partition
-from refshard_fs.manifests.reference_set import spelled
+from refshard_fs.manifests.values import spelled
 from refshard_fs.manifests.version_3 import array_3, group_3
 from refshard_fs.manifests.writing import object_in
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from refshard_fs import zarrmeta
-from refshard_fs.columns import ABSENT, ChunkTable, Row, Tables
-from refshard_fs.errors import ManifestError, redacted
-from refshard_fs.keys import ChunkGrid, join, parent
-from refshard_fs.manifests.side_table import SideTable, Value
-from refshard_fs.manifests.words import Positions
-from refshard_fs.model import Entry, Inline, Listed, Pin, Span, Steps
-from refshard_fs.names import Listing, by_name, chunk_names, chunks_below, has_chunks_below
+from refshard_fs.columns import ChunkTable, Row, Tables
+from refshard_fs.errors import ManifestError
+from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.manifests.side_table import SideTable
+from refshard_fs.manifests.values import Value, spelled
+from refshard_fs.names import chunk_names
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
-__all__ = ["METADATA", "FlatKeySpace", "ReferenceSet", "References", "Value", "grid_of", "spelled"]
-
-METADATA: Final = (".zarray", "zarr.json")
-FEW: Final = 64  # names that are put among many others one by one
+__all__ = ["ReferenceSet", "References"]
 
 
 class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
@@ -127,252 +119,6 @@ class _Grids(Mapping[str, ChunkGrid]):
         return len(self.tables)
 
 
-def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
-    """Return the grid that the metadata document ``key`` of ``where`` gives its array, if it is one and has one."""
-    doc = value if isinstance(value, dict) else _json(value)
-    meta = zarrmeta.array_meta(doc, f"{key!r} of {where}") if isinstance(doc, dict) else None
-    return None if meta is None else meta.grid
-
-
-def _json(value: Value) -> object:
-    try:
-        return zarrmeta.loads(decode(value))
-    except ValueError:
-        return None  # not our business: whoever reads the key sees the bytes as they are
-
-
-def decode(value: Value) -> bytes:
-    """Return the bytes of an inline value; ValueError if it is no valid base64 or text."""
-    match value:
-        case str():
-            if not value.startswith("base64:"):
-                return value.encode()
-            try:
-                return base64.b64decode("".join(value[7:].split()), validate=True)
-            except binascii.Error as e:
-                raise ValueError(f"its base64 text is damaged: {e}") from e
-        case bytes():
-            return value
-        case dict():
-            return zarrmeta.dumps(value)
-        case _:
-            raise TypeError(f"{value!r} is a reference, not data")
-
-
-class FlatKeySpace:
-    """The keys of a reference set, its URLs resolved: ``resolve`` maps a URL as written to an absolute one."""
-
-    def __init__(self, refs: ReferenceSet, resolve: Callable[[str | None], str], where: str) -> None:
-        self.refs = refs
-        self.where = where
-        self.grids = refs.grids
-        self._resolve = resolve
-        self._urls: list[str | None] = [None] * len(refs.urls)
-        self._pins: dict[int, Pin | None] = {}
-        self._tree: dict[str, dict[str, bool]] | None = None
-        self._rows: dict[str, Positions] = {}  # of a table of what lies aside, by directory; made with the tree
-        self._holds_all_metadata: bool | None = None
-        self._document_rows: Positions | None = None
-
-    @property
-    def document_url(self) -> str:
-        """The URL of the set, if it is one."""
-        return self.where
-
-    @property
-    def urls(self) -> Texts:
-        """The URLs of all targets, as written."""
-        return self.refs.urls
-
-    def find(self, key: str) -> Entry | None:
-        """Return the entry of ``key``, or None; no further reads are ever needed."""
-        value = self.refs.value(key)
-        match value:
-            case Row():
-                try:
-                    return self._span(value)
-                except ManifestError as e:
-                    raise ManifestError(f"{key!r} of {redacted(self.where)}: {e}") from e
-            case None:
-                return None
-            case _:
-                try:
-                    return Inline(decode(value))
-                except ValueError as e:
-                    raise ManifestError(f"{key!r} of {redacted(self.where)}: {e}") from e
-
-    @property
-    def holds_all_metadata(self) -> bool:
-        """Whether the metadata of every array is inline, and so no array can be learnt of by reading."""
-        if self._holds_all_metadata is None:
-            match self.refs.side:
-                case SideTable() as table:
-                    self._holds_all_metadata = bool((table.columns.targets[self._documents(table)] == ABSENT).all())
-                case side:
-                    self._holds_all_metadata = Row not in set(map(type, side.values())) or not any(
-                        type(value) is Row and parent(key)[1] in METADATA
-                        for key, value in side.items()
-                        if key.endswith(METADATA)
-                    )
-        return self._holds_all_metadata
-
-    def _documents(self, table: SideTable) -> Positions:
-        """Return the rows of ``table``, which lies aside, that are metadata of arrays."""
-        if self._document_rows is None:
-            self._document_rows = table.named(METADATA)
-        return self._document_rows
-
-    def lacks(self, marks: tuple[bytes, ...]) -> bool:
-        """Whether the metadata of the root and of every array is at hand as text, without any of ``marks``."""
-        if not self.holds_all_metadata:
-            return False
-        match self.refs.side:
-            case SideTable() as table:
-                rows = self._documents(table)
-                return len(self.refs.tables) <= len(rows) and table.lacks(rows, marks)
-        get = self.refs.side.get
-        stems = ["", *(path + "/" for path in self.refs.tables if path)]
-        old, new = [get(stem + ".zarray") for stem in stems], [get(stem + "zarr.json") for stem in stems]
-        if not set(map(type, chain(old, new))) <= {str, type(None)}:
-            return False
-        if any(a is None and b is None for a, b in zip(old[1:], new[1:], strict=True)):
-            return False
-        texts = {str(text) for text in {*old, *new} if text is not None}
-        return not any(text.startswith("base64:") or any(mark.decode() in text for mark in marks) for text in texts)
-
-    def lookup(self, key: str) -> Steps[Entry | None]:
-        yield from ()
-        return self.find(key)
-
-    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        yield from ()
-        tree = self._directories()
-        names = tree.get(prefix)
-        stem = prefix + "/" if prefix else ""
-        found = [chunks_below(self.refs.tables[path], below, stem) for path, below in self._tables_at(prefix)]
-        many = [chunks for chunks in found if chunks]
-        if names is None:
-            aside = []
-        else:
-            aside = [
-                Listed(name, None if is_directory else self._size(join(prefix, name)), is_directory)
-                for name, is_directory in names.items()
-            ]
-            many += self._files_in_columns(prefix, stem)
-            if not many:
-                return sorted(aside, key=by_name)
-        listings = [listing for listing in many if isinstance(listing, Listing)]
-        if len(listings) == len(many) > 1:  # of one name, what is aside hides what is in columns: it is the last
-            together = {path: size for part in listings for path, size in zip(part.paths, part.sizes, strict=True)}
-            paths = sorted(together)
-            many = [Listing(stem, paths, list(map(together.__getitem__, paths)))]
-        match many:
-            case []:
-                return None
-            case [Listing() as listing] if len(aside) <= FEW and not any(child.is_directory for child in aside):
-                for file in aside:
-                    listing.insert(file)
-                return listing
-        # Of one name, what is kept aside hides what the columns have.
-        merged = {child.name: child for child in chain(*many, aside)}
-        return sorted(merged.values(), key=by_name)
-
-    def is_directory(self, prefix: str) -> Steps[bool]:
-        yield from ()
-        if prefix in self._directories():
-            return True
-        return any(has_chunks_below(self.refs.tables[path], below) for path, below in self._tables_at(prefix))
-
-    def url(self, target: int) -> str:
-        """Return the absolute URL of a row's ``target``."""
-        url = self._urls[target]
-        if url is None:
-            url = self._urls[target] = self._resolve(self.refs.urls[target])
-        return url
-
-    def _span(self, row: Row) -> Span:
-        url = self._urls[row.target] or self.url(row.target)
-        stop = None if row.length is None else row.offset + row.length
-        if self.refs.pins is None:
-            return Span(url, row.offset, stop)
-        return Span(url, row.offset, stop, pin=self.pin(row.target))
-
-    def pin(self, target: int) -> Pin | None:
-        """Return what a row's ``target`` must be, if the set says so."""
-        if self.refs.pins is not None and target not in self._pins:
-            self._pins[target] = self.refs.pins.pin(target)
-        return self._pins.get(target)
-
-    def _size(self, key: str) -> int | None:
-        return self._size_of(key, self.refs.side[key])
-
-    def _size_of(self, key: str, value: Value) -> int | None:
-        if isinstance(value, Row):
-            pin = self.pin(value.target) if value.length is None else None
-            return value.length if pin is None else pin.size
-        entry = self.find(key)
-        return None if entry is None else entry.size
-
-    def _files_in_columns(self, prefix: str, stem: str) -> Iterator[Listing]:
-        """Yield what a table of what lies aside has directly below ``prefix``."""
-        match self.refs.side:
-            case SideTable() as table if prefix in self._rows:
-                rows = self._rows[prefix]
-                paths = table.keys_of(rows)
-                order = sorted(range(len(rows)), key=paths.__getitem__)
-                sizes = table.sizes(rows)
-                closer = (i for i, size in enumerate(sizes) if size < 0)
-                known: list[int | None] = [*sizes]
-                for i in closer:
-                    known[i] = self._size_of(paths[i], table.value(int(rows[i])))
-                yield Listing(stem, [paths[i] for i in order], [known[i] for i in order])
-
-    def _directories(self) -> dict[str, dict[str, bool]]:
-        """Directory → name → whether that is one, of all that is not in columns; built at the first listing."""
-        if self._tree is None:
-            tree: dict[str, dict[str, bool]] = {"": {}}
-
-            def add(path: str, is_directory: bool) -> None:
-                while path:
-                    directory, name = parent(path)
-                    below = tree.setdefault(directory, {})
-                    known = below.get(name)
-                    below[name] = is_directory or bool(known)
-                    if known is not None and directory in tree:
-                        return
-                    path, is_directory = directory, True
-
-            match self.refs.side:
-                case SideTable() as table:
-                    self._rows = table.directories()
-                    for path in self._rows:
-                        tree.setdefault(path, {})
-                        add(path, True)
-                case side:
-                    for key in side:
-                        add(key, False)
-            match self.refs.tables:
-                case Tables() as tables:
-                    full = tables.full()
-                case own:
-                    full = (path for path, chunks in own.items() if chunks)
-            for path in full:
-                add(path, True)
-            self._tree = tree
-        return self._tree
-
-    def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yield (array, rest) for each way to read ``prefix`` as a directory of chunks of an array."""
-        if prefix in self.refs.tables:
-            yield prefix, ""
-        end = len(prefix)
-        while end > 0:
-            end = prefix.rfind("/", 0, end)
-            path = prefix[:end] if end >= 0 else ""
-            if path in self.refs.tables:
-                yield path, prefix[end + 1 :]
-
-
 class References(Mapping[str, Any]):
     """A reference set as the mapping that its expanded (version 0) JSON would be."""
 
@@ -406,12 +152,3 @@ class References(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"
-
-
-def spelled(data: bytes) -> str:
-    """Return data as a JSON set spells it: as text, or in base64."""
-    with contextlib.suppress(UnicodeDecodeError):
-        text = data.decode()
-        if not text.startswith("base64:"):
-            return text
-    return "base64:" + base64.b64encode(data).decode()

@@ -14,7 +14,8 @@ from refshard_fs.keyspace import place
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.partition import Partition
 from refshard_fs.manifests.recognised import PARQUET
-from refshard_fs.manifests.reference_set import ReferenceSet, decode
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.values import decode
 from refshard_fs.model import Steps
 from refshard_fs.pins import Pins
 

@@ -18,7 +18,8 @@ from refshard_fs.formats import Raw
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import place
 from refshard_fs.manifests.hierarchy import Hierarchy
-from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, grid_of
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.values import METADATA, Value, grid_of
 from refshard_fs.model import Facts, Load, Names, Pin, Span, Stat, Steps
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts

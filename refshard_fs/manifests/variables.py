@@ -16,7 +16,8 @@ from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import place
 from refshard_fs.manifests.chunk_values import decode_chunk
 from refshard_fs.manifests.plain_values import dtype_of, fill_of
-from refshard_fs.manifests.reference_set import METADATA, ReferenceSet, Value, decode
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.values import METADATA, Value, decode
 from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["Known", "Named", "Variable", "document_of", "inline_of", "values_at_hand", "variables"]

@@ -16,7 +16,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.manifests.partition import OFFSETS, Partition, encode
 from refshard_fs.manifests.recognised import PARQUET
-from refshard_fs.manifests.reference_set import decode, spelled
+from refshard_fs.manifests.values import decode, spelled
 
 __all__ = [
     "FRAMES",

@@ -18,8 +18,10 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.held import settle
 from refshard_fs.keys import join
 from refshard_fs.manifests.concatenation import concatenate
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.manifests.joined import Joined
-from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet, Value, decode
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.values import Value, decode
 from refshard_fs.manifests.variables import Named, variables
 from refshard_fs.model import Inline, Span
 from refshard_fs.overlay import Base

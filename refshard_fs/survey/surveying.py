@@ -23,9 +23,11 @@ from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.manifest_view import ManifestView
-from refshard_fs.manifests.reference_set import FlatKeySpace, ReferenceSet, decode
+from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.values import decode
 from refshard_fs.model import Entry, Inline, Listed, Packed, Span, Steps
 from refshard_fs.rounds import together
 from refshard_fs.shards.inner_rows import ArrayRows, ShardRows

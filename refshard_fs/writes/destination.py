@@ -8,10 +8,10 @@ from refshard_fs.catalog import beneath
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.held import Held
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.manifest_view import ManifestView
-from refshard_fs.manifests.reference_set import FlatKeySpace
 from refshard_fs.overlay import Base
 from refshard_fs.shards.view import ShardView
 from refshard_fs.writes.options import WriteOptions

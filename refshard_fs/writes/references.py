@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
 from refshard_fs.edits import REMOVED, Edits
-from refshard_fs.manifests.reference_set import decode
+from refshard_fs.manifests.values import decode
 from refshard_fs.model import Inline, Span
 from refshard_fs.spool import Spooled
 

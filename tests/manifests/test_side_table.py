@@ -18,8 +18,9 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.held import digest_of
 from refshard_fs.keys import parent
 from refshard_fs.manifests import compiled, pickled, settling, side_table
+from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
-from refshard_fs.manifests.reference_set import FlatKeySpace, References, ReferenceSet
+from refshard_fs.manifests.reference_set import References, ReferenceSet
 from refshard_fs.manifests.side_table import Run, SideTable, Value
 from refshard_fs.texts import Texts
 from refshard_fs.zarrmeta import dumps
