@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, compress
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +24,11 @@ PATH = 200  # bytes that a path takes in dictionaries, roughly
 WHOLE = 2**64 - 1  # in the length column: to the end of the target
 
 
-class Row(NamedTuple):
-    """One reference: a target's place in the set's URLs, and a byte range; ``length=None`` is the whole target."""
+class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One reference: a target's place in the set's URLs, and a byte range; ``length=None`` is the whole target.
+
+    It is written as an array.
+    """
 
     target: int
     offset: int
@@ -154,8 +158,8 @@ class ChunkTable:
 
     def row(self, number: int) -> Row | None:
         """Return the reference of chunk ``number`` (within the grid), or None if there is no such chunk."""
-        numbers = self.numbers
-        if numbers is not None:
+        if self._all[3] is not None:
+            numbers = self._all[3][self._start : self._stop]
             index = int(numbers.searchsorted(np.uint64(number)))
             if index == len(numbers) or numbers[index] != number:
                 return None

@@ -60,13 +60,39 @@ class Session(Opening):
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell(1)`` is called as each one ends."""
         keyspace = await self.keyspace()
+        at_once = self._at_once_reader()
+        out: list[Any] = []
+        late: list[tuple[int, Request, Entry | None]] = []
+        size = 0
+        for request in requests:
+            entry = data = None
+            try:
+                entry = at_once.find(keyspace, request.key)
+                data = None if entry is None else at_once.take(request, entry)
+            except Exception as e:  # noqa: BLE001  # of this one alone
+                out.append(e)
+            else:
+                out.append(data)
+                if data is None:
+                    late.append((len(out) - 1, request, entry))
+                    continue
+                size += len(data)
+            if tell is not None:
+                tell(1)
+            if size > PIECE:  # what else there is to do on this loop has waited for long enough
+                size = 0
+                await asyncio.sleep(0)
+        if not late:
+            return out
         engine = self.engine()
         alone = len(requests) == 1  # several at once are all that the caller wants
-        futures = [engine.read(keyspace, request, guess=alone) for request in requests]
+        futures = [engine.read(keyspace, request, entry, guess=alone) for _, request, entry in late]
         if tell is not None:
             for future in futures:
                 future.add_done_callback(lambda _: tell(1))
-        return await asyncio.gather(*futures, return_exceptions=True)
+        for (number, _, _), value in zip(late, await asyncio.gather(*futures, return_exceptions=True), strict=True):
+            out[number] = value
+        return out
 
     async def pieces(self, key: str, tell_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of ``key`` in order, in pieces of which few are in memory at a time."""
@@ -94,7 +120,11 @@ class Session(Opening):
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
         keyspace = self._keyspace or self.opened_now()
-        return None if keyspace is None else self._at_once_reader().read(keyspace, request, may_load=True)
+        return (
+            None
+            if keyspace is None
+            else (self._immediate or self._at_once_reader()).read(keyspace, request, may_load=True)
+        )
 
     async def find(self, key: str) -> Entry:
         """Return where the bytes of ``key`` are; FileNotFoundError if there is no such key."""

@@ -132,7 +132,7 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
         case members:
             pass
     try:
-        side = msgspec.msgpack.encode({key: _written(value) for key, value in members.items()})
+        side = msgspec.msgpack.encode(dict(members))
     except (TypeError, OverflowError, RecursionError) as e:
         raise ValueError(f"the data among the references cannot be written: {e}") from e
     urls, ends = layout.add(refs.urls.data), layout.add(refs.urls.ends)
@@ -198,7 +198,3 @@ def _pin_columns(pins: Pins) -> tuple[npt.NDArray[Any], ...]:
 
 def _read(members: dict[Any, Any]) -> dict[Any, Value]:
     return {key: Row(*value) if type(value) is list else value for key, value in members.items()}
-
-
-def _written(value: Value) -> Any:
-    return list(value) if type(value) is Row else value

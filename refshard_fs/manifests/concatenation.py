@@ -104,7 +104,7 @@ class _Joining:
     # ------------------------------------------------------------------ one variable
 
     def _moved(self, i: int, value: Value) -> Value:
-        return value._replace(target=value.target + self.starts[i]) if type(value) is Row else value
+        return Row(value.target + self.starts[i], value.offset, value.length) if type(value) is Row else value
 
     def _metadata(self, variable: Variable, doc: Mapping[str, Any]) -> None:
         self.side[variable.key] = dict(doc)

@@ -63,7 +63,7 @@ def shrink(refs: ReferenceSet) -> bytes:
         case SideTable() as table:
             aside = _shrunk(table.run())
         case members:
-            side = {key: list(value) if type(value) is Row else value for key, value in members.items()}
+            side = dict(members)
     urls, pins = refs.urls, None
     if refs.pins is not None:
         texts = (refs.pins.etags, refs.pins.times)

@@ -49,7 +49,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
             case SideTable() as side:
                 inline = side.nbytes
             case side:
-                inline = 64 * len(side) + sum(map(len, side.values()))
+                inline = 64 * len(side) + sum(len(value) for value in side.values() if not isinstance(value, Row))
         pins = 0 if self.pins is None else self.pins.nbytes
         match self.tables:
             case Tables() as tables:

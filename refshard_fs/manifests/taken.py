@@ -121,7 +121,7 @@ class Taken:
         for _, members, _ in self.side:
             for key, value in members.items():
                 if type(value) is Row:
-                    members[key] = value._replace(target=int(numbers[value.target]))
+                    members[key] = Row(int(numbers[value.target]), value.offset, value.length)
 
     def _key_of(self, target: int) -> str:
         """Return a key that refers to ``target``."""

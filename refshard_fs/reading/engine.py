@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Packed, Span, Stat, Steps
 from refshard_fs.reading.blocks import Block, Reader
@@ -28,7 +30,7 @@ __all__ = ["DOCUMENTS", "Engine", "Request"]
 DOCUMENTS = tuple(sorted(METADATA_NAMES))
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """Bytes ``[start:end]`` of ``key``, as slicing would take them."""
 
     key: str
@@ -160,7 +162,7 @@ class Engine(Lookups):
         readers: list[Reader] = []
         chunks: list[Chunk] = []
         for (keyspace, request, future, guess, _), entry in zip(batch, found, strict=True):
-            key, start, end = request
+            key, start, end = request.key, request.start, request.end
             if future is None:
                 chunks.append(Chunk(keyspace, key, entry if isinstance(entry, Span) else None, guess))
                 continue
@@ -191,7 +193,7 @@ class Engine(Lookups):
 
     async def _serve_slowly(self, entry: Span | Packed, request: Request, future: asyncio.Future[bytes]) -> None:
         """Serve what one range of known size cannot: windows of objects of unknown size, and packed entries."""
-        key, start, end = request
+        key, start, end = request.key, request.start, request.end
         try:
             window = await self._window(entry, start, end)
             data = await self._bytes(window)

@@ -14,7 +14,7 @@ from refshard_fs.reading.failures import ABSENT, blame, describe, fail, too_larg
 from refshard_fs.reading.recall import bound, recalled
 from refshard_fs.reading.sizes import sized
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Pool, TooLarge, check, hold
+from refshard_fs.targets import Answer, Pool, TooLarge, check, hold
 
 __all__ = ["Found", "Immediate"]
 
@@ -46,23 +46,23 @@ class Immediate:
 
     def take(self, request: Request, entry: Entry) -> bytes | None:
         """Return the bytes of ``request``, whose key is at ``entry``."""
-        key = request.key
         try:
-            if type(entry) is Span and request.start is None and request.end is None:
-                got = self._fetch(entry, self._longest if key.endswith(DOCUMENTS) else None)
-                if got is not None:
-                    self._stats.add_read(len(got[0]))
-                return None if got is None else got[0]
+            most = None
             if request.start is not None or request.end is not None:
                 if entry.size is None and isinstance(entry, Span):
                     whole = self._fetch(Span(entry.url, 0, 0, optional=entry.optional))
-                    if whole is None or whole[1] is None:
+                    if whole is None or whole.size is None:
                         return None
-                    entry = entry.resized(whole[1])
+                    entry = entry.resized(whole.size)
                 entry = entry.window(request.start, request.end)
-            data = self._bytes(entry)
+            elif type(entry) is Span and entry.stop is None and request.key.endswith(DOCUMENTS):
+                most = self._longest
+            if isinstance(entry, Inline):
+                self._stats.count("keys", 1)
+                return entry.data
+            data = self._bytes(entry, most)
         except Exception as e:  # raised again as what it means: never as a missing key
-            raise fail(key, entry, e) from e
+            raise fail(request.key, entry, e) from e
         if data is not None:
             self._stats.add_read(len(data))
         return data
@@ -168,7 +168,7 @@ class Immediate:
                 return Found(value)
             try:
                 hold(entry.size, self._longest)
-                got = self._fetch(entry, self._longest)
+                got = self._bytes(entry, self._longest)
             except TooLarge as e:
                 raise ManifestError(too_large(describe(entry), e.most)) from e
             except ABSENT:
@@ -179,30 +179,25 @@ class Immediate:
                 return None
             index = sized(need, self._pool)
             try:
-                value = index.decode(got[0])
+                value = index.decode(got)
             except RefShardError:
                 raise
             except ValueError as e:
                 raise DamagedIndex("", describe(entry), str(e)) from e
-            weight = getattr(value, "nbytes", len(got[0]))
+            weight = getattr(value, "nbytes", len(got))
             self._cache.put((self._token, need), bound(need, value, self._pool), weight, getattr(index, "quota", None))
             return Found(value)
 
-    def _bytes(self, entry: Entry) -> bytes | None:
-        match entry:
-            case Inline(data):
-                return data
-            case Span():
-                got = self._fetch(entry)
-                return None if got is None else got[0]
-            case Packed():
-                parts = [self._fetch(span) for span in entry.spans]
-                found = [part[0] for part in parts if part is not None]
-                return (
-                    entry.finish(found[0] if len(found) == 1 else b"".join(found)) if len(found) == len(parts) else None
-                )
+    def _bytes(self, entry: Span | Packed, most: int | None = None) -> bytes | None:
+        if isinstance(entry, Span):
+            answer = self._fetch(entry, most)
+            return None if answer is None else bytes(answer.data)
+        parts = [answer.data for span in entry.spans if (answer := self._fetch(span)) is not None]
+        if len(parts) < len(entry.spans):
+            return None
+        return entry.finish(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
 
-    def _fetch(self, span: Span, most: int | None = None) -> tuple[bytes, int | None] | None:
+    def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
         place = self._pool.place(span.url)
         if place is None:
             return None
@@ -211,4 +206,4 @@ class Immediate:
             return None
         if span.stop is None or len(answer.data) != span.stop - span.start:
             check(answer, span.start, span.stop, exact=span.exact)
-        return bytes(answer.data), answer.size
+        return answer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+import msgspec
 
 from refshard_fs.model import OWN, Facts, Listed
 from refshard_fs.targets.failures import Incomplete, TooLarge, Unfit
@@ -12,7 +14,7 @@ __all__ = ["OWN", "UNTOLD", "Answer", "Target", "check", "hold"]
 UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says how many it has: it may have no end
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """Bytes of an object, and what came with them about the whole: its size, ETag and modification time.
 
     They may be in one of the pool's `Buffers`: who takes a part of them makes the only copy, and who has no more use

@@ -59,8 +59,6 @@ _NOBODY = (
 )
 
 
-_UNKNOWN: Any = object()
-
 Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
 
 
@@ -118,12 +116,13 @@ class Pool:
 
         Raises TargetNotAllowed if it may not be read.
         """
-        found: Any = self._places.get(url, _UNKNOWN)
-        place: tuple[Opened, str] | None = self._place(url) if found is _UNKNOWN else found
-        if found is _UNKNOWN:
-            if len(self._places) >= PLACES:
-                self._places.clear()
-            self._places[url] = place
+        try:
+            return self._places[url]
+        except KeyError:
+            place = self._place(url)
+        if len(self._places) >= PLACES:
+            self._places.clear()
+        self._places[url] = place
         return place
 
     def _place(self, url: str) -> tuple[Opened, str] | None:

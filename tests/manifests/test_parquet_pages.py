@@ -15,6 +15,7 @@ import pytest
 
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
+from refshard_fs.columns import Row  # noqa: E402
 from refshard_fs.manifests import parquet_pages  # noqa: E402  # not without pyarrow
 from refshard_fs.manifests.partition import PartitionIndex  # noqa: E402
 from refshard_fs.manifests.thrift import BINARY, I32, I64, Damaged, Reader  # noqa: E402
@@ -115,7 +116,7 @@ def test_texts_that_are_written_as_differences_are_not_read(encoding: str) -> No
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"])
 def test_numbers_are_read_in_any_encoding(encoding: str) -> None:
     data = written(8, path=["u"] * 8, column_encoding={"offset": encoding})
-    assert INDEX.decode(data).value(7) == (0, 0, 1)
+    assert INDEX.decode(data).value(7) == Row(0, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_pages_are_followed_over_groups_of_rows_and_many_pages() -> None:
     columns = {"path": [f"s3://b/{i}" for i in range(5000)], "offset": range(5000), "size": [1] * 5000}
     pq.write_table(pa.table(columns), out, row_group_size=700, data_page_size=256, use_dictionary=False)
     made = PartitionIndex(5000, 5000).decode(out.getvalue())
-    assert made.value(4999) == (made.targets[4999], 4999, 1)
+    assert made.value(4999) == Row(made.targets[4999], 4999, 1)
 
 
 def test_all_that_a_file_makes_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:

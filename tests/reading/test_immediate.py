@@ -1,0 +1,109 @@
+"""What lies on this machine is read at once: one system call a key, no event loop, every promise held."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.callbacks import Callback
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.errors import ReferenceNotReachable, TargetChanged
+from refshard_fs.reading.engine import Engine
+from refshard_fs.targets import local
+from tests.servers.http import RangeServer
+
+DATA = bytes(range(256)) * 40
+COUNT = 100
+KEYS = [f"a/{i}" for i in range(COUNT)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "x.bin"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """The (start, length) of each read of a file."""
+    seen: list[tuple[int, int]] = []
+    read_at = local._read_at
+
+    def counted(file: Any, length: int, start: int) -> bytes:
+        seen.append((start, length))
+        return read_at(file, length, start)
+
+    monkeypatch.setattr(local, "_read_at", counted)
+    return seen
+
+
+def references(file: Path) -> dict[str, Any]:
+    return {key: [str(file), 100 * i, 100] for i, key in enumerate(KEYS)}
+
+
+def test_each_of_many_keys_takes_one_read_of_its_bytes_and_no_engine(
+    file: Path, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = RefShardFileSystem(references(file))
+    monkeypatch.setattr(Engine, "read", None)
+    shuffled = KEYS[::-3] + KEYS[::2]
+    assert fs.cat(shuffled) == {key: DATA[100 * i : 100 * i + 100] for i, key in enumerate(KEYS) if key in shuffled}
+    assert fs.cat_ranges(["a/1", "a/2"], [None, -7], [3, None]) == [DATA[100:103], DATA[293:300]]
+    assert reads == [(100 * int(key[2:]), 100) for key in shuffled] + [(100, 3), (293, 7)]
+
+
+def test_reads_are_counted_and_what_the_manifest_holds_is_no_request(file: Path) -> None:
+    fs = RefShardFileSystem(references(file) | {"text": "12345"})
+    for _ in range(7):
+        fs.cat(KEYS)
+    fs.cat_file("text")
+    counts = fs.stats()
+    assert (counts["keys"], counts["requests"]) == (7 * COUNT + 1, 7 * COUNT)
+    assert counts["bytes_wanted"] == counts["bytes_fetched"] == 7 * COUNT * 100
+
+
+def test_threads_lose_no_count(file: Path) -> None:
+    fs = RefShardFileSystem(references(file))
+    threads = [threading.Thread(target=lambda: [fs.cat_file(key) for key in KEYS]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert fs.stats()["keys"] == 8 * COUNT
+
+
+def test_of_many_keys_each_has_its_own_bytes_or_error(file: Path, http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    references_of = {
+        "near": [str(file), 1, 4],
+        "far": [url, 2, 5],
+        "text": "abc",
+        "short": [str(file), len(DATA) - 3, 7],
+        "lost": [str(file) + ".none"],
+    }
+    fs = RefShardFileSystem(references_of)
+    told = Callback()
+    keys = ["far", "none", "near", "short", "text", "lost"]
+    found = fs.cat(keys, on_error="return", callback=told)
+    assert [found[key] for key in ("far", "near", "text")] == [DATA[2:7], DATA[1:5], b"abc"]
+    assert isinstance(found["none"], FileNotFoundError)
+    assert "got 3 of 7" in str(found["short"])
+    assert isinstance(found["lost"], ReferenceNotReachable)
+    assert (told.size, told.value) == (6, 6)
+
+
+def test_a_file_that_was_replaced_is_an_error_for_the_keys_that_follow(file: Path) -> None:
+    fs = RefShardFileSystem(references(file))
+    assert fs.cat_file("a/3") == DATA[300:400]
+    other = file.with_name("other")
+    other.write_bytes(DATA[::-1])
+    os.replace(other, file)
+    with pytest.raises(TargetChanged):
+        fs.cat_file("a/3")
+    assert {type(error) for error in fs.cat(KEYS, on_error="return").values()} == {TargetChanged}
