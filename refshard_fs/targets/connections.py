@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 from refshard_fs.targets.buffers import SHARED
-from refshard_fs.targets.exchange import Connection, Origin, Unfamiliar
+from refshard_fs.targets.exchange import ROOM, Connection, Origin, Unfamiliar
 
 __all__ = ["Connections"]
 
@@ -34,6 +34,7 @@ class Connections:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Use `of`."""
+        self.room = bytearray(ROOM)
         self._loop = loop
         self._idle: dict[Origin, deque[Connection]] = {}
         self._live: set[Connection] = set()

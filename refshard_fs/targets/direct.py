@@ -74,18 +74,18 @@ class Direct:
         self._buffers = buffers
         self._unfamiliar: set[Origin] = set()
 
-    async def read(self, request: Request, headers: Mapping[str, str], judge: Judge) -> Reply | None:
+    async def read(self, request: Request, headers: Mapping[str, str], judge: Judge, size: int) -> Reply | None:
         """Return what `get` does; None where the general client is to ask, as it is from then on of that server."""
         if request.origin in self._unfamiliar:
             return None
         try:
-            return await self.get(request, headers, judge)
+            return await self.get(request, headers, judge, size)
         except Unfamiliar:
             self._unfamiliar.add(request.origin)
             return None
 
-    async def get(self, request: Request, headers: Mapping[str, str], judge: Judge) -> Reply:
-        """Return the answer to ``request`` with further ``headers``.
+    async def get(self, request: Request, headers: Mapping[str, str], judge: Judge, size: int) -> Reply:
+        """Return the answer to ``request`` with further ``headers``; some ``size`` bytes are expected.
 
         ``judge`` is told status, headers and the length of the body, and returns how many
         bytes of it are wanted, or raises what is wrong.
@@ -100,7 +100,7 @@ class Direct:
         while True:
             connection = self.connections.take(origin) or await self.connections.connect(origin)
             try:
-                told, body = await connection.ask(head, judge, self._buffers)
+                told, body = await connection.ask(head, judge, self._buffers, size)
                 return Reply(*told, body.getvalue() if isinstance(body, BytesIO) else body)
             except Stale:  # nothing of an answer came: the server had let go of the connection
                 continue

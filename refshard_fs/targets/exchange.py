@@ -14,10 +14,11 @@ from typing import NamedTuple, Protocol
 from refshard_fs.targets.buffers import LARGE, Buffers
 from refshard_fs.targets.failures import ConnectionLost, Incomplete
 
-__all__ = ["HEADER_NAME", "Connection", "Judge", "Origin", "Owner", "Stale", "Told", "Unfamiliar"]
+__all__ = ["HEADER_NAME", "ROOM", "Connection", "Judge", "Origin", "Owner", "Stale", "Told", "Unfamiliar"]
 
 _HEAD = 1 << 14  # bytes of an answer's head; a longer one is unfamiliar
 _MOST = 1 << 30  # bytes of a body for which room is made before they come
+ROOM = _HEAD + LARGE  # bytes that are received before it is known what they are: a head, and a small body behind it
 
 _STATUS = re.compile(r"HTTP/1\.([01]) ([2-5]\d\d)(?: .*)?", re.ASCII)
 _LENGTH = re.compile(r"\d{1,18}", re.ASCII)
@@ -31,7 +32,7 @@ _NOTHING = memoryview(b"")
 Judge = Callable[[int, Mapping[str, str], int], int]
 Told = tuple[int, Mapping[str, str], int]  # status, headers and the length of the body
 # The bytes of a BytesIO are taken later: while it is being written to, that would copy them.
-_Received = tuple[Told, BytesIO | memoryview]
+_Received = tuple[Told, bytes | BytesIO | memoryview]
 
 
 class Unfamiliar(Exception):
@@ -53,6 +54,10 @@ class Origin(NamedTuple):
 class Owner(Protocol):
     """Who keeps connections."""
 
+    @property
+    def room(self) -> bytearray:
+        """`ROOM` bytes of any content, which are used between two calls of the event loop only."""
+
     def put(self, connection: Connection) -> None:
         """Keep ``connection``, whose answer is complete, for the next request."""
 
@@ -68,10 +73,10 @@ class Connection(asyncio.BufferedProtocol):
         self.since = 0.0  # when it was put by
         self._loop = loop
         self._owner = owner
+        self._room = memoryview(owner.room)
         self._transport: asyncio.Transport | None = None
-        self._room = bytearray(_HEAD)
-        self._head = memoryview(self._room)
-        self._filled = 0  # bytes of it
+        self._begun = b""  # of a head that has not arrived in one piece
+        self._size = _HEAD  # bytes that are received together: a head, and the body that is expected if it is small
         self._used = False
         self._buffers: Buffers | None = None
         self._judge: Judge | None = None
@@ -86,12 +91,15 @@ class Connection(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def ask(self, head: bytes, judge: Judge, buffers: Buffers) -> asyncio.Future[_Received]:
-        """Return a future of the answer to ``head``, the body of which may be in one of the ``buffers``."""
+    def ask(self, head: bytes, judge: Judge, buffers: Buffers, size: int) -> asyncio.Future[_Received]:
+        """Return a future of the answer to ``head``, the body of which, of some ``size``, may be in one of the
+        ``buffers``.
+        """
         assert self._transport is not None
         assert self._answer is None, "one request at a time"
         future = self._answer = self._loop.create_future()
-        self._judge, self._buffers, self._filled, self._got = judge, buffers, 0, 0
+        self._judge, self._buffers, self._begun, self._got = judge, buffers, b"", 0
+        self._size = _HEAD + (size if size < LARGE else 0)
         self._transport.write(head)
         return future
 
@@ -108,7 +116,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._told is None:
-            return self._head[self._filled :]
+            begun = len(self._begun)
+            if begun:
+                self._room[:begun] = self._begun
+            return self._room[begun : self._size]
         return (self._body.getbuffer() if isinstance(self._body, BytesIO) else self._body)[self._got :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -117,14 +128,17 @@ class Connection(asyncio.BufferedProtocol):
         elif self._told is not None:
             self._got += nbytes
             if self._got == self._wanted:
-                self._finish(self._told)
+                self._finish(self._told, self._body)
         else:
-            before, self._filled = self._filled, self._filled + nbytes
-            end = self._room.find(b"\r\n\r\n", max(before - 3, 0), self._filled)
+            before = len(self._begun)
+            filled = before + nbytes
+            end = self._owner.room.find(b"\r\n\r\n", max(before - 3, 0), min(filled, _HEAD))
             if end >= 0:
-                self._begin(end)
-            elif self._filled == _HEAD:
+                self._begin(filled, end)
+            elif filled >= _HEAD:
                 self._fail(Unfamiliar("a head without an end"))
+            else:
+                self._begun = bytes(self._room[:filled])
 
     def eof_received(self) -> None:
         """Let the transport close."""
@@ -134,7 +148,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         if self._told is not None:
             error: Exception = Incomplete(f"the answer ended after {self._got} of {self._told[2]} bytes")
-        elif self._filled == 0 and self._used:
+        elif not self._begun and self._used:
             error = Stale()
         else:
             error = ConnectionLost("the server closed the connection before it had answered")
@@ -144,39 +158,42 @@ class Connection(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------ answers
 
-    def _begin(self, end: int) -> None:
-        """Read the head, which ends at ``end``, and make room for the body."""
+    def _begin(self, filled: int, end: int) -> None:
+        """Read the head, which ends at ``end`` of the ``filled`` bytes that have come, and make room for the body."""
         assert self._judge is not None
         assert self._buffers is not None
         try:
-            status, headers, keeps = _parse(str(self._head[:end], "latin-1"))
+            status, headers, keeps = _parse(str(self._room[:end], "latin-1"))
             length = _length(headers)
             wanted = self._judge(status, headers, length)
             if wanted > _MOST:
                 raise Unfamiliar("a body that may be longer than there is memory")
+            first = filled - end - 4
+            self._keeps = keeps and wanted == length and first <= length
+            if wanted <= first and wanted < LARGE:
+                self._finish((status, headers, length), bytes(self._room[end + 4 : end + 4 + wanted]))
+                return
             # What is small is read into the bytes that the reader gets, which nobody else has seen yet.
             body = BytesIO(bytes(wanted)) if wanted < LARGE else self._buffers.take(wanted)
         except Exception as e:  # noqa: BLE001  # raised by `ask`
             self._fail(e)
             return
-        first = self._filled - end - 4
-        self._keeps = keeps and wanted == length and first <= length
         self._body, self._wanted, self._got = body, wanted, min(first, wanted)
-        begun = self._head[end + 4 : end + 4 + self._got]
+        begun = self._room[end + 4 : end + 4 + self._got]
         if isinstance(body, BytesIO):
             body.write(begun)
         else:
             body[: self._got] = begun
         if self._got == wanted:
-            self._finish((status, headers, length))
+            self._finish((status, headers, length), body)
         else:
             self._told = status, headers, length
 
-    def _finish(self, told: Told) -> None:
-        future, body = self._answer, self._body
+    def _finish(self, told: Told, body: bytes | BytesIO | memoryview) -> None:
+        future = self._answer
         self._answer = self._told = self._judge = None
         self._body = _NOTHING
-        self._used, self._filled = True, 0
+        self._used, self._begun = True, b""
         if self._keeps and self.is_open:
             self._owner.put(self)
         else:

@@ -147,7 +147,7 @@ class HttpTarget:
         if direct is None:
             direct = self._direct = Direct(self._buffers)
             close_with(self, direct.connections)
-        reply = await direct.read(request, headers, judge(start, stop))
+        reply = await direct.read(request, headers, judge(start, stop), (stop or 0) - start)
         if reply is None:
             return None
         if reply.status in _REDIRECTS and self._follows:

@@ -159,7 +159,7 @@ class S3Target:
             if direct is None:
                 direct = self._direct = Direct(self._buffers)
                 close_with(self, direct.connections)
-            reply = await direct.read(ready.direct, own, judge(start, stop))
+            reply = await direct.read(ready.direct, own, judge(start, stop), (stop or 0) - start)
             if reply is not None:
                 return answer_of(reply, start, stop)
         headers = {**ready.headers, **own}

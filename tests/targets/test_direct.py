@@ -67,7 +67,7 @@ def talk(script: Script, use: Callable[[Direct, str], Awaitable[T]]) -> T:
 async def ask(direct: Direct, url: str) -> Reply:
     request = prepare(URL(url, encoded=True), {"X-A": "1"})
     assert request is not None
-    return await direct.get(request, {"Range": "bytes=0-4"}, judge(0, 5))
+    return await direct.get(request, {"Range": "bytes=0-4"}, judge(0, 5), 5)
 
 
 def one(*answers: bytes | None) -> Answer:
@@ -94,7 +94,7 @@ def test_a_range_that_counts_from_the_end_is_held_against_the_size_that_is_told(
     async def end(direct: Direct, url: str) -> Answer:
         request = prepare(URL(url, encoded=True), {})
         assert request is not None
-        return answer_of(await direct.get(request, {"Range": "bytes=-5"}, judge(-5, None)), -5, None)
+        return answer_of(await direct.get(request, {"Range": "bytes=-5"}, judge(-5, None), 5), -5, None)
 
     right = RIGHT.replace(b"0-4/9", b"4-8/9")
     short = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n0123"
@@ -231,7 +231,7 @@ def test_small_bodies_are_made_where_their_reader_finds_them(size: int, kind: ty
     async def use(direct: Direct, url: str) -> list[Reply]:
         request = prepare(URL(url, encoded=True), {})
         assert request is not None
-        return [await direct.get(request, {}, judge(0, size)) for _ in range(2)]
+        return [await direct.get(request, {}, judge(0, size), size) for _ in range(2)]
 
     for reply in talk(Script([head.encode() + body] * 2), use):
         assert type(reply.body) is kind
@@ -296,7 +296,7 @@ def test_a_header_of_one_request_cannot_hold_two() -> None:
     async def use(direct: Direct, url: str) -> None:
         request = prepare(URL(url, encoded=True), {})
         assert request is not None
-        await direct.get(request, {"If-Match": 'x"\r\nX: y'}, judge(0, 5))
+        await direct.get(request, {"If-Match": 'x"\r\nX: y'}, judge(0, 5), 5)
 
     with pytest.raises(Unfamiliar):
         talk(Script([RIGHT]), use)
