@@ -83,7 +83,9 @@ def pin(
     inner chunks.
     """
     found: ReferenceSet
-    match beneath(keyspace):
+    if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits):
+        keyspace = keyspace.base
+    match keyspace if isinstance(keyspace, EditedKeySpace) else beneath(keyspace):
         case Hierarchy() as hierarchy:
             found = respelled(run("", partial(taken, hierarchy, threshold, tell)), respell)
         case _:

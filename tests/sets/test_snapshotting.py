@@ -236,6 +236,20 @@ def test_pins_need_version_1() -> None:
         opened({"a": ["memory://x"], "refshard": {"pins": {"url": []}}}).ls("")
 
 
+def test_what_was_written_and_not_committed_is_in_it(tmp_path: Path) -> None:
+    store = written(tmp_path / "s")
+    fs = opened(store, mode="a")
+    fs.pipe_file("a/1", b"new")
+    fs.rm_file("notes/today.txt")
+    now = opened(refshard_fs.snapshot(fs))
+    assert now.find("") == [".zgroup", "a/.zarray", "a/0", "a/1"]
+    assert now.cat_file("a/1") == b"new"
+    changed(tmp_path / "s/a/0", b"AB")
+    with pytest.raises(TargetChanged):
+        now.cat_file("a/0")
+    fs.discard()
+
+
 def test_any_directory_will_do(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path, {"x/y.bin": b"12", "z": b""}))
     fs = opened(found)
