@@ -16,7 +16,7 @@ from refshard_fs import policy
 from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
 from refshard_fs.documents import Documents
 from refshard_fs.edited import EditedKeySpace
-from refshard_fs.errors import ManifestError, NotListable, ReferenceNotReachable, SourceNotReachable
+from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats import OpenOptions, check_size
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace, is_empty
@@ -193,27 +193,10 @@ class ManifestView:
         if source.path is None:
             entry = Inline(manifest.inline(source))
         else:
-            stop = None if source.length is None else source.offset + source.length
-            match origin.place(source.path, where, key):
-                case Url(url):
-                    entry = Span(url, source.offset, stop, pin=source.pin)
-                case Key(name):
-                    entry = yield from self._within(name, source, key)
+            entry = yield from origin.entry(
+                source.path, source.offset, source.length, source.pin, self.base, where, key
+            )
         return checked(entry, source.checksum, where, key)
-
-    def _within(self, name: str, source: Source, key: str) -> Steps[Entry]:
-        """Return the range of the base's key ``name`` that ``source`` says."""
-        found = yield from self.base.lookup(name)
-        if found is None:
-            raise ReferenceNotReachable(key, repr(name), "the manifest names it, and the source has no such key")
-        if isinstance(found, Span):
-            found = msgspec.structs.replace(found, optional=False, pin=source.pin or found.pin)
-        try:
-            if source.length is not None:
-                return found.part(source.offset, source.length)
-            return found.window(source.offset) if source.offset else found
-        except ValueError as e:
-            raise ReferenceNotReachable(key, repr(name), str(e)) from e
 
     # ------------------------------------------------------------------ all of an array
 

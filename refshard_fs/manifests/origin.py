@@ -10,12 +10,15 @@ import posixpath
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from refshard_fs import policy
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats import OpenOptions
 from refshard_fs.keys import parent
+from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.resolving import resolver
-from refshard_fs.model import Entry, Span
+from refshard_fs.model import Entry, Pin, Span, Steps
 
 __all__ = ["Key", "Origin", "Url", "key_beside"]
 
@@ -51,6 +54,29 @@ class Origin:
             return self._place(path)
         except ManifestError as e:
             raise ManifestError(f"{where}: {e}" if key is None else f"{where}: {key!r}: {e}") from e
+
+    def entry(
+        self, path: str, offset: int, length: int | None, pin: Pin | None, base: KeySpace | None, where: str, key: str
+    ) -> Steps[Entry]:
+        """Return the range of ``path`` that the manifest ``where`` names for ``key``; ``base`` is the source around it.
+
+        Raises ReferenceNotReachable where there is none of ``path``, or less of it, among the keys of ``base``.
+        """
+        match self.place(path, where, key):
+            case Url(url):
+                return Span(url, offset, None if length is None else offset + length, pin=pin)
+            case Key(name):
+                found = None if base is None else (yield from base.lookup(name))
+        if found is None:
+            raise ReferenceNotReachable(key, repr(name), "the manifest names it, and the source has no such key")
+        if isinstance(found, Span):
+            found = msgspec.structs.replace(found, optional=False, pin=pin or found.pin)
+        try:
+            if length is not None:
+                return found.part(offset, length)
+            return found.window(offset) if offset else found
+        except ValueError as e:
+            raise ReferenceNotReachable(key, repr(name), str(e)) from e
 
     def _place(self, path: str) -> Url | Key:
         if not self._by_key or policy.protocol_of(path) is not None or policy.is_absolute(path):

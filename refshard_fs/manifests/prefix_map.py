@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from refshard_fs import zarrmeta
-from refshard_fs.errors import ManifestError, ReferenceNotReachable
+from refshard_fs.errors import ManifestError
 from refshard_fs.formats import OpenOptions, Probe, check_size
 from refshard_fs.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.keyspace import KeySpace, default_is_directory
@@ -173,17 +173,9 @@ class Composite:
         elif entry.path is None:
             return None
         else:
-            pin = None
-            if entry.etag is not None or entry.last_modified is not None:
-                pin = Pin(entry.etag, entry.last_modified)
-            match self._origin.place(entry.path, self._where, key):
-                case Url(url):
-                    found = Span(url, offset, None if length is None else offset + length, pin=pin)
-                case Key(name):
-                    inner = None if self.base is None else (yield from self.base.lookup(name))
-                    if inner is None:
-                        raise ReferenceNotReachable(key, repr(name), "the manifest names it, and there is no such key")
-                    found = inner.window(offset) if length is None else inner.part(offset, length)
+            is_pinned = entry.etag is not None or entry.last_modified is not None
+            pin = Pin(entry.etag, entry.last_modified) if is_pinned else None
+            found = yield from self._origin.entry(entry.path, offset, length, pin, self.base, self._where, key)
         return checked(found, entry.checksum, self._where, key)
 
 

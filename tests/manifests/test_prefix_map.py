@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
-from refshard_fs import ManifestError, NotListable, ReferenceNotReachable, TargetNotAllowed
+from refshard_fs import ManifestError, NotListable, ReferenceNotReachable, TargetChanged, TargetNotAllowed
 from tests.manifests.test_chunk_manifest import metadata, needs_zarr_3, opened
 from tests.servers.http import RangeServer
 
@@ -223,6 +223,30 @@ def test_what_a_map_names_and_is_not_there_is_an_error(tmp_path: Path) -> None:
     put(tmp_path / "zarr.json", GROUP | {"storage_transformers": declared({"a": {"path": "gone"}})})
     with pytest.raises(ReferenceNotReachable):
         opened(str(tmp_path)).cat_file("a")
+
+
+def test_what_a_map_names_among_its_keys_is_held_to_what_it_says(tmp_path: Path) -> None:
+    put(tmp_path / "raw", b"0123")
+    keys = {
+        "there": {"path": "data", "offset": 1, "length": 2},
+        "changed": {"path": "data", "length": 2, "last_modified": "1990-01-01T00:00:00Z"},
+        "short": {"path": "data", "length": 9},
+        "text": {"path": "note", "length": 9},
+        "gone": {"path": "nothing"},
+    }
+    refs = {
+        "zarr.json": json.dumps(GROUP | {"storage_transformers": declared(keys)}),
+        "data": [f"file://{tmp_path}/raw", 0, 4],
+        "note": "four",
+    }
+    fs = opened(refs)
+    assert fs.cat_file("there") == b"12"
+    with pytest.raises(TargetChanged):
+        fs.cat_file("changed")
+    for key, why in (("short", "lie outside"), ("text", "lie outside"), ("gone", "no such key")):
+        with pytest.raises(ReferenceNotReachable, match=why) as refused:
+            fs.cat_file(key)
+        assert "not known" not in str(refused.value)
 
 
 @pytest.mark.parametrize("where", ["array", "prefix", "map", "mount"])
