@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from refshard_fs import zarrmeta
-from refshard_fs.errors import ManifestError
 from refshard_fs.keys import join, normalise, parent
-from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["Node", "tree"]
 
@@ -52,7 +49,8 @@ def _node(fs: Browsed, path: str, text: dict[str, bytes], depth: int | None) -> 
     kind: Literal["group", "directory"] = "directory"
     for name in _DOCUMENTS:
         if name in text:
-            meta = _meta(join(path, name), text[name])
+            key = repr(join(path, name))
+            meta = zarrmeta.array_meta(zarrmeta.object_in(text[name], key), key)
             if meta is not None:
                 return Node(path, "array", meta.shape, meta.dtype)
             kind = "group"
@@ -72,13 +70,3 @@ def _texts(fs: Browsed, paths: list[str]) -> dict[str, dict[str, bytes]]:
         path, name = parent(key)
         found[path][name] = text
     return found
-
-
-def _meta(key: str, text: bytes) -> ArrayMeta | None:
-    try:
-        document = zarrmeta.loads(text)
-    except ValueError as e:
-        raise ManifestError(f"{key!r} is not JSON: {e}") from e
-    if not isinstance(document, Mapping):
-        raise ManifestError(f"{key!r} is no JSON object, but {type(document).__name__}")
-    return zarrmeta.array_meta(document, repr(key))

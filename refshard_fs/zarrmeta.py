@@ -16,7 +16,7 @@ import msgspec
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding, join, parent
 
-__all__ = ["ArrayMeta", "array_meta", "consolidated_arrays", "dumps", "is_metadata", "loads", "plain_grid"]
+__all__ = ["ArrayMeta", "array_meta", "consolidated_arrays", "dumps", "is_metadata", "loads", "object_in", "plain_grid"]
 
 METADATA_NAMES: Final = frozenset({".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json"})
 COUNTABLE: Final = 2**63  # elements along a dimension, and chunks of an array, are fewer
@@ -33,6 +33,17 @@ def loads(data: bytes | str) -> Any:
         return json.loads(text.removeprefix("\ufeff"), strict=False)
     except RecursionError:
         raise ValueError("its JSON nests too deep") from None
+
+
+def object_in(data: bytes | str, where: str) -> dict[str, Any]:
+    """Return the object that a JSON text holds; ManifestError, which begins with ``where``, where it is none."""
+    try:
+        found = loads(data)
+    except ValueError as e:
+        raise ManifestError(f"{where} is not JSON: {e}") from e
+    if not isinstance(found, dict):
+        raise ManifestError(f"{where} is no JSON object, but {type(found).__name__}")
+    return found
 
 
 def dumps(obj: Any) -> bytes:

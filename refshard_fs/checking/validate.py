@@ -199,15 +199,10 @@ class _Check:
                 try:
                     if isinstance(data, Exception):
                         raise data
-                    document = zarrmeta.loads(data)
-                    if not isinstance(document, Mapping):
-                        raise ManifestError(f"{name!r} is no JSON object, but {type(document).__name__}")
-                    documents[name] = document
-                    self._check_document(name, document)
+                    documents[name] = zarrmeta.object_in(data, repr(name))
+                    self._check_document(name, documents[name])
                 except (RefShardError, OSError) as e:
                     self._found.add_error(name, e, "metadata")
-                except ValueError as e:
-                    self._found.add("error", "metadata", name, text=f"it is not JSON: {e}")
         for name, document in documents.items():
             if parent(name)[1] in (".zmetadata", "zarr.json"):
                 self._check_consolidated(name, document, documents)

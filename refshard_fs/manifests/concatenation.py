@@ -20,8 +20,8 @@ from refshard_fs.manifests.cf_times import converted
 from refshard_fs.manifests.fitting import Fit
 from refshard_fs.manifests.plain_values import plain
 from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.manifests.values import Value
-from refshard_fs.manifests.variables import Named, Variable, document_of, inline_of, values_at_hand
+from refshard_fs.manifests.values import Value, object_in
+from refshard_fs.manifests.variables import Named, Variable, inline_of, values_at_hand
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
@@ -90,15 +90,15 @@ class _Joining:
                 elif key in self.side or (directory in arrays and zarrmeta.is_metadata(key)):
                     continue
                 elif name == "zarr.json" and type(value) is not Row:
-                    group = document_of(key, value, part.name)
-                    group.pop("consolidated_metadata", None)  # it tells of one set only
-                    self.side[key] = group
+                    group = object_in(value, f"{key!r} of {part.name}")
+                    # Consolidated metadata tell of one set only.
+                    self.side[key] = {k: v for k, v in group.items() if k != "consolidated_metadata"}
                 elif place(part.refs.grids, key) is None:
                     self.side[key] = self._moved(i, value)
         if consolidated:
             names = (".zarray", ".zattrs", ".zgroup")
             documents = {k: v for k, v in self.side.items() if parent(k)[1] in names and type(v) is not Row}
-            metadata = {k: document_of(k, v, "the result") for k, v in documents.items()}
+            metadata = {k: object_in(v, repr(k)) for k, v in documents.items()}
             self.side[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": metadata}
 
     # ------------------------------------------------------------------ one variable

@@ -11,9 +11,8 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, parent
 from refshard_fs.manifests.entries import NAME
 from refshard_fs.manifests.partition import Partition
-from refshard_fs.manifests.values import spelled
+from refshard_fs.manifests.values import object_in, spelled
 from refshard_fs.manifests.version_3 import array_3, group_3
-from refshard_fs.manifests.writing import object_in
 
 __all__ = ["MANIFEST", "hierarchy", "manifest_members", "with_manifest"]
 
@@ -35,7 +34,7 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
         if isinstance(value, list):
             raise ManifestError(f"{key!r} is a reference: metadata must be at hand to become that of version 3")
-        doc = object_in(key, value)
+        doc = object_in(value, repr(key))
         if name == "zarr.json":
             found[path] = {k: v for k, v in doc.items() if k != "consolidated_metadata"}
             if doc.get("storage_transformers"):

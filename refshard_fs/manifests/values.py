@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-from typing import Final
+from typing import Any, Final
 
 from refshard_fs import zarrmeta
+from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.side_table import Value
 
-__all__ = ["METADATA", "Value", "decode", "grid_of", "spelled"]
+__all__ = ["METADATA", "Value", "decode", "grid_of", "object_in", "spelled"]
 
 METADATA: Final = (".zarray", "zarr.json")
 
@@ -46,6 +47,17 @@ def decode(value: Value) -> bytes:
             return zarrmeta.dumps(value)
         case _:
             raise TypeError(f"{value!r} is a reference, not data")
+
+
+def object_in(value: Value, where: str) -> dict[str, Any]:
+    """Return the object that a metadata document is; ManifestError, which begins with ``where``, where it is none."""
+    if isinstance(value, dict):
+        return value
+    try:
+        data = decode(value)
+    except ValueError as e:
+        raise ManifestError(f"{where}: {e}") from e
+    return zarrmeta.object_in(data, where)
 
 
 def spelled(data: bytes) -> str:

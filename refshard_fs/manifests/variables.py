@@ -17,10 +17,10 @@ from refshard_fs.keyspace import place
 from refshard_fs.manifests.chunk_values import decode_chunk
 from refshard_fs.manifests.plain_values import dtype_of, fill_of
 from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.manifests.values import METADATA, Value, decode
+from refshard_fs.manifests.values import METADATA, Value, decode, object_in
 from refshard_fs.zarrmeta import ArrayMeta
 
-__all__ = ["Known", "Named", "Variable", "document_of", "inline_of", "values_at_hand", "variables"]
+__all__ = ["Known", "Named", "Variable", "inline_of", "values_at_hand", "variables"]
 
 
 class Variable(NamedTuple):
@@ -77,27 +77,16 @@ def variables(refs: ReferenceSet, where: str, known: Known | None = None) -> dic
 
 
 def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str) -> Variable | None:
-    doc = document_of(key, value, where)
+    doc = object_in(value, f"{key!r} of {where}")
     meta = zarrmeta.array_meta(doc, f"{key!r} of {where}")
     if meta is None:
         return None
     attributes: Mapping[str, Any] = doc.get("attributes") or {}
     aside = refs.side.get(join(path, ".zattrs"))
     if meta.zarr_format == 2:
-        attributes = {} if aside is None else document_of(join(path, ".zattrs"), aside, where)
+        attributes = {} if aside is None else object_in(aside, f"{join(path, '.zattrs')!r} of {where}")
     names = doc.get("dimension_names") or attributes.get("_ARRAY_DIMENSIONS") or [None] * len(meta.shape)
     return Variable(key, meta, attributes, tuple(names))
-
-
-def document_of(key: str, value: Value, where: str) -> dict[str, Any]:
-    """Return the metadata document ``key``; ManifestError, which names ``where``, where it is none."""
-    try:
-        doc = value if isinstance(value, dict) else zarrmeta.loads(decode(value))
-    except ValueError as e:
-        raise ManifestError(f"{key!r} of {where} is damaged: {e}") from e
-    if not isinstance(doc, dict):
-        raise ManifestError(f"{key!r} of {where} is no JSON object")
-    return doc
 
 
 def inline_of(refs: ReferenceSet) -> dict[str, dict[int, bytes]]:

@@ -16,7 +16,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.manifests.partition import OFFSETS, Partition, encode
 from refshard_fs.manifests.recognised import PARQUET
-from refshard_fs.manifests.values import decode, spelled
+from refshard_fs.manifests.values import object_in, spelled
 
 __all__ = [
     "FRAMES",
@@ -24,7 +24,6 @@ __all__ = [
     "chunk_members",
     "layout_document",
     "member",
-    "object_in",
     "parquet_partition",
 ]
 
@@ -47,21 +46,10 @@ def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> b
                 raise ManifestError(
                     f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it"
                 )
-        document = object_in(key, value)
+        document = object_in(value, repr(key))
         if key != PARQUET:  # the set has its own
             metadata[key] = document
     return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
-
-
-def object_in(key: str, value: str | bytes | dict[str, Any]) -> dict[str, Any]:
-    """Return the object that a metadata document ``key`` is; ManifestError, which names it, if it is none."""
-    try:
-        document = value if isinstance(value, dict) else zarrmeta.loads(decode(value))
-    except ValueError as e:
-        raise ManifestError(f"{key!r} is not JSON: {e}") from e
-    if not isinstance(document, dict):
-        raise ManifestError(f"{key!r} is no JSON object")
-    return document
 
 
 def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Partition, *, dry: bool = False) -> bytes:

@@ -343,12 +343,7 @@ def _nodes(texts: Mapping[str, bytes]) -> tuple[list[str], dict[str, ArrayMeta]]
             groups.add(path)
         if name not in _DOCUMENTS:
             continue
-        try:
-            document = zarrmeta.loads(text)
-        except ValueError as e:
-            raise ManifestError(f"{key!r} is not JSON: {e}") from e
-        if not isinstance(document, Mapping):
-            raise ManifestError(f"{key!r} is no JSON object, but {type(document).__name__}")
+        document = zarrmeta.object_in(text, repr(key))
         meta = zarrmeta.array_meta(document, repr(key))
         if meta is not None:
             metas[path] = meta

@@ -182,12 +182,7 @@ def _documents(keyspace: KeySpace) -> Steps[Nodes]:
 
 def _document(keyspace: KeySpace, key: str) -> Steps[dict[str, Any] | None]:
     data = yield from _read(keyspace, key)
-    if data is None:
-        return None
-    doc = zarrmeta.loads(data)
-    if not isinstance(doc, dict):
-        raise ManifestError(f"{key!r} is no JSON object")
-    return doc
+    return None if data is None else zarrmeta.object_in(data, repr(key))
 
 
 def _read(keyspace: KeySpace, key: str) -> Steps[bytes | None]:
@@ -205,9 +200,7 @@ def _arrays(shown: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
     for key, value in shown.items():
         path, name = parent(key)
         if name in (_ROOT, ".zarray"):
-            doc = zarrmeta.loads(value)
-            if isinstance(doc, dict):
-                yield path, doc
+            yield path, zarrmeta.object_in(value, repr(key))
 
 
 def _grid(path: str, doc: Mapping[str, Any]) -> ChunkGrid | None:

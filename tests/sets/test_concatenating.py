@@ -186,6 +186,19 @@ def test_copies_that_cannot_be_read_cannot_be_compared() -> None:
         refshard_fs.concat(parts, dim="time")
 
 
+@pytest.mark.parametrize("held", ["as a set", "as a filesystem"])
+def test_what_is_joined_stays_as_it_was(held: str) -> None:
+    parts = [day(start, 2, 3) for start in (0, 2)]
+    for part in parts:
+        part["zarr.json"] = {**json.loads(part["zarr.json"]), "consolidated_metadata": {"metadata": {}}}
+    made = [RefShardFileSystem(part) if held == "as a filesystem" else part for part in parts]
+    joined = refshard_fs.concat(made, dim="time")
+    assert "consolidated_metadata" not in json.loads(RefShardFileSystem(joined).cat_file("zarr.json"))
+    for part in made:
+        fs = part if isinstance(part, RefShardFileSystem) else RefShardFileSystem(part)
+        assert "consolidated_metadata" in json.loads(fs.cat_file("zarr.json"))
+
+
 def test_disjoint_variables_are_merged() -> None:
     one, two = day(0, 2), chunked("wind", np.ones((2, 5), "<f4"), (2, 5), ["time", "x"])
     merged = refshard_fs.concat([one, two])

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem
 
-from refshard_fs import ReadOnlyError, RefShardFileSystem
+from refshard_fs import ManifestError, ReadOnlyError, RefShardFileSystem
 from tests.writes.model import array_document, group_document, writable
 
 LARGE = b"0123456789" * 60
@@ -364,6 +364,18 @@ def test_keys_that_a_format_cannot_hold_are_refused_by_name_and_kept(tmp_path: P
     fs.rm("a/notes.txt")
     fs.commit()
     assert sorted(RefShardFileSystem(str(tmp_path / "refs.parq")).find("")) == ["a/zarr.json", "zarr.json"]
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]"])
+def test_metadata_that_is_none_is_refused_by_name_where_all_of_it_becomes_one_document(
+    tmp_path: Path, text: bytes
+) -> None:
+    fs = writable(tmp_path / "manifests", "chunk-manifest")
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": text})
+    with pytest.raises(ManifestError, match="'a/zarr.json' is no"):
+        fs.commit()
+    assert fs.cat_file("a/zarr.json") == text
+    fs.discard()
 
 
 def test_a_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
