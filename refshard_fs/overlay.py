@@ -340,6 +340,7 @@ def _after_fork() -> None:
         overlay.lock = threading.RLock()
         overlay._guard = threading.Lock()
         overlay.edits.after_fork()
+        overlay.spool.after_fork()
         seen, commits = overlay.edits.number, overlay.commits
         if overlay.worker is not None:
             seen, commits = overlay.worker.seen, overlay.worker.commits

@@ -138,6 +138,10 @@ class Spool:
             self._file = self._objects = None
             self._room = _FILE
 
+    def after_fork(self) -> None:
+        """Be usable in a child, whichever thread held a lock."""
+        self._lock, self._adding = threading.Lock(), threading.Lock()
+
     def _let_go(self, edit: object) -> None:
         match edit:
             case Inline(data):

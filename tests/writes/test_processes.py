@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from refshard_fs import ConflictError, RefShardFileSystem
+from refshard_fs.writes import shard_edits
+from tests.writes.arrays import KINDS, make_sharded, opened
 from tests.writes.model import array_document, group_document, writable
 
 SOURCES = {"json": "refs.json", "parquet": "refs.parq", "zarr-hierarchy": "store.zarr"}
@@ -140,6 +142,33 @@ def test_forked_children_write_for_their_parent(fs: RefShardFileSystem) -> None:
         assert child.exitcode == 0
     fs.commit()
     assert {key: fs.cat_file(key) for key in fs.find("a/c")} == {f"a/c/{n}": bytes([n]) * 64 for n in range(3)}
+
+
+def _save(fs: RefShardFileSystem, url: str) -> None:
+    fs.save(url)
+    os._exit(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore::refshard_fs.CostlyPattern")
+def test_a_child_that_was_forked_while_a_thread_wrote_waits_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_edits, "LARGE", 0)
+    make_sharded(tmp_path / "store", np.ones((8, 12), "<i4"), (8, 12), (2, 3), KINDS[0])
+    fs = opened(tmp_path / "store")
+    key = next(key for key in fs.find("a") if key[-1].isdigit())
+    fs.pipe_file(key, bytes(range(24)))
+    assert fs._overlay is not None
+    spool = fs._overlay.spool
+    with spool._lock, spool._adding:
+        child = multiprocessing.get_context("fork").Process(target=_save, args=(fs, str(tmp_path / "saved.json")))
+        child.start()
+    child.join(30)
+    child.kill()
+    assert child.exitcode == 0
+    fs.discard()
+    assert RefShardFileSystem(str(tmp_path / "saved.json")).cat_file(key) == bytes(range(24))
 
 
 @pytest.mark.parametrize("format", SOURCES)
