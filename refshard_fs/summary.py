@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
 
 from refshard_fs.amounts import count_text
 from refshard_fs.catalog import beneath
+from refshard_fs.encodings import codecs_of, undecodable
 from refshard_fs.errors import redacted
 from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.policy import protocol_of
 from refshard_fs.session import Session
 from refshard_fs.survey.extents import AT_HAND, Extents
 from refshard_fs.survey.surveying import Survey, Surveyed, survey
-from refshard_fs.zarrmeta import ArrayMeta
 
-__all__ = ["ArraySummary", "Summary", "Target", "Targets", "codecs_of", "summarise"]
+__all__ = ["ArraySummary", "Summary", "Target", "Targets", "summarise"]
 
 TOP: Final = 10  # targets that are named
 
@@ -131,26 +131,6 @@ def summarise(fs: Summarised) -> Summary:
     )
 
 
-def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
-    """Return the names of an array's codecs, in the order in which they encode; what shards hold in brackets."""
-    raw = meta.raw
-    if meta.zarr_format == 3:
-        return tuple(_codec(codec) for codec in raw.get("codecs") or ())
-    last = raw.get("compressor")
-    return tuple(_codec(codec) for codec in [*(raw.get("filters") or ()), *([] if last is None else [last])])
-
-
-def _codec(codec: Any) -> str:
-    match codec:
-        case {"name": "sharding_indexed", "configuration": {"codecs": [*inner]}}:
-            return f"sharding_indexed[{', '.join(map(_codec, inner))}]"
-        case {"name": str(name), "configuration": {"cname": str(kind)}} | {"id": str(name), "cname": str(kind)}:
-            return f"{name}({kind})"
-        case {"name": str(name)} | {"id": str(name)} | str(name):
-            return name
-    return "?"
-
-
 def _array(extents: Extents) -> ArraySummary:
     meta = extents.meta
     chunks = meta.chunks
@@ -199,6 +179,9 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
     for path, reason in sorted(left_whole.items()):
         yield redacted(f"{path or '/'}: its shards are left whole: {reason}")
     for path, extents in found.arrays.items():
+        problem = undecodable(extents.meta, path)
+        if problem is not None:
+            yield f"{path or '/'}: {problem}"
         if extents.stray:
             yield f"{path or '/'}: {_keys(extents.stray)} no chunk of its grid, and never read"
         if extents.possible is None:

@@ -15,7 +15,7 @@ ROOT = Path(refshard_fs.__path__[0])
 # Each line is a layer; a module imports from its own layer and those above it in this table. Packages count as one.
 LAYERS = """
 errors model amounts keys texts spool edits inherited crc32c stats counters policy selection tuning installed
-zarrmeta keyspace edited overlay columns pins names rounds formats admission documents
+zarrmeta keyspace edited overlay columns pins names rounds formats admission documents encodings
 manifests shards
 targets
 reading

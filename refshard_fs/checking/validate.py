@@ -20,6 +20,7 @@ from refshard_fs.checking.inventory import CHUNK_NAME, list_all
 from refshard_fs.checking.ranges import Columns, Keys, Ranges
 from refshard_fs.checking.trial import Trial, zarr_version
 from refshard_fs.columns import WHOLE
+from refshard_fs.encodings import undecodable
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import KeySpace
@@ -217,6 +218,9 @@ class _Check:
         meta = zarrmeta.array_meta(document, repr(name))
         if meta is not None and kind != ".zgroup":
             self._arrays[path] = meta
+            problem = undecodable(meta, path)
+            if problem is not None:
+                self._found.add("error", "metadata", name, text=problem)
         elif kind == ".zarray" or (version == 3 and document.get("node_type") != "group"):
             raise ManifestError(f"{name!r} describes neither an array nor a group")
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from refshard_fs import zarrmeta
 from refshard_fs.documents import Shown, grid_of
+from refshard_fs.encodings import lost, names_codecs
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.entries import NAME
 
 __all__ = ["MARK", "Declared", "Unmapped", "declaration"]
 
 MARK = NAME.encode()
-
-# Stands where codecs do, for that is what readers name in their error. VirtualiZarr 1.0.0 writes version 2's filters
-# there, or null, and leaves compressor, order and (mostly) the fill value out: what chunks hold cannot be told.
-_LOST: Final = (
-    "none that is known: its writer (VirtualiZarr 1.0.0?) left out how the chunks of array %r are encoded; "
-    "if you know it, put codecs and fill_value into its zarr.json"
-)
 
 
 class Declared(NamedTuple):
@@ -56,17 +50,9 @@ def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declared]:
     if manifest is None:
         return doc, Declared(grid, None, f"its {NAME} lacks a configuration with a manifest: a path, or an object")
     shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
-    if grid is not None and not _names_codecs(doc.get("codecs")):
-        shown |= {"codecs": [{"name": _LOST % path}], "fill_value": _neutral(doc)}
+    if grid is not None and not names_codecs(doc.get("codecs")):
+        shown |= {"codecs": [lost(path)], "fill_value": _neutral(doc)}
     return shown, Declared(grid, manifest)
-
-
-def _names_codecs(codecs: object) -> bool:
-    """Whether ``codecs`` are what version 3 of zarr calls so; null, or what version 2 calls filters, is not."""
-    match codecs:
-        case [_, *_]:
-            return all(isinstance(codec.get("name") if isinstance(codec, dict) else codec, str) for codec in codecs)
-    return False
 
 
 def _neutral(doc: Mapping[str, Any]) -> Any:

@@ -102,10 +102,17 @@ def test_a_broken_set_is_one_finding(make: Make, tmp_path: Path) -> None:
         ("b/.zattrs", "nothing"),
         ("b/.zgroup", '{"zarr_format": 3}'),
         ("b/zarr.json", '{"zarr_format": 3, "node_type": "tree"}'),
+        ("b/zarr.json", json.dumps({**V3, "codecs": None})),
+        ("b/zarr.json", json.dumps({**V3, "codecs": 5})),
+        ("b/zarr.json", json.dumps({**V3, "codecs": [{}]})),
+        ("b/.zarray", array(compressor="zlib")),
+        ("b/.zarray", array(filters=[{"id": 5}])),
+        ("b/.zarray", array(filters=5)),
     ],
 )
 def test_metadata_that_breaks_the_rules_is_an_error(make: Make, key: str, text: str) -> None:
-    assert found(check(make({**GOOD, key: text}))) == [("error", "metadata", key)]
+    fs = make({**GOOD, key: text})
+    assert found(check(fs)) == [("error", "metadata", key)]
 
 
 def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from refshard_fs.cli import main
-from tests.cli.sets import Refs
+from tests.cli.sets import ARRAY, V3_ARRAY, Refs
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from refshard_fs.cli import main; sys.exit(main())"]
@@ -52,6 +53,20 @@ def test_tree_as_json_nests(refs: Refs, capsys: pytest.CaptureFixture[str]) -> N
 def test_tree_reads_no_chunk_and_no_shard_index(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tree", str(shared_data / "zips" / "ome-zarr-simple-0.5.zip")]) == 0
     assert " uint" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "document", "why"),
+    [
+        ("a/.zarray", {**ARRAY, "filters": 5}, "a: its filters is 5, which names no codec"),
+        ("b/c/zarr.json", {**V3_ARRAY, "codecs": None}, "b/c: its codecs are null, no list of codecs with names"),
+    ],
+)
+def test_info_warns_of_arrays_that_nobody_can_decode(
+    refs: Refs, capsys: pytest.CaptureFixture[str], key: str, document: dict[str, Any], why: str
+) -> None:
+    assert main(["info", refs({key: document})]) == 0
+    assert f"warning: {why}" in capsys.readouterr().out
 
 
 def test_control_characters_of_keys_do_not_reach_the_terminal(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,18 @@ import numpy as np
 import pytest
 import zarr
 
-from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, SourceNotReachable, TargetChanged
+from refshard_fs import (
+    ManifestError,
+    ReferenceNotReachable,
+    RefShardFileSystem,
+    SourceNotReachable,
+    TargetChanged,
+    check,
+)
 from refshard_fs.crc32c import crc32c
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.manifests.chunk_manifest import parse
+from refshard_fs.summary import summarise
 from tests.servers.http import RangeServer
 
 needs_zarr_3 = pytest.mark.skipif(zarr.__version__.startswith("2."), reason="zarr 2 reads no version 3")
@@ -478,3 +486,6 @@ def test_arrays_of_virtualizarr_1_are_refused_and_never_guessed_at(shared_data: 
     for name in ("qc", "temp"):
         with pytest.raises(Exception, match=f"left out how the chunks of array '{name}' are encoded"):
             group[name]
+        said = f"{name}: its codecs are none that is known"
+        assert any(warning.startswith(said) for warning in summarise(fs).warnings)
+    assert {f.key for f in check(fs).findings if f.kind == "metadata"} >= {"qc/zarr.json", "temp/zarr.json"}

@@ -1,0 +1,74 @@
+"""What metadata says of how an array's chunks are encoded, and whether any reader can follow that. No I/O here."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from refshard_fs.zarrmeta import ArrayMeta, dumps
+
+__all__ = ["codecs_of", "lost", "names_codecs", "undecodable"]
+
+# Stands where codecs do, for that is what readers name in their error. VirtualiZarr 1.0.0 writes version 2's filters
+# there, or null, and leaves compressor, order and (mostly) the fill value out: what chunks hold cannot be told.
+_LOST: Final = (
+    "none that is known: its writer (VirtualiZarr 1.0.0?) left out how the chunks of array %r are encoded; "
+    "if you know it, put codecs and fill_value into its zarr.json"
+)
+_UNKNOWN: Final = "?"
+
+
+def lost(path: str) -> dict[str, Any]:
+    """Return the codec that stands for those that the writer of the array ``path`` left out."""
+    return {"name": _LOST % path}
+
+
+def names_codecs(codecs: object) -> bool:
+    """Whether ``codecs`` are what version 3 of zarr calls so; null, or what version 2 calls filters, is not."""
+    match codecs:
+        case [_, *_]:
+            return all(isinstance(codec.get("name") if isinstance(codec, dict) else codec, str) for codec in codecs)
+    return False
+
+
+def undecodable(meta: ArrayMeta, path: str) -> str | None:
+    """Return why nobody can know how the chunks of the array ``path`` are encoded; None where its metadata says it."""
+    if meta.zarr_format == 3:
+        codecs = meta.raw.get("codecs")
+        if codecs == [lost(path)]:
+            return f"its codecs are {_LOST % path}"
+        return None if names_codecs(codecs) else f"its codecs are {_spelled(codecs)}, no list of codecs with names"
+    for member, given in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):
+        if not isinstance(given, list) or not all(_is_codec_2(codec) for codec in given if codec is not None):
+            return f"its {member} is {_spelled(meta.raw[member])}, which names no codec"
+    return None
+
+
+def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
+    """Return the names of an array's codecs, in the order in which they encode; what shards hold in brackets."""
+    if meta.zarr_format == 3:
+        return tuple(map(_named, _listed(meta.raw.get("codecs"))))
+    last = meta.raw.get("compressor")
+    return tuple(map(_named, [*_listed(meta.raw.get("filters") or []), *([] if last is None else [last])]))
+
+
+def _spelled(value: Any) -> str:
+    return dumps(value).decode()[:100]
+
+
+def _listed(codecs: Any) -> list[Any]:
+    return codecs if isinstance(codecs, list) else [codecs]
+
+
+def _is_codec_2(codec: object) -> bool:
+    return isinstance(codec, dict) and isinstance(codec.get("id"), str)
+
+
+def _named(codec: Any) -> str:
+    match codec:
+        case {"name": "sharding_indexed", "configuration": {"codecs": [*inner]}}:
+            return f"sharding_indexed[{', '.join(map(_named, inner))}]"
+        case {"name": str(name), "configuration": {"cname": str(kind)}} | {"id": str(name), "cname": str(kind)}:
+            return f"{name}({kind})"
+        case {"name": str(name)} | {"id": str(name)} | str(name):
+            return _UNKNOWN if " " in name else name  # see `lost`
+    return _UNKNOWN
