@@ -6,13 +6,14 @@ What does not fit is a ManifestError that names the sets, the variable and the f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from refshard_fs import zarrmeta
-from refshard_fs.columns import ChunkTable, Part, Row
+from refshard_fs.columns import ChunkTable, Part, Row, UInt64s
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import place
@@ -21,11 +22,11 @@ from refshard_fs.manifests.fitting import Fit
 from refshard_fs.manifests.plain_values import plain
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.manifests.values import Value, object_in
-from refshard_fs.manifests.variables import Named, Variable, inline_of, values_at_hand
+from refshard_fs.manifests.variables import Named, Variable, inline_of, values_at_hand, variables
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
-__all__ = ["concatenate"]
+__all__ = ["concatenate", "concatenated"]
 
 
 def concatenate(sets: Sequence[Named], dim: str | None, same: Iterable[str] = ()) -> ReferenceSet:
@@ -33,22 +34,33 @@ def concatenate(sets: Sequence[Named], dim: str | None, same: Iterable[str] = ()
 
     Variables without ``dim`` must be equal wherever they are, but for those in ``same``: they are the first set's.
     """
-    starts = np.cumsum([0, *(len(part.refs.urls) for part in sets)])
-    joining = _Joining(sets, dim, frozenset(same), starts.tolist())
-    for path in dict.fromkeys(path for part in sets for path in part.variables):
-        joining.variable(path)
-    joining.rest()
-    pins = Pins.joined([(part.refs.pins, len(part.refs.urls)) for part in sets])
-    return ReferenceSet(Texts.joined([part.refs.urls for part in sets]), joining.tables, joining.side, pins=pins)
+    return _Joining(sets, dim, frozenset(same)).refs()
+
+
+def concatenated(sets: Sequence[Named], dim: str | None, same: Iterable[str] = ()) -> Named:
+    """Return the same as a set that is to be joined with others, along another dimension."""
+    joining = _Joining(sets, dim, frozenset(same))
+    refs, name = joining.refs(), f"{sets[0].name} to {sets[-1].name}"
+    return Named(name, refs, variables(refs, name), joining.digests)
 
 
 class _Joining:
-    def __init__(self, sets: Sequence[Named], dim: str | None, same: frozenset[str], starts: list[int]) -> None:
-        self.sets, self.dim, self.same, self.starts = sets, dim, same, starts
+    def __init__(self, sets: Sequence[Named], dim: str | None, same: frozenset[str]) -> None:
+        self.sets, self.dim, self.same = sets, dim, same
+        self.starts = np.cumsum([0, *(len(part.refs.urls) for part in sets)]).tolist()
+        self.digests: dict[str, dict[int, bytes]] = {}
         self.tables: dict[str, ChunkTable] = {}
         self.side: dict[str, Value] = {}
         self.inline = [inline_of(part.refs) for part in sets]
         self.fit = Fit(sets, dim, self.inline)
+
+    def refs(self) -> ReferenceSet:
+        """Return all sets as one."""
+        for path in dict.fromkeys(path for part in self.sets for path in part.variables):
+            self.variable(path)
+        self.rest()
+        pins = Pins.joined([(part.refs.pins, len(part.refs.urls)) for part in self.sets])
+        return ReferenceSet(Texts.joined([part.refs.urls for part in self.sets]), self.tables, self.side, pins=pins)
 
     def variable(self, path: str) -> None:
         """Take in the array ``path`` of all sets that have it."""
@@ -122,6 +134,8 @@ class _Joining:
             self.side[join(path, refs.tables[path].grid.tail(number))] = data
         if path in refs.tables:
             self._table(path, refs.tables[path].grid, [self._part(path, i)])
+        if path in self.sets[i].digests:
+            self.digests[path] = dict(self.sets[i].digests[path])
 
     def _table(self, path: str, grid: Any, parts: list[Part]) -> None:
         self.tables[path] = ChunkTable.from_parts(grid, parts)
@@ -154,17 +168,20 @@ class _Joining:
         self._metadata(variable, doc)
         grid, inner = meta.grid, math.prod(meta.grid.counts[axis + 1 :])
         begin, parts = 0, []
+        digests: dict[int, bytes] = {}
         for i, length in enumerate(lengths):
             count = -(-length // size) if size else 0
             if path in self.sets[i].refs.tables and count:
+                move = partial(_renumbered, count=count, total=grid.counts[axis], inner=inner, begin=begin)
                 rows = self._part(path, i)
-                numbers = _renumbered(rows.numbers.astype(np.uint64), count, grid.counts[axis], inner, begin)
-                parts.append(rows._replace(numbers=numbers))
-                for number, data in self.inline[i].get(path, {}).items():
-                    outer, rest = divmod(number, count * inner)
-                    self.side[join(path, grid.tail(outer * grid.counts[axis] * inner + rest + begin * inner))] = data
+                parts.append(rows._replace(numbers=move(rows.numbers.astype(np.uint64))))
+                for number, data in _by_number(self.inline[i].get(path, {}), move):
+                    self.side[join(path, grid.tail(number))] = data
+                digests |= dict(_by_number(self.sets[i].digests.get(path, {}), move))
             begin += count
         self._table(path, grid, parts)
+        if all(path in part.digests for part in self.sets):
+            self.digests[path] = digests
 
     def _coordinate(self, path: str) -> Any:
         """Return the values of a coordinate in all sets, if all are at hand."""
@@ -193,6 +210,12 @@ class _Joining:
                 f"{self.sets[i].name}, and cannot be carried over: {e}. Write {path!r} anew in {mine!r} there: its "
                 f"values are the only ones that a set holds itself"
             ) from e
+
+
+def _by_number(chunks: Mapping[int, bytes], move: Callable[[UInt64s], UInt64s]) -> Iterator[tuple[int, bytes]]:
+    """Yield what is known of chunks by their numbers in another grid."""
+    numbers = sorted(chunks)
+    return zip(move(np.array(numbers, np.uint64)).tolist(), map(chunks.__getitem__, numbers), strict=True)
 
 
 def _renumbered(numbers: Any, count: int, total: int, inner: int, begin: int) -> Any:

@@ -11,7 +11,7 @@ from refshard_fs import zarrmeta
 from refshard_fs.columns import ABSENT
 from refshard_fs.errors import ManifestError
 from refshard_fs.manifests.reference_set import References, ReferenceSet
-from refshard_fs.manifests.variables import Named, values_at_hand
+from refshard_fs.manifests.variables import Named, digest, values_at_hand
 from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["Fit", "has_same_references"]
@@ -79,9 +79,9 @@ class Fit:
                 return
         elif _content(a.refs, path, self._inline[one]) == _content(b.refs, path, self._inline[other]):
             return
-        elif path in a.read and path in b.read:
+        elif path in a.digests and path in b.digests:
             what = "bytes"
-            if self._bytes(path, one) == self._bytes(path, other):
+            if self._digests(path, one) == self._digests(path, other):
                 return
         raise ManifestError(
             f"{a.name} and {b.name} have different {what} of {path!r}, which is not along {self._dim!r}: they must be "
@@ -95,8 +95,9 @@ class Fit:
             path
         )
 
-    def _bytes(self, path: str, i: int) -> dict[int, bytes]:
-        return {**self._sets[i].read[path], **self._inline[i].get(path, {})}
+    def _digests(self, path: str, i: int) -> dict[int, bytes]:
+        inline = {number: digest(data) for number, data in self._inline[i].get(path, {}).items()}
+        return {**self._sets[i].digests[path], **inline}
 
     def _differ(self, path: str, one: int, other: int, field: str, mine: Any, theirs: Any) -> ManifestError:
         return ManifestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from types import NoneType
@@ -20,7 +21,7 @@ from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.manifests.values import METADATA, Value, decode, object_in
 from refshard_fs.zarrmeta import ArrayMeta
 
-__all__ = ["Known", "Named", "Variable", "inline_of", "values_at_hand", "variables"]
+__all__ = ["Known", "Named", "Variable", "digest", "inline_of", "values_at_hand", "variables"]
 
 
 class Variable(NamedTuple):
@@ -51,7 +52,8 @@ class Named(NamedTuple):
     name: str
     refs: ReferenceSet
     variables: dict[str, Variable]
-    read: Mapping[str, Mapping[int, bytes]] = {}  # chunks that were read to be compared: by array and number
+    # Of chunks that were read to be compared, as many bytes as tell them apart (`digest`): by array and number.
+    digests: Mapping[str, Mapping[int, bytes]] = {}
 
 
 def variables(refs: ReferenceSet, where: str, known: Known | None = None) -> dict[str, Variable]:
@@ -87,6 +89,11 @@ def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str)
         attributes = {} if aside is None else object_in(aside, f"{join(path, '.zattrs')!r} of {where}")
     names = doc.get("dimension_names") or attributes.get("_ARRAY_DIMENSIONS") or [None] * len(meta.shape)
     return Variable(key, meta, attributes, tuple(names))
+
+
+def digest(chunk: bytes) -> bytes:
+    """Return what stands for a chunk's bytes, which may be many, where chunks are compared."""
+    return hashlib.sha256(chunk).digest()
 
 
 def inline_of(refs: ReferenceSet) -> dict[str, dict[int, bytes]]:

@@ -26,7 +26,7 @@ from refshard_fs.manifests.variables import Named, variables
 from refshard_fs.model import Inline, Span
 from refshard_fs.overlay import Base
 from refshard_fs.sets.comparing import with_compared
-from refshard_fs.sets.lazy import beside, joined_lazily
+from refshard_fs.sets.lazy import beside, looked_at, named_url
 from refshard_fs.sets.rebasing import opened
 from refshard_fs.sets.taking import take, with_coordinates
 from refshard_fs.targets.document import Document
@@ -101,12 +101,13 @@ def _edits(
     before = writer.collect()
     name = f"the set at {url}"
     old = with_coordinates(Named(name, before, variables(before, name)), writer)
-    (new,) = take([fo], options, lambda count: None)
+    (new,) = take([fo], options, _nobody)
     new = new._replace(name=new.name.replace("set 0", "the set to append", 1))
     if new.refs.pins is not None and not holds_pins:
         raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
     opens = (lambda: writer), (lambda: opened(fo, options))
-    whole = concatenate(with_compared([old, new], lambda number: opens[number](), [dim], same), dim, same)
+    parts = with_compared([old, new], lambda number: opens[number](), [dim], same)
+    whole = concatenate(parts, dim, same)
     spans = _spans(whole)
     for path, table in whole.tables.items():
         known = before.tables.get(path)
@@ -178,15 +179,11 @@ def _append_line(
     document = joined.document
     if document.dim != dim:
         raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
-    new = settle(os.fspath(fo), options.get("target_protocol"), None, True) if _is_path(fo) else None
-    if not isinstance(new, str):
-        raise TypeError(f"{base.url} names its parts: {fo!r} is no URL or path; save it first")
+    new = named_url(fo, options, base.url)
     ends = [document.parts[0], *document.parts[1:][-1:]]
     urls = [joined.resolve(part.url) for part in ends]
     urls.append(new)
-    parts = take(urls, options, lambda count: None)
-    parts = with_compared(parts, lambda number: opened(urls[number], options), [dim], same)
-    found = joined_lazily(parts, urls, dim, same)
+    found = looked_at(urls, dim, same, options, _nobody)
     for part, now in zip(ends, found.parts, strict=False):
         if part.length != now.length:
             raise ManifestError(
@@ -201,5 +198,5 @@ def _append_line(
     Document(base.url, writer.given(base.url), base.facts).put(document.with_parts([line]).dumps())
 
 
-def _is_path(fo: Any) -> bool:
-    return isinstance(fo, str | os.PathLike)
+def _nobody(count: int) -> None:
+    """Tell nobody how many sets were opened."""

@@ -6,7 +6,7 @@ where references differ only the bytes can tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -14,7 +14,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.keys import join
 from refshard_fs.manifests.fitting import has_same_references
-from refshard_fs.manifests.variables import Named
+from refshard_fs.manifests.variables import Named, digest
 from refshard_fs.sets.taking import is_sharded
 
 __all__ = ["with_compared"]
@@ -26,23 +26,28 @@ TOGETHER: Final = 16  # sets that are read at a time
 def with_compared(
     parts: Sequence[Named],
     opened: Callable[[int], RefShardFileSystem],
-    dims: Iterable[str | None],
+    dims: Sequence[str | None],
     same: frozenset[str],
+    places: Sequence[Sequence[int]] | None = None,
 ) -> list[Named]:
-    """Return ``parts`` with the chunks of what has none of ``dims``, is not in ``same`` and is referred to differently.
+    """Return ``parts`` with digests of what several have, refer to differently, and must have in common.
 
-    ``opened`` gives the filesystem of a part, by number. What cannot be read is left out: then it cannot be compared.
+    These are the arrays, but for those in ``same``, that are not along all of ``dims``: parts at different ``places``
+    along the others (by default all are in a row) have copies. ``opened`` gives the filesystem of a part, by number.
+    What cannot be read is left out: then it cannot be compared.
     """
-    along = frozenset(dim for dim in dims if dim is not None)
+    places = [(number,) for number in range(len(parts))] if places is None else places
     wanted: dict[int, list[str]] = {}
     for path in dict.fromkeys(path for part in parts for path in part.variables):
         if path in same:
             continue
         holders = [number for number, part in enumerate(parts) if path in part.variables]
-        one = parts[holders[0]]
-        if not along.isdisjoint(one.variables[path].dims):
-            continue
-        if all(has_same_references(one, parts[number], path) for number in holders[1:]):
+        own = [axis for axis, dim in enumerate(dims) if dim in parts[holders[0]].variables[path].dims]
+        first: dict[tuple[int, ...], Named] = {}
+        if all(
+            has_same_references(first.setdefault(tuple(places[number][axis] for axis in own), part), part, path)
+            for number, part in ((number, parts[number]) for number in holders)
+        ):
             continue
         if all(_is_small(parts[number], path) for number in holders):
             for number in holders:
@@ -50,7 +55,7 @@ def with_compared(
 
     def read(number: int) -> Named:
         part, paths = parts[number], wanted.get(number, [])
-        return part._replace(read=_chunks(part, opened(number), paths)) if paths else part
+        return part._replace(digests=_digests(part, opened(number), paths)) if paths else part
 
     with ThreadPoolExecutor(TOGETHER if wanted else 1) as pool:
         return list(pool.map(read, range(len(parts))))
@@ -64,7 +69,7 @@ def _is_small(part: Named, path: str) -> bool:
     return all(length is not None for length in lengths) and sum(filter(None, lengths)) <= SMALL
 
 
-def _chunks(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> Mapping[str, Mapping[int, bytes]]:
+def _digests(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> Mapping[str, Mapping[int, bytes]]:
     keys: dict[str, tuple[str, int]] = {}
     for path in paths:
         table = part.refs.tables[path]
@@ -77,7 +82,7 @@ def _chunks(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> Mappin
     for key, (path, number) in keys.items():
         match data[key]:
             case bytes(chunk):
-                found.get(path, {})[number] = chunk
+                found.get(path, {})[number] = digest(chunk)
             case _:
                 found.pop(path, None)
     return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.manifests.concatenation import concatenate
-from refshard_fs.manifests.variables import Named, variables
+from refshard_fs.manifests.concatenation import concatenated
+from refshard_fs.manifests.variables import Named
 from refshard_fs.sets.comparing import with_compared
 from refshard_fs.sets.lazy import LazySet, lazily
 from refshard_fs.sets.made import MadeSet, made
@@ -56,8 +56,9 @@ def concat(
     of None merges. An array is along the dimensions that it names (``_ARRAY_DIMENSIONS``, ``dimension_names``). Types,
     codecs, chunks and the other lengths must be the same, and lengths multiples of the chunks, but in the last set.
     Variables without the dimension must be equal, or named in ``same``: then they are the first set's. Coordinates
-    (arrays of their dimension's name) are read, compared by value and kept inline. Of a variable without any of the
-    dimensions for which sets refer to different places, up to 1 MiB are read to be compared; no other chunk is.
+    (arrays of their dimension's name) are read, compared by value and kept inline. Of a variable that is not
+    along all dimensions, and for which sets refer to different places, up to 1 MiB are read to be compared; no other
+    chunk is.
     Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal,
     but for coordinates of CF times: these become numbers of the first set's units where whole numbers stay whole.
 
@@ -80,9 +81,10 @@ def concat(
     order = tuple(dims) if dims is not None else (dim,)
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
-    leaves = list(_leaves(sets, len(order)))
-    if not leaves:
+    found = list(_leaves(sets, len(order)))
+    if not found:
         raise ValueError("there are no sets to concatenate")
+    places, leaves = zip(*found, strict=True)
     callback.set_size(len(leaves))
 
     unchecked = frozenset(same)
@@ -91,26 +93,23 @@ def concat(
             raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
         return lazily(leaves, dim, unchecked, options, callback.relative_update)
     taken = take(leaves, options, callback.relative_update)
-    parts = iter(with_compared(taken, lambda number: opened(leaves[number], options), order, unchecked))
+    parts = iter(with_compared(taken, lambda number: opened(leaves[number], options), order, unchecked, places))
 
     def joined(nested: Any, depth: int) -> Named:
         if depth == len(order):
             return next(parts)
         found = [joined(member, depth + 1) for member in nested]
-        if len(found) == 1:
-            return found[0]
-        name = f"{found[0].name} to {found[-1].name}"
-        refs = concatenate(found, order[depth], unchecked)
-        return Named(name, refs, variables(refs, name), found[0].read)
+        return found[0] if len(found) == 1 else concatenated(found, order[depth], unchecked)
 
     return made(joined(sets, 0).refs)
 
 
-def _leaves(nested: Any, depth: int) -> Iterable[Any]:
+def _leaves(nested: Any, depth: int, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Yield each set and its place along each dimension."""
     if depth == 0:
-        yield nested
+        yield place, nested
         return
     if isinstance(nested, (str, bytes, Mapping)) or not isinstance(nested, Sequence):
         raise TypeError(f"sets are nested as many times as there are dimensions: {nested!r} is no list of them")
-    for member in nested:
-        yield from _leaves(member, depth - 1)
+    for number, member in enumerate(nested):
+        yield from _leaves(member, depth - 1, (*place, number))

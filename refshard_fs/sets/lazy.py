@@ -24,7 +24,7 @@ from refshard_fs.sets.rebasing import opened
 from refshard_fs.sets.taking import take
 from refshard_fs.targets.sink import Sink
 
-__all__ = ["LazySet", "beside", "joined_lazily", "lazily", "lazy_set"]
+__all__ = ["LazySet", "beside", "lazily", "lazy_set", "looked_at", "named_url"]
 
 
 class LazySet(Held, frozen=True, eq=False, weakref=True):
@@ -76,18 +76,22 @@ def lazily(
     sets: Sequence[Any], dim: str, same: frozenset[str], options: Mapping[str, Any], tell: Callable[[int], object]
 ) -> LazySet:
     """Return the document that joins the sets at URLs ``sets`` along ``dim``, seen to fit as those of `concat` must."""
-    urls = []
-    for fo in sets:
-        url = settle(os.fspath(fo), options.get("target_protocol"), None, True) if _is_path(fo) else None
-        if not isinstance(url, str):
-            raise TypeError(f"lazy=True names its parts: {fo!r} is no URL or path; save it first")
-        urls.append(url)
+    return lazy_set(looked_at([named_url(fo, options, "lazy=True") for fo in sets], dim, same, options, tell))
+
+
+def named_url(fo: Any, options: Mapping[str, Any], who: str) -> str:
+    """Return the URL of the set ``fo``; TypeError where it has none that ``who`` could name."""
+    url = settle(os.fspath(fo), options.get("target_protocol"), None, True) if isinstance(fo, str | os.PathLike) else fo
+    if not isinstance(url, str):
+        raise TypeError(f"{who} names its parts: {fo!r} is no URL or path; save it first")
+    return url
+
+
+def looked_at(
+    urls: Sequence[str], dim: str, same: frozenset[str], options: Mapping[str, Any], tell: Callable[[int], object]
+) -> ConcatDocument:
+    """Return the document that joins the sets at ``urls``, as they are now; ManifestError where they do not fit."""
     parts = with_compared(take(urls, options, tell), lambda number: opened(urls[number], options), [dim], same)
-    return lazy_set(joined_lazily(parts, urls, dim, same))
-
-
-def joined_lazily(parts: Sequence[Named], urls: Sequence[str], dim: str, same: frozenset[str]) -> ConcatDocument:
-    """Return the document that joins ``parts``, which lie at ``urls``; ManifestError where they do not fit."""
     refs = concatenate(parts, dim, same)
     first = parts[0].variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
@@ -117,7 +121,3 @@ def _length(part: Named, axes: Mapping[str, int], dim: str) -> int:
     if len(set(lengths.values())) != 1:
         raise ManifestError(f"{part.name} has variables of several lengths along {dim!r}: {lengths}")
     return next(iter(lengths.values()))
-
-
-def _is_path(fo: Any) -> bool:
-    return isinstance(fo, str | os.PathLike)

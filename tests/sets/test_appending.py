@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import refshard_fs
 from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, TargetChanged
 from refshard_fs.cli import main
-from refshard_fs.sets import appending
+from refshard_fs.sets import appending, lazy
 from tests.servers.s3 import SeaweedServer
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
 from tests.sets.test_lazy import archives
@@ -118,14 +118,15 @@ def test_a_set_that_ends_within_a_chunk_cannot_go_on(tmp_path: Path) -> None:
 def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = target(tmp_path, kind, [day(0, 2)])
     paths = [written(tmp_path, day(2 * i, 2), i) for i in (1, 2)]
-    taken = appending.take
+    module = lazy if kind == "lazy" else appending
+    taken = module.take
 
     def slowly(*given: Any) -> Any:
-        monkeypatch.setattr(appending, "take", taken)
+        monkeypatch.setattr(module, "take", taken)
         refshard_fs.append(url, paths[0], "time")
         return taken(*given)
 
-    monkeypatch.setattr(appending, "take", slowly)
+    monkeypatch.setattr(module, "take", slowly)
     with pytest.raises(ConflictError):
         refshard_fs.append(url, paths[1], "time")
     assert read(url)["time"].tolist() == [0, 1, 2, 3]

@@ -168,6 +168,27 @@ def test_what_each_file_has_a_copy_of_is_compared_by_its_bytes(version: int, way
     assert fs.resolve("crs/0" if version == 2 else "crs/c") == first.resolve("crs/0" if version == 2 else "crs/c")
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("dims", [("time", "x"), ("x", "time")])
+def test_copies_along_one_of_two_dimensions_are_compared_along_the_other(version: int, dims: tuple[str, str]) -> None:
+    def part(time: int, x: int, more: int = 0) -> dict[str, Any]:
+        bounds = np.arange(4.0).reshape(2, 2) + x + more
+        return own(day(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)
+
+    def joined(parts: dict[tuple[int, int], dict[str, Any]]) -> RefShardFileSystem:
+        outer, inner = ((2, 4, 6), (0, 2)) if dims[0] == "time" else ((0, 2), (2, 4, 6))
+        grid = [[parts[(a, b) if dims[0] == "time" else (b, a)] for b in inner] for a in outer]
+        return RefShardFileSystem(refshard_fs.concat(grid, dims=dims))
+
+    parts = {(time, x): part(time, x) for time in (2, 4, 6) for x in (0, 2)}
+    fs = joined(parts)
+    keys = ("x_bnds/0.0", "x_bnds/1.0") if version == 2 else ("x_bnds/c/0/0", "x_bnds/c/1/0")
+    bounds = np.frombuffer(b"".join(fs.cat_file(key) for key in keys))
+    np.testing.assert_array_equal(bounds, [0, 1, 2, 3, 2, 3, 4, 5])
+    with pytest.raises(ManifestError, match="different bytes of 'x_bnds'.*same="):
+        joined(parts | {(6, 2): part(6, 2, 1)})
+
+
 def test_copies_that_differ_are_refused_and_large_ones_are_not_read() -> None:
     one, two = day(0, 2), day(2, 2)
     with pytest.raises(ManifestError, match="different bytes of 'crs'.*same="):
