@@ -56,6 +56,12 @@ class _Joining:
 
     def refs(self) -> ReferenceSet:
         """Return all sets as one."""
+        if self.dim is not None and not any(self.dim in v.dims for part in self.sets for v in part.variables.values()):
+            known = sorted({d for part in self.sets for v in part.variables.values() for d in v.dims if d is not None})
+            raise ManifestError(
+                f"no variable is along {self.dim!r} in {self.sets[0].name}, nor in the others: of dimensions there are "
+                f"{', '.join(known) or 'none'}"
+            )
         for path in dict.fromkeys(path for part in self.sets for path in part.variables):
             self.variable(path)
         self.rest()

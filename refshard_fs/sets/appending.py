@@ -13,7 +13,7 @@ from refshard_fs import zarrmeta
 from refshard_fs.catalog import beneath
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.edits import REMOVED, Edit
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, NoSuchSource
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.held import settle
 from refshard_fs.keys import join
@@ -49,8 +49,9 @@ def append(
     made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``options`` are further arguments of
     `RefShardFileSystem` for both. The set is as it was until it has all of the new one, whatever happens.
 
-    Raises ManifestError where the two do not fit, ConflictError if somebody else wrote the target meanwhile, and
-    ReadOnlyError where it cannot be written: then nothing is changed. ``callback`` counts what is written.
+    Raises SourceNotReachable if there is no set yet, ManifestError where the two do not fit, ConflictError if somebody
+    else wrote the target meanwhile, and ReadOnlyError where it cannot be written: then nothing is changed.
+    ``callback`` counts what is written.
 
     >>> import fsspec, json, refshard_fs
     >>> meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -99,6 +100,10 @@ def _edits(
 ) -> Iterator[tuple[str, Edit]]:
     """Yield what the set of ``writer``, at ``url``, is to have or to lose, by key."""
     before = writer.collect()
+    if not len(before):
+        raise NoSuchSource(
+            f"there is no set at {url} that could go on: fs.save(url) or concat(...).save(url) writes one"
+        )
     name = f"the set at {url}"
     old = with_coordinates(Named(name, before, variables(before, name)), writer)
     (new,) = take([fo], options, _nobody)

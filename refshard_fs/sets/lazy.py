@@ -95,8 +95,6 @@ def looked_at(
     refs = concatenate(parts, dim, same)
     first = parts[0].variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
-    if not axes:
-        raise ManifestError(f"{parts[0].name} has no variable along {dim!r}")
     lengths = [_length(part, axes, dim) for part in parts]
     coordinate = next((path for path in axes if first[path].is_coordinate), None)
     data = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refshard_fs
-from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, TargetChanged
+from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, SourceNotReachable, TargetChanged
 from refshard_fs.cli import main
 from refshard_fs.sets import appending, lazy
 from tests.servers.s3 import SeaweedServer
@@ -130,6 +130,13 @@ def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, mo
     with pytest.raises(ConflictError):
         refshard_fs.append(url, paths[1], "time")
     assert read(url)["time"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["nothing.json", "nothing", "nothing.zarr"])
+def test_what_is_not_there_cannot_grow(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SourceNotReachable, match=r"no set at .*nothing.* that could go on"):
+        refshard_fs.append(tmp_path / name, day(0, 2), "time")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_document_grows_by_a_line(tmp_path: Path) -> None:

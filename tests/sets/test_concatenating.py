@@ -110,19 +110,29 @@ def test_it_is_the_concatenation_that_xarray_makes() -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (day(4, 2, compressor={"id": "zlib", "level": 1}), ["'air'", "compressor", "set 0", "set 1"]),
-        (day(4, 2, dtype="<i4"), ["'air'", "dtype", "'<f4'", "'<i4'"]),
-        (day(4, 2, order="F"), ["'air'", "order"]),
-        (day(4, 2, fill_value=7), ["'air'", "fill_value"]),
-        (day(4, 2, first=1), ["'x'", "values", "same="]),
-        (day(4, 2, width=4), ["'air'", "along 'x'", "5", "4"]),
-        ({k: v for k, v in day(4, 2).items() if not k.startswith("air")}, ["set 1", "no variable 'air'"]),
+        ({"compressor": {"id": "zlib", "level": 1}}, ["'air'", "compressor", "set 0", "set 1"]),
+        ({"dtype": "<i4"}, ["'air'", "dtype", "'<f4'", "'<i4'"]),
+        ({"order": "F"}, ["'air'", "order"]),
+        ({"fill_value": 7}, ["'air'", "fill_value"]),
+        ({"first": 1}, ["'x'", "values", "same="]),
+        ({"width": 4}, ["'air'", "along 'x'", "5", "4"]),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_by_name(other: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ManifestError) as caught:
-        refshard_fs.concat([day(0, 4), other], dim="time", same=["x"] if "along 'x'" in words else [])
+        refshard_fs.concat([day(0, 4), day(4, 2, **other)], dim="time", same=["x"] if "width" in other else [])
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_variable_that_one_set_lacks_is_named() -> None:
+    other = {key: value for key, value in day(4, 2).items() if not key.startswith("air")}
+    with pytest.raises(ManifestError, match="set 1 has no variable 'air'"):
+        refshard_fs.concat([day(0, 4), other], dim="time")
+
+
+def test_a_dimension_that_nothing_is_along_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(ManifestError, match=r"no variable is along 'tiem' in set 0.*there are time, x"):
+        refshard_fs.concat([day(0, 4), day(0, 4)], dim="tiem")
 
 
 def test_only_the_last_set_may_end_within_a_chunk() -> None:
