@@ -6,8 +6,7 @@ Nothing is taken for right because it was not looked at: a report says how much 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, get_args
 
 import numpy as np
@@ -15,25 +14,23 @@ from fsspec.asyn import get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs import zarrmeta
-from refshard_fs.checking.findings import SHOWN, CheckMode, Finding, Findings, Report
+from refshard_fs.checking.findings import CheckMode, Finding, Findings, Report
 from refshard_fs.checking.inventory import CHUNK_NAME, list_all
+from refshard_fs.checking.metadata import Metadata
 from refshard_fs.checking.ranges import Columns, Keys, Ranges
+from refshard_fs.checking.targets import Targets
 from refshard_fs.checking.trial import Trial, zarr_version
 from refshard_fs.columns import WHOLE
-from refshard_fs.encodings import undecodable
-from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
+from refshard_fs.errors import NotListable, RefShardError
 from refshard_fs.keys import join, parent
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.flat import FlatKeySpace
-from refshard_fs.model import Facts, Pin, Stat
 from refshard_fs.reading.engine import Request
 from refshard_fs.session import Session
-from refshard_fs.targets import Versions
-from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["CheckMode", "Finding", "Report", "check"]
 
-TOGETHER: Final = 1024  # look-ups, targets or chunks that are asked for at a time
+TOGETHER: Final = 1024  # look-ups, documents or chunks that are asked for at a time
 MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, by their mean size
 SOUGHT: Final = 1_000_000  # chunks of an array that are looked for one by one, where they cannot be listed
 _UNKNOWN = np.uint64(WHOLE)
@@ -82,7 +79,7 @@ class _Check:
         self._unlisted: dict[str, Exception] = {}
         self._closed: set[str] = set()  # directories of which nobody knows what lies there
         self._keys = self._missing = self._damaged = self._read = self._bytes = self._decoded = 0
-        self._arrays: dict[str, ArrayMeta] = {}
+        self._metadata = Metadata(self._found)
         self._chunks: list[Keys] = []
 
     async def run(self) -> Report:
@@ -102,7 +99,7 @@ class _Check:
             tuple(sorted(self._found.shown, key=lambda finding: finding.severity)),
             self._found.counts,
             self._keys,
-            len(self._arrays),
+            len(self._metadata.arrays),
             sum(len(keys) for keys in self._chunks),
             self._missing - self._damaged,
             len(self._ranges.urls),
@@ -128,15 +125,15 @@ class _Check:
     async def _existing(self, names: list[str]) -> list[str]:
         """Return those of ``names``, in a directory that cannot be listed, that are there, or whose reading fails."""
         self._closed.update(parent(name)[0] for name in names)
-        found = await self._session.read_all([Request(name) for name in names])
+        found = await self._session.read_all(list(map(Request, names)))
         return [name for name, data in zip(names, found, strict=True) if not isinstance(data, FileNotFoundError)]
 
     async def _sought(self, keyspace: KeySpace) -> list[str]:
         """Return the chunks of arrays that cannot be listed, looked for one by one; what is damaged is found so."""
         names = []
         for prefix, error in self._unlisted.items():
-            path = self._array_of(join(prefix, "0"))
-            meta = self._arrays.get(path)
+            path = self._metadata.array_of(join(prefix, "0"))
+            meta = self._metadata.arrays.get(path)
             if meta is None or meta.grid is None or meta.grid.size > SOUGHT:
                 self._found.add_error(prefix, error)
                 continue
@@ -156,15 +153,11 @@ class _Check:
         self._keys += len(names)
         return names
 
-    def _array_of(self, name: str) -> str:
-        """Return the path of the array that ``name`` lies below; that of the root, if none."""
-        path = parent(name)[0]
-        while path and path not in self._arrays:
-            path = parent(path)[0]
-        return path
-
     async def _check(self, keyspace: KeySpace, names: Sequence[str]) -> None:
-        await self._check_documents([name for name in names if zarrmeta.is_metadata(name)])
+        for some in _batches([name for name in names if zarrmeta.is_metadata(name)], TOGETHER):
+            for name, data in zip(some, await self._session.read_all(list(map(Request, some))), strict=True):
+                self._metadata.add(name, data)
+        self._metadata.compare()
         if self._unlisted:
             names = [*names, *await self._sought(keyspace)]
         self._check_grids([name for name in names if not zarrmeta.is_metadata(name)])
@@ -183,7 +176,7 @@ class _Check:
         wanted = self._wanted()
         self._callback.set_size(len(self._ranges.urls) + sum(len(positions) for _, positions in wanted))
         columns = self._ranges.settled()
-        self._check_ranges(columns, await self._check_targets(columns))
+        await Targets(self._ranges, self._found, self._callback).check(columns, self._session.engine().need)
         version = zarr_version() if self._mode == "full" else None
         if self._mode == "full" and version is None:
             self._notes.append("zarr is not installed: chunks were read, and none was decoded")
@@ -191,59 +184,12 @@ class _Check:
         for keys, positions in wanted:
             await self._read_chunks(keys, positions, version, max(1, min(TOGETHER, MEMORY // mean)))
 
-    # ------------------------------------------------------------------ metadata
-
-    async def _check_documents(self, names: Sequence[str]) -> None:
-        documents: dict[str, Mapping[str, Any]] = {}
-        for some in _batches(names, TOGETHER):
-            for name, data in zip(some, await self._session.read_all([Request(n) for n in some]), strict=True):
-                try:
-                    if isinstance(data, Exception):
-                        raise data
-                    documents[name] = zarrmeta.object_in(data, repr(name))
-                    self._check_document(name, documents[name])
-                except (RefShardError, OSError) as e:
-                    self._found.add_error(name, e, "metadata")
-        for name, document in documents.items():
-            if parent(name)[1] in (".zmetadata", "zarr.json"):
-                self._check_consolidated(name, document, documents)
-
-    def _check_document(self, name: str, document: Mapping[str, Any]) -> None:
-        path, kind = parent(name)
-        if kind in (".zattrs", ".zmetadata"):
-            return
-        version = 3 if kind == "zarr.json" else 2
-        if document.get("zarr_format") != version:
-            raise ManifestError(f"{name!r} has zarr_format {document.get('zarr_format')!r}, where it is {version}")
-        meta = zarrmeta.array_meta(document, repr(name))
-        if meta is not None and kind != ".zgroup":
-            self._arrays[path] = meta
-            problem = undecodable(meta, path)
-            if problem is not None:
-                self._found.add("error", "metadata", name, text=problem)
-        elif kind == ".zarray" or (version == 3 and document.get("node_type") != "group"):
-            raise ManifestError(f"{name!r} describes neither an array nor a group")
-
-    def _check_consolidated(
-        self, name: str, document: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]
-    ) -> None:
-        directory, kind = parent(name)
-        try:
-            for path, member in zarrmeta.consolidated_arrays(document, repr(name)):
-                key = join(join(directory, path), ".zarray" if kind == ".zmetadata" else kind)
-                if key not in documents:
-                    self._found.add("warning", "consolidated", key, text=f"{name!r} has it, and the source does not")
-                elif _meaning(member, key) != _meaning(documents[key], key):
-                    self._found.add("warning", "consolidated", key, text=f"{name!r} has it, and says something else")
-        except ManifestError as e:
-            self._found.add_error(name, e, "metadata")
-
     def _check_grids(self, names: Iterable[str]) -> None:
         """Sort keys that stand by themselves into the grids of their arrays; count what is missing."""
         inside: dict[str, list[str]] = {}
         for name in names:
-            path = self._array_of(name)
-            meta = self._arrays.get(path)
+            path = self._metadata.array_of(name)
+            meta = self._metadata.arrays.get(path)
             if meta is None:
                 continue
             tail = _tail(name, path)
@@ -257,70 +203,9 @@ class _Check:
         hidden = {path: _hidden(keys, inside.get(path, ())) for keys in self._chunks if (path := keys.array) in inside}
         present = {keys.array: len(keys) - hidden.get(keys.array, 0) for keys in self._chunks}
         self._chunks += [Keys.spelled(path, found) for path, found in inside.items()]
-        for path, meta in self._arrays.items():
+        for path, meta in self._metadata.arrays.items():
             if meta.grid is not None and path not in self._closed:
                 self._missing += meta.grid.size - present.get(path, 0) - len(inside.get(path, ()))
-
-    # ------------------------------------------------------------------ targets and ranges
-
-    async def _check_targets(self, columns: Columns) -> Any:
-        """Ask each target once; the sizes, WHOLE where there is none to be had."""
-        urls = self._ranges.urls
-        sizes = np.full(len(urls), WHOLE, np.uint64)
-        first, uses = columns.users(len(urls))
-        engine = self._session.engine()
-        for some in _batches(range(len(urls)), TOGETHER):
-            answers = await asyncio.gather(*(self._ask(engine.need, urls[i]) for i in some))
-            for i, answer in zip(some, answers, strict=True):
-                key = columns.key(int(first[i])) if first[i] >= 0 else ""
-                match answer:
-                    case Facts(size):
-                        if size is None:
-                            self._found.add("warning", "unsized", key, urls[i], "its target does not tell its size")
-                        else:
-                            sizes[i] = size
-                        self._check_pins(key, urls[i], answer, self._ranges.pins.get(i, ()))
-                    case None:
-                        text = f"there is nothing; {uses[i]:,} references point to it"
-                        self._found.add("error", "unreachable", key, urls[i], text)
-                    case error:
-                        self._found.add_error(key, error, "unreachable", urls[i])
-        return sizes
-
-    async def _ask(self, need: Callable[[Stat], Any], url: str) -> Facts | Exception | None:
-        try:
-            if url in self._ranges.faults:
-                return self._ranges.faults[url]
-            answer: Facts | None = await need(Stat(url, fresh=True))
-            return answer
-        except Exception as e:  # noqa: BLE001  # whatever the target's library raises, it becomes a finding
-            return e
-        finally:
-            self._callback.relative_update()
-
-    def _check_pins(self, key: str, url: str, facts: Facts, pins: Iterable[Pin]) -> None:
-        for pin in pins:
-            try:
-                Versions().of(url).observe(facts.etag, facts.last_modified, facts.size, pin)
-            except TargetChanged as e:
-                self._found.add("error", "changed", key, url, e.reason)
-                return
-
-    def _check_ranges(self, columns: Columns, sizes: Any) -> None:
-        beyond = columns.beyond(sizes)
-        for i in beyond[:SHOWN].tolist():
-            text = f"{_range(columns, i)} reaches beyond the {sizes[columns.targets[i]]:,} bytes there are"
-            self._found.add("error", "beyond-target", columns.key(i), self._ranges.urls[columns.targets[i]], text)
-        self._found.count("beyond-target", len(beyond) - SHOWN)
-        again, before, within, outer = columns.alike(sizes)
-        for kind, rows, others, verb in (
-            ("duplicate-range", again, before, "are also those of"),
-            ("overlapping-range", within, outer, "begin within those of"),
-        ):
-            for i, other in zip(rows[:SHOWN].tolist(), others[:SHOWN].tolist(), strict=True):
-                text = f"{_range(columns, i)} {verb} {columns.key(other)!r}"
-                self._found.add("warning", kind, columns.key(i), self._ranges.urls[columns.targets[i]], text)
-            self._found.count(kind, len(rows) - SHOWN)
 
     # ------------------------------------------------------------------ data
 
@@ -342,18 +227,17 @@ class _Check:
         return wanted
 
     async def _read_chunks(self, keys: Keys, positions: Sequence[int], version: int | None, batch: int) -> None:
-        trial = None
-        if version is not None and positions:
+        trial, meta = None, self._metadata.arrays.get(keys.array)  # of damaged metadata there is a finding
+        if version is not None and meta is not None and positions:
             try:
-                trial = await asyncio.to_thread(Trial, self._arrays[keys.array], version)
+                trial = await asyncio.to_thread(Trial, meta, version)
             except ValueError as e:
                 self._found.add(
                     "warning", "not-decoded", keys.array, text=f"its chunks were read, and not decoded: {e}"
                 )
         for some in _batches(positions, batch):
             names = [keys.key(position) for position in some]
-            requests = [Request(name) for name in names]
-            found = await self._session.read_all(requests, self._callback.relative_update)
+            found = await self._session.read_all(list(map(Request, names)), self._callback.relative_update)
             chunks = []
             for name, data in zip(names, found, strict=True):
                 if isinstance(data, Exception):
@@ -376,15 +260,6 @@ class _Check:
                 )
 
 
-def _meaning(document: Mapping[str, Any], where: str) -> object:
-    """Return what decides how an array is read: its document may be spelled in several ways."""
-    meta = zarrmeta.array_meta(document, repr(where))
-    if meta is None:
-        return None
-    rest = [document.get(field) for field in ("fill_value", "codecs", "compressor", "filters")]
-    return meta.shape, meta.chunks, meta.grid, meta.dtype, meta.order, json.dumps(rest, sort_keys=True)
-
-
 def _tail(key: str, array: str) -> str:
     return key[len(array) + 1 :] if array else key
 
@@ -396,11 +271,6 @@ def _hidden(keys: Keys, names: Iterable[str]) -> int:
         return 0
     numbers = {grid.number(_tail(name, keys.array)) for name in names} - {None}
     return int(np.isin(np.array(sorted(n for n in numbers if n is not None), np.uint64), keys.numbers).sum())
-
-
-def _range(columns: Columns, i: int) -> str:
-    stop = columns.stops[i]
-    return f"bytes [{columns.starts[i]}, {'end' if stop == _UNKNOWN else stop})"
 
 
 def _mean_size(columns: Columns) -> int:

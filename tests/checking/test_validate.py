@@ -115,6 +115,13 @@ def test_metadata_that_breaks_the_rules_is_an_error(make: Make, key: str, text: 
     assert found(check(fs)) == [("error", "metadata", key)]
 
 
+@pytest.mark.parametrize("key", ["b/zarr.json", "b/.zgroup"])
+def test_chunks_of_an_array_whose_metadata_are_those_of_another_version_are_read(make: Make, key: str) -> None:
+    document = array() if key == "b/zarr.json" else json.dumps(V3)
+    report = check(make({**GOOD, key: document, "b/0": ["data.bin", 0, 1]}), "full")
+    assert ("error", "metadata", key) in found(report)
+
+
 def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:
     members = {"a/.zarray": json.loads(array(7)), "b/.zarray": json.loads(array())}
     document = json.dumps({"zarr_consolidated_format": 1, "metadata": members})
