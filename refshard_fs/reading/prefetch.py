@@ -22,7 +22,7 @@ __all__ = ["Ahead", "Chunk"]
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 MANY = 16  # keys from which on they may be nearly all of a shard
-FEW = 128  # guesses looked up at a time where that takes reads
+FEW = 1024  # guesses looked up at a time where that takes reads
 
 Advance = Callable[[list[Any], list[tuple[int, Any]], int, Steps[Any], Any], None]
 RunAll = Callable[[Sequence[Steps[Any]]], Awaitable[list[Any]]]
