@@ -60,13 +60,16 @@ def chunk(number: int) -> Selection:
 def patterns() -> dict[str, Pattern]:
     """Return the ways to read that are measured, by name."""
     everything = slice(None)
+    points = [slice(at, at + 1) for at in random.Random(2).sample(range(COLUMNS * SIDE), 10)]
     scattered = [chunk(n) for n in random.Random(1).sample(range(ROWS * COLUMNS), 100)]
     return {
         "one chunk, twice": Pattern([chunk(437)] * 2, 2),
         "random": Pattern(scattered, 100),
         "random, twice": Pattern(scattered * 2, 200),
         "narrow column": Pattern([(everything, slice(250, 260))], 100),
+        "ten columns": Pattern([(everything, point) for point in points], 1000),
         "column in a shard": Pattern([(slice(0, 10 * SIDE), slice(0, SIDE))], 10),
+        "ten in a shard": Pattern([(slice(0, 10 * SIDE), point) for point in points], 100),
         "row": Pattern([(slice(0, SIDE), everything)], 10),
         "shard": Pattern([(slice(20 * SIDE, 30 * SIDE), everything)], 100),
         "three shards": Pattern([(slice(20 * SIDE, 50 * SIDE), everything)], 300),

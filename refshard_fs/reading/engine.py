@@ -128,8 +128,10 @@ class Engine(Lookups):
         late = {i for i, _ in waiting}
         found = [i for i in range(len(batch)) if i not in late]
         self._serve([batch[i] for i in found], [results[i] for i in found])
-        self.ahead.scout((batch[i].keyspace, batch[i].request.key) for i, _ in waiting if batch[i].guess)
         reads = [batch[i] for i, _ in waiting]
+        asked = [Chunk(ks, r.key, None, guess) for ks, r, _, guess, _ in reads if r.start is None and r.end is None]
+        if ahead := self.ahead.note(asked, found=False):
+            self.fetcher.read((), ahead)
         task = self._start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
         _stop_with_readers(task, [read.future for read in reads if read.future is not None])
 

@@ -21,10 +21,8 @@ __all__ = ["Ahead", "Chunk"]
 
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
-SCOUTS = 10  # chunks whose shards' indexes are read ahead for each chunk of a run that was read
 MANY = 16  # keys from which on they may be nearly all of a shard
-FEW_SHARDS = 16  # whose indexes are read ahead at a time
-FEW = 64  # guesses looked up at a time where that takes reads
+FEW = 1024  # guesses looked up at a time where that takes reads
 
 Advance = Callable[[list[Any], list[tuple[int, Any]], int, Steps[Any], Any], None]
 RunAll = Callable[[Sequence[Steps[Any]]], Awaitable[list[Any]]]
@@ -54,8 +52,8 @@ class _Array:
         self.keyspace, self.path, self.grid = keyspace, path, grid
         self.policy = ReadAhead(grid)
         self.chunk = 0  # bytes of one, roughly
-        self.issued: dict[int, Span] = {}
-        self.scouted: set[int] = set()  # whose shards' indexes were asked for ahead
+        self.issued: dict[int, Span | None] = {}  # None: it is being looked up
+        self.coming: set[int] = set()  # chunks that were noted when they were asked for, and are being looked up
 
 
 class Ahead:
@@ -84,13 +82,17 @@ class Ahead:
 
     # ------------------------------------------------------------------ guesses
 
-    def note(self, chunks: Iterable[Chunk]) -> list[Span]:
-        """Take note of what is read, in order; return the ranges to fetch along with it."""
+    def note(self, chunks: Iterable[Chunk], *, found: bool = True) -> list[Span]:
+        """Take note of what is read, in order; return the ranges to fetch along with it.
+
+        What is not ``found`` yet is noted again when it is. What that takes for those that follow is read meanwhile.
+        """
         by_array: dict[tuple[int, str], tuple[_Array, list[int]]] = {}
         told = self._told
         for keyspace, key, span, guess in chunks:
             if told and key in told:
-                self._read(key)
+                if found:
+                    self._read(key)
                 continue
             if not guess or not self._most:
                 continue
@@ -101,34 +103,22 @@ class Ahead:
             group = by_array.get(token)
             if group is None:
                 group = by_array[token] = self._array(token, keyspace, at.array), []
-            group[1].append(at.number)
+            array, numbers = group
+            if at.number not in array.coming:
+                if found or array.chunk:
+                    numbers.append(at.number)
+                if not found and array.chunk:
+                    array.coming.add(at.number)
+            elif found:
+                array.coming.discard(at.number)
+                array.issued.pop(at.number, None)
             if span is not None and span.size:
-                group[0].chunk = span.size if not group[0].chunk else (3 * group[0].chunk + span.size) // 4
+                array.chunk = span.size if not array.chunk else (3 * array.chunk + span.size) // 4
         ahead: list[Span] = []
         for array, numbers in by_array.values():
-            if array.chunk:
+            if array.chunk and numbers:
                 ahead += self._follow(array, numbers)
         return ahead
-
-    def scout(self, reads: Iterable[tuple[KeySpace, str]]) -> None:
-        """Have the indexes of further shards read together with those that ``reads``, keys of known runs, wait for."""
-        if not self._most:
-            return
-        for keyspace, key in reads:
-            at = place(keyspace.grids, key)
-            array = None if at is None else self._arrays.get((id(keyspace), at.array))
-            if at is None or array is None or not array.grid.shards or at.number in array.scouted:
-                continue
-            policy = array.policy
-            fresh = [n for n in policy.foresee(at.number, SCOUTS) if n not in array.scouted]
-            array.scouted = array.scouted.union(fresh) if len(array.scouted) < WAVE else set(fresh)
-            ones = policy.first_of_shards(fresh)[:FEW_SHARDS]
-            many = [array.keyspace.lookup(join(array.path, array.grid.tail(n))) for n in ones]
-            if many:
-                self._start(self._find(many))
-
-    async def _find(self, many: Sequence[Steps[Entry | None]]) -> None:
-        await self._run_all(many)  # what is found, or fails, is found or fails again where it is asked for
 
     def _note_announced(self, keyspace: KeySpace, wave: dict[str, Span]) -> list[Span]:
         """Take note of what is announced; return what to fetch: that, and what may be announced next."""
@@ -150,15 +140,16 @@ class Ahead:
         """Stop all guesses under way: whoever was reading reads no more."""
         for array in self._arrays.values():
             array.policy.forget()
-            self._fetcher.drop(array.issued.values(), stop=True)
+            self._fetcher.drop(filter(None, array.issued.values()), stop=True)
             array.issued.clear()
+            array.coming.clear()
 
     def _array(self, token: tuple[int, str], keyspace: KeySpace, path: str) -> _Array:
         array = self._arrays.get(token)
         if array is None:
             if len(self._arrays) >= ARRAYS:
                 oldest = self._arrays.pop(next(iter(self._arrays)))
-                self._fetcher.drop(oldest.issued.values())
+                self._fetcher.drop(filter(None, oldest.issued.values()))
             array = self._arrays[token] = _Array(keyspace, path, keyspace.grids[path])
         return array
 
@@ -167,9 +158,10 @@ class Ahead:
         advice = array.policy.observe(numbers, array.chunk, growth, self._most, 3 if announced else 1)
         issued = array.issued
         for number in advice.hits:
-            issued.pop(number, None)
+            if number not in array.coming:
+                issued.pop(number, None)
         if advice.drop:
-            self._fetcher.drop([issued.pop(number) for number in advice.drop if number in issued])
+            self._fetcher.drop(filter(None, [issued.pop(number, None) for number in advice.drop]))
         if not advice.fetch:
             return []
         found: dict[int, Span] = {}
@@ -190,20 +182,27 @@ class Ahead:
                 found[number] = entry
         issued.update(found)
         if slow:
+            issued.update(dict.fromkeys(slow))
             self._start(self._follow_slowly(array, slow))
         return list(found.values())
 
     async def _follow_slowly(self, array: _Array, numbers: list[int]) -> None:
         for first in range(0, len(numbers), FEW):
             some = numbers[first : first + FEW]
-            many = [array.keyspace.lookup(join(array.path, array.grid.tail(number))) for number in some]
-            found = {
-                number: entry
-                for number, entry in zip(some, await self._run_all(many), strict=True)
-                if isinstance(entry, Span) and entry.size
-            }
-            array.issued.update(found)
-            self._fetcher.read((), found.values())
+            keys = [join(array.path, array.grid.tail(number)) for number in some]
+            begun = await self.begin(array.keyspace, keys)
+            entries = await self._run_all([array.keyspace.lookup(key) for key in keys])
+            found: list[Span] = []
+            for number, entry in zip(some, entries, strict=True):
+                if number not in array.issued:
+                    continue  # it is read already, or not expected any more
+                if isinstance(entry, Span) and entry.size:
+                    array.issued[number] = entry
+                    found.append(entry)
+                else:
+                    del array.issued[number]
+            self._fetcher.read((), found)
+            self._fetcher.release(begun)
 
     def _growth(self) -> float:
         """Return how many chunks to fetch ahead for each that was read: many only where waiting is long."""

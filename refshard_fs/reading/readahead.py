@@ -10,7 +10,7 @@ an array), is dropped where the run ends, and shrinks for arrays where much was 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import msgspec
@@ -24,7 +24,7 @@ __all__ = ["Advice", "ReadAhead"]
 RUNS = 8  # followed at once in one array
 PASS = 1 << 16  # numbers that are remembered as read
 STRAYS = 16  # numbers of no run that are remembered, to find runs among them
-SHARD_GROWTH = 8  # chunks of the shards that are being read, to fetch ahead for each that was
+SHARD_GROWTH = 8  # chunks of the shards that are being read, or of a column through them, to fetch for each that was
 IDLE = 24  # numbers read elsewhere after which a run counts as left
 SLACK = 0.15  # how far past a natural end to go, as a part of what has been read
 HALVES = 64  # chunks in a line from which on its half is a natural end,
@@ -91,25 +91,9 @@ class ReadAhead:
             drop = [n for n in drop if n not in both]
         return Advice(tuple(fetch), tuple(drop), tuple(hits)) if fetch or drop or hits else _NOTHING
 
-    def foresee(self, number: int, factor: int) -> list[int]:
-        """Return what is expected after ``number``, if it goes on with a run into another shard: ``factor`` chunks for
-        each that was read of it.
-        """
-        for run in reversed(self._runs):
-            if run.length >= 8 and not run.tentative and run.takes(number):
-                last = self._shard_of(run.last)
-                if self._shard_of(number) == last:
-                    return []
-                return [n for n in islice(run.ahead(self._size), factor * run.length) if self._shard_of(n) != last]
-        return []
-
     def _shard_of(self, number: int) -> tuple[int, ...]:
         grid = self._grid
         return tuple(c // s for c, s in zip(grid.coords(number), grid.shards, strict=True))
-
-    def first_of_shards(self, numbers: Iterable[int]) -> list[int]:
-        """Return one of ``numbers`` for each shard that they lie in."""
-        return list({self._shard_of(number): number for number in numbers}.values())
 
     def forget(self) -> tuple[int, ...]:
         """Give all runs up; return the chunks that are not expected any more."""
@@ -212,13 +196,14 @@ class ReadAhead:
             return []
         if sum(self._foreseen) < FORESEEN * len(self._foreseen):
             return []
-        allowed = min(int(growth * self._trust * run.length), most // chunk)
         limit = self._natural_end(run, chunk)
-        slack = int(SLACK * (run.length + len(run.issued)))
+        # Past the end of a shard is an index to be read.
+        slack = 0 if self._grid.shards else int(SLACK * (run.length + len(run.issued)))
         if (end := self._shard_end(run)) is not None:
-            allowed = max(allowed, min(int(SHARD_GROWTH * self._trust * run.length), most // chunk))
             limit = end if limit is None else min(limit, end)
-            slack = 0  # the next shard has an index of its own to be read
+        if end is not None or self._is_sparse(run):
+            growth = max(growth, SHARD_GROWTH)
+        allowed = min(int(growth * self._trust * run.length), most // chunk)
         room = allowed - len(run.issued)
         if room <= 0 or (run.beyond and limit == run.limit and run.frontier is not None):
             return []
@@ -261,12 +246,18 @@ class ReadAhead:
                 end = min(first + band, start + plane) if run.first >= first else None
         return end
 
+    def _is_sparse(self, run: Run) -> bool:
+        """Whether ``run`` is a column that has gone on into a further shard.
+
+        Little is lost if it ends, and each halt costs two waits.
+        """
+        return bool(self._grid.shards) and abs(run.step) > 1 and self._shard_of(run.first) != self._shard_of(run.last)
+
     def _natural_end(self, run: Run, chunk: int) -> int | None:
         """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
         step, first, last = run.step, run.first, run.last
         found: int | None = None
-        # A column that has gone on into a further shard: little is lost if it ends, and each halt costs two waits.
-        sparse = bool(self._grid.shards) and abs(step) > 1 and self._shard_of(first) != self._shard_of(last)
+        sparse = self._is_sparse(run)
         dense = abs(step) == 1 or bool(self._grid.shards)
         for line in self._lines:
             if line <= abs(step) or first // line != last // line:

@@ -116,7 +116,10 @@ class ShardView:
         return entry
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        """Return where those shards lie of whose chunks ``keys`` are most: they are worth reading whole."""
+        """Return where those shards lie of whose chunks ``keys``, which are read in this order, are most.
+
+        They are worth reading whole; so is one that is begun after others that are.
+        """
         wanted: dict[tuple[str, int], int] = {}
         for key in keys:
             path, layout = yield from self._array_of(key)
@@ -125,8 +128,12 @@ class ShardView:
                 at = place(layout, path, coords)
                 shard = at.shard, math.prod(at.lengths)
                 wanted[shard] = wanted.get(shard, 0) + 1
-        names = [name for (name, size), count in wanted.items() if count >= _FULL * size]
-        found = yield from together([self.base.lookup(name) for name in names])
+        full = [count >= _FULL * size for (_, size), count in wanted.items()]
+        if len(full) > 1 and all(full[:-1]):
+            full[-1] = True
+        found = yield from together(
+            [self.base.lookup(name) for (name, _), yes in zip(wanted, full, strict=True) if yes]
+        )
         return [entry for entry in found if isinstance(entry, Span)]
 
     def is_empty(self, key: str) -> Steps[bool]:

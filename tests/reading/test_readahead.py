@@ -249,12 +249,3 @@ def test_whole_shards_are_read_ahead_to_half_of_the_array() -> None:
         policy.observe(range(100), CHUNK, 5.0, MOST).fetch + policy.observe(range(100, 300), CHUNK, 5.0, MOST).fetch
     )
     assert 300 <= max(fetched) < 600
-
-
-def test_further_shards_are_foreseen_once_a_run_enters_one() -> None:
-    policy = sharded(100, 10, shards=(10, 10))
-    policy.observe(range(2, 100, 10), CHUNK, 5.0, MOST)
-    assert policy.foresee(92, 10) == policy.foresee(103, 10) == []
-    numbers = policy.foresee(102, 10)
-    assert numbers == list(range(102, 1000, 10))
-    assert policy.first_of_shards(numbers) == list(range(192, 1000, 100))

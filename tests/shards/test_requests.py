@@ -104,10 +104,18 @@ def test_a_column_through_all_shards_waits_four_times(counter: Counter) -> None:
     assert kinds == ["index", "chunks", "index", "chunks"]
 
 
-def test_a_few_whole_shards_are_not_read_much_further(counter: Counter) -> None:
+@pytest.mark.parametrize(("concurrency", "most"), [(10, 10), (128, 6)])
+def test_each_of_several_whole_shards_is_read_together_with_its_index(
+    counter: Counter, concurrency: int, most: int
+) -> None:
+    """But for the first one, where ten chunks are asked for at a time; nothing is read of the shards that follow."""
     counter.server.latency = 0.05
-    counter.read(slice(20 * SIDE, 50 * SIDE), slice(None))
-    assert counter.server.log.bytes_sent <= 1.5 * 300 * CHUNK
+    with zarr.config.set({"async.concurrency": concurrency}):
+        assert counter.read(slice(20 * SIDE, 50 * SIDE), slice(None)) <= most
+    requests = counter.server.requests()
+    whole = [i for i, r in enumerate(requests) if r.sent == 100 * CHUNK + 1604]
+    assert len(whole) == (2 if concurrency == 10 else 3)
+    assert counter.server.log.bytes_sent <= 1.05 * 300 * CHUNK
 
 
 def test_random_chunks_read_an_index_once(counter: Counter) -> None:
