@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import benchmarks
-from benchmarks import measure, record, report
+from benchmarks import held, measure, record, report
 
 # What a benchmark cannot do without, beside what the tests need.
 PEERS = {"bcolz": "bcolz", "concat": "kerchunk", "parquet": "fastparquet", "s3": "s3fs", "shards": "tensorstore"}
@@ -25,7 +25,12 @@ PEERS = {"bcolz": "bcolz", "concat": "kerchunk", "parquet": "fastparquet", "s3":
 
 def main() -> int:
     """Run the modules that are named, or all; return how many failed."""
-    own = {"__main__", "peers", "server", *(module.__name__.rpartition(".")[2] for module in (measure, record, report))}
+    own = {
+        "__main__",
+        "peers",
+        "server",
+        *(module.__name__.rpartition(".")[2] for module in (held, measure, record, report)),
+    }
     known = sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - own)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure everything.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; default: all")

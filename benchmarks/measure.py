@@ -88,6 +88,8 @@ def in_turns(
 def shown(value: float, unit: str) -> str:
     """Return a figure as a person reads it."""
     match unit:
+        case "s" if value < 1e-3:
+            return f"{value * 1e6:.1f} µs"
         case "s" if value < 1:
             return f"{value * 1e3:.2f} ms" if value < 0.01 else f"{value * 1e3:.0f} ms"
         case "s":

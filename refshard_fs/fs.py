@@ -34,8 +34,6 @@ from refshard_fs.writes.options import INLINE, READ_AS, WriteOptions, data_url_o
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
-_GLOB = frozenset("*?[")
-
 
 class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight, Writable, metaclass=Settled):
     """Archives seen as a plain zarr key space: each key is a byte range of some other file.

@@ -15,8 +15,6 @@ from refshard_fs.reading.engine import Request
 
 __all__ = ["Readable"]
 
-_GLOB = frozenset("*?[")
-
 
 class Readable(Sourced):
     """The half of the fsspec interface that reads."""
@@ -65,15 +63,17 @@ class Readable(Sourced):
     ) -> Any:
         """Like fsspec's, but ``on_error="omit"`` leaves out only missing keys: a failed read is never passed over."""
         single = isinstance(path, (str, os.PathLike))
-        if recursive or (single and _GLOB.intersection(os.fspath(path))):
+        if recursive or (single and _is_pattern(os.fspath(path))):
             paths = await self._expand_path(path, recursive=recursive)
         elif single:
             paths = [self._strip_protocol(path)]
         else:
             paths = []
             for p in path:
-                plain = not _GLOB.intersection(p)
-                paths += [self._strip_protocol(p)] if plain else await self._expand_path(p)
+                if _is_pattern(p):
+                    paths += await self._expand_path(p)
+                else:
+                    paths.append(self._strip_protocol(p))
         if recursive:
             paths = [p for p in paths if await self._isfile(p)]
         callback = kwargs.get("callback", DEFAULT_CALLBACK)
@@ -110,6 +110,10 @@ class Readable(Sourced):
         finally:
             if file is not None:
                 file.close()
+
+
+def _is_pattern(path: str) -> bool:
+    return "*" in path or "?" in path or "[" in path
 
 
 def _create(path: str) -> BinaryIO:

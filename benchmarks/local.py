@@ -1,0 +1,123 @@
+"""Chunks of a local file: one by one, many at once, and through zarr; fsspec's reference filesystem, and this one.
+
+    python -m benchmarks.local [--quick]
+
+Chunks of 4 KB and of 100 KB of one file are read in random order (by zarr: in order), in turns; medians of seconds a
+chunk (those that ``cat`` returns are all kept). *dict* is zarr reading the same chunks from memory: its own cost, which
+nobody can undercut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import zarr
+from zarr.storage import FsspecStore, MemoryStore
+
+from benchmarks.measure import Goal, Row, show
+from refshard_fs.fs import RefShardFileSystem
+
+warnings.filterwarnings("ignore", module="zarr")
+
+CASES = ((4096, 2000, 20, 1.8), (100_000, 500, 6, 1.4))  # bytes and number of chunks; goals of cat_file, through zarr
+ROUNDS, QUICK = 15, 3
+
+Read = Callable[[], object]
+
+
+def references(path: Path, size: int, count: int) -> dict[str, Any]:
+    """Return references to ``count`` chunks of the file at ``path``."""
+    meta = {"zarr_format": 2, "shape": [count, size // 8], "chunks": [1, size // 8], "dtype": "<u8", "order": "C"}
+    meta |= {"filters": None, "compressor": None, "fill_value": 0}
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format":2}', "a/.zarray": json.dumps(meta)}
+    return refs | {f"a/{i}.0": [f"file://{path}", i * size, size] for i in range(count)}
+
+
+def medians(reads: dict[str, Read], count: int, rounds: int) -> dict[str, float]:
+    """Return seconds a chunk, of each, in turns."""
+    took: dict[str, list[float]] = {name: [] for name in reads}
+    for _ in range(rounds):
+        for name, read in reads.items():
+            began = time.perf_counter()
+            read()
+            took[name].append((time.perf_counter() - began) / count)
+    return {name: statistics.median(of[1:]) for name, of in took.items()}  # the first opens files
+
+
+def measured(folder: Path, size: int, count: int, goals: tuple[float, float], rounds: int) -> list[Row]:
+    """Return the rows of chunks of ``size``."""
+    path = folder / f"{size}.bin"
+    path.write_bytes(os.urandom(size * count))
+    refs = references(path, size, count)
+    options: dict[str, Any] = {"fo": refs, "skip_instance_cache": True}
+    theirs = fsspec.filesystem("reference", remote_protocol="file", **options)
+    ours = RefShardFileSystem(**options)
+    keys = [f"a/{i}.0" for i in range(count)]
+    random.Random(size).shuffle(keys)
+    assert [ours.cat_file(key) for key in keys] == [theirs.cat_file(key) for key in keys]
+    found = medians(
+        {
+            "theirs": lambda: one_by_one(theirs, keys),
+            "ours": lambda: one_by_one(ours, keys),
+            "theirs, many": lambda: theirs.cat(keys),
+            "ours, many": lambda: ours.cat(keys),
+        },
+        count,
+        rounds,
+    )
+    stores = {
+        "theirs": FsspecStore(fsspec.filesystem("reference", remote_protocol="file", asynchronous=True, **options)),
+        "ours": FsspecStore(RefShardFileSystem(asynchronous=True, **options)),
+        "dict": memory(ours),
+    }
+    arrays = {name: zarr.open_array(store, path="a", mode="r") for name, store in stores.items()}
+    assert np.array_equal(arrays["ours"][...], arrays["theirs"][...])
+    reads: dict[str, Read] = {name: lambda array=array: array[...] for name, array in arrays.items()}  # type: ignore[misc]  # bound at once
+    zarrs = medians(reads, count, rounds)
+    what = f"chunks of {size}:"
+    return [
+        Row(f"{what} cat_file", "s", found["theirs"], found["ours"], Goal(ratio=goals[0])),
+        Row(f"{what} cat of all", "s", found["theirs, many"], found["ours, many"], Goal()),
+        Row(f"{what} through zarr", "s", zarrs["theirs"], zarrs["ours"], Goal(ratio=goals[1])),
+        Row(f"{what} zarr over a dict", "s", zarrs["theirs"], zarrs["dict"], Goal()),
+    ]
+
+
+def one_by_one(fs: Any, keys: list[str]) -> None:
+    """Read ``keys``, and keep none."""
+    for key in keys:
+        fs.cat_file(key)
+
+
+def memory(fs: RefShardFileSystem) -> MemoryStore:
+    """Return what ``fs`` shows, in a dict."""
+    buffer = zarr.core.buffer.default_buffer_prototype().buffer
+    return MemoryStore({key: buffer.from_bytes(fs.cat_file(key)) for key in fs.find("")}, read_only=True)
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.local", description="Reading local chunks.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    rounds = QUICK if parser.parse_args().quick else ROUNDS
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size, count, *goals in CASES:
+            rows += measured(Path(folder), size, count, (goals[0], goals[1]), rounds)
+    show("local", rows, "reference", "ours")
+
+
+if __name__ == "__main__":
+    main()
