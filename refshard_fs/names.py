@@ -126,7 +126,8 @@ def chunks_below(table: ChunkTable, below: str, stem: str = "") -> Listing | lis
         case _Level(first, size, depth):
             places = table.present(first, first + size) - np.uint64(first)
             if depth < len(grid.counts) - 1:
-                coords = np.unique(places // np.uint64(size // grid.counts[depth]))
+                coords = places // np.uint64(size // grid.counts[depth])  # ascending, as the numbers are
+                coords = coords[np.flatnonzero(np.diff(coords, prepend=coords[:1] + np.uint64(1)))]
                 return [Listed(name, None, True) for name in sorted(map(str, coords.tolist()))]
             paths, places = chunk_names(ChunkGrid((size,), _BARE), places, stem)
             return Listing(stem, paths, table.sizes(places + np.uint64(first)))

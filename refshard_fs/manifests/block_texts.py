@@ -1,9 +1,9 @@
-"""The texts among the members of a block, as bytes: those with escapes decoded, each once. No I/O here."""
+"""The texts among the members of a block, as the bytes that spell them, most escapes and all. No I/O here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,10 +11,12 @@ import numpy as np
 from refshard_fs.columns import ABSENT, UInt64s
 from refshard_fs.manifests.hashing import gathered
 from refshard_fs.manifests.json_fast import Records
+from refshard_fs.manifests.side_table import ESCAPED, text_at
 from refshard_fs.manifests.words import PAD, Positions
 
 __all__ = ["BlockTexts", "Irregular", "block_texts"]
 
+_SIMPLE: Final = np.array([chr(byte) in '"\\bfnrt' for byte in range(256)])  # what stands escaped in all JSON
 _LIST: Final[Callable[[bytes], list[str]]] = msgspec.json.Decoder(list[str]).decode
 
 
@@ -23,25 +25,16 @@ class Irregular(Exception):
 
 
 class BlockTexts(NamedTuple):
-    """Texts in the order of the block: each is ``data[offset : offset + length]`` in UTF-8.
-
-    ``escaped[which[i]]`` is the text itself, if it had escapes; else ``which[i]`` is -1.
-    """
+    """Texts in the order of the block: each is ``data[offset : offset + length]``, in UTF-8 or, if so marked, JSON."""
 
     rows: Positions  # of the records
     data: bytes
-    offsets: UInt64s
+    offsets: UInt64s  # with ESCAPED in those that have escapes
     lengths: UInt64s
-    escaped: list[str]
-    which: Positions
 
     def text(self, place: int) -> str:
         """Return one of the texts."""
-        which = int(self.which[place])
-        if which >= 0:
-            return self.escaped[which]
-        start = int(self.offsets[place])
-        return self.data[start : start + int(self.lengths[place])].decode()
+        return text_at(self.data, int(self.offsets[place]), int(self.lengths[place]))
 
 
 def block_texts(records: Records) -> BlockTexts | None:
@@ -49,35 +42,33 @@ def block_texts(records: Records) -> BlockTexts | None:
     if records.value_starts is None or records.value_stops is None:
         return None
     text = records.text
-    if np.frombuffer(text, np.uint8)[len(PAD) : -len(PAD)].min() < ord(" "):
+    characters = np.frombuffer(text, np.uint8)
+    if characters[len(PAD) : -len(PAD)].min() < ord(" "):
         raise Irregular
     rows = np.flatnonzero(records.targets == ABSENT)
     starts, stops = records.value_starts[rows], records.value_stops[rows]
-    which = np.full(len(rows), -1, np.int64)
-    if records.escapes is None:
-        data, begins = _plain(text, starts, stops)
-        return BlockTexts(rows, data, begins.view(np.uint64), (stops - starts).view(np.uint64), [], which)
-    has_escape = records.escapes.searchsorted(starts) < records.escapes.searchsorted(stops)
-    chosen, others = np.flatnonzero(has_escape), np.flatnonzero(~has_escape)
-    spans = zip(starts[chosen].tolist(), stops[chosen].tolist(), strict=True)
-    pieces = [text[start:stop] for start, stop in spans]
-    distinct: dict[bytes, Any] = dict.fromkeys(pieces)
+    data, begins = _plain(text, starts, stops)
+    offsets, lengths = begins.astype(np.uint64), (stops - starts).view(np.uint64)
+    if records.escapes is not None:
+        escaped = np.flatnonzero(records.escapes.searchsorted(starts) < records.escapes.searchsorted(stops))
+        if _SIMPLE[characters[records.escapes + 1]].all():
+            offsets[escaped] |= np.uint64(ESCAPED)
+        else:
+            decoded = _decoded(text, starts[escaped], stops[escaped])
+            sizes = np.fromiter(map(len, decoded), np.uint64, len(decoded))
+            offsets[escaped] = np.uint64(len(data)) + sizes.cumsum() - sizes
+            lengths[escaped] = sizes
+            data = b"".join((data, *decoded))
+    return BlockTexts(rows, data, offsets, lengths)
+
+
+def _decoded(text: bytes, starts: Positions, stops: Positions) -> list[bytes]:
+    """Return what pieces of ``text`` say, which stand between quotes in JSON."""
+    pieces = [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
     try:
-        decoded = _LIST(b'["%b"]' % b'","'.join(distinct))
+        return list(map(str.encode, _LIST(b'["%b"]' % b'","'.join(pieces))))
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise Irregular from e
-    encoded = list(map(str.encode, decoded))
-    distinct = {piece: number for number, piece in enumerate(distinct)}
-    numbers = np.fromiter(map(distinct.__getitem__, pieces), np.int64, len(pieces))
-    which[chosen] = numbers
-    data, begins = _plain(text, starts[others], stops[others])
-    sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
-    offsets, lengths = np.empty(len(rows), np.int64), stops - starts
-    offsets[others] = begins
-    offsets[chosen] = (len(data) + sizes.cumsum() - sizes)[numbers]
-    lengths[chosen] = sizes[numbers]
-    data = b"".join((data, *encoded))
-    return BlockTexts(rows, data, offsets.view(np.uint64), lengths.view(np.uint64), decoded, which)
 
 
 def _plain(text: bytes, starts: Positions, stops: Positions) -> tuple[bytes, Positions]:

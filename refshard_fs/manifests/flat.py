@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -33,7 +33,7 @@ class FlatKeySpace:
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._pins: dict[int, Pin | None] = {}
         self._tree: dict[str, dict[str, bool]] | None = None
-        self._rows: dict[str, Positions] = {}  # of a table of what lies aside, by directory; made with the tree
+        self._rows: Mapping[str, Positions] = {}  # of a table of what lies aside, by directory; made with the tree
         self._holds_all_metadata: bool | None = None
         self._document_rows: Positions | None = None
 
@@ -184,11 +184,10 @@ class FlatKeySpace:
                 paths = table.keys_of(rows)
                 order = sorted(range(len(rows)), key=paths.__getitem__)
                 sizes = table.sizes(rows)
-                closer = (i for i, size in enumerate(sizes) if size < 0)
-                known: list[int | None] = [*sizes]
-                for i in closer:
-                    known[i] = self._size_of(paths[i], table.value(int(rows[i])))
-                yield Listing(stem, [paths[i] for i in order], [known[i] for i in order])
+                closer = {-1} if self.refs.pins is None else {-1, None}
+                for i in [i for i, size in enumerate(sizes) if size in closer]:
+                    sizes[i] = self._size_of(paths[i], table.value(int(rows[i])))
+                yield Listing(stem, [paths[i] for i in order], [sizes[i] for i in order])
 
     def _directories(self) -> dict[str, dict[str, bool]]:
         """Directory → name → whether that is one, of all that is not in columns; built at the first listing."""

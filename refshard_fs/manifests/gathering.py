@@ -13,14 +13,13 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from refshard_fs import zarrmeta
 from refshard_fs.columns import ABSENT, WHOLE, Row
 from refshard_fs.errors import ManifestError
-from refshard_fs.keys import ChunkGrid, normalise
-from refshard_fs.manifests.block_texts import BlockTexts, Irregular, block_texts
+from refshard_fs.keys import normalise
+from refshard_fs.manifests.block_texts import Irregular, block_texts
 from refshard_fs.manifests.json_fast import Records, scan
+from refshard_fs.manifests.learning import Learning, documents_among
 from refshard_fs.manifests.placed import ENDS, placed
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.manifests.settling import settle
@@ -28,17 +27,12 @@ from refshard_fs.manifests.side_table import Run
 from refshard_fs.manifests.taken import Aside, Loose, Taken, has_odd
 from refshard_fs.manifests.templates import Templates, expand_gen
 from refshard_fs.manifests.url_column import Urls
-from refshard_fs.manifests.values import METADATA, Value, grid_of
-from refshard_fs.manifests.words import stands
+from refshard_fs.manifests.values import METADATA, Value
 
 __all__ = ["Gathering"]
 
 BATCH: Final = 16384  # members that are taken at a time from something longer
 FEW: Final = 64  # members that are looked at one by one
-
-_ZARRAY: Final = b"/.zarray"
-_METADATA_ENDS: Final = {name[-1] for name in METADATA}
-_METADATA_BYTES: Final = np.array([chr(byte) in _METADATA_ENDS for byte in range(256)])
 
 
 class Gathering:
@@ -47,8 +41,7 @@ class Gathering:
     def __init__(self, where: str) -> None:
         self._where = where
         self._taken = Taken(where)
-        self._spelled: dict[str, ChunkGrid | None] = {}  # what each text of metadata has been found to say
-        self._grids: dict[ChunkGrid, ChunkGrid] = {}  # each once
+        self._learning = Learning(where, self._taken)
         self._sequence = 0
 
     @property
@@ -138,7 +131,7 @@ class Gathering:
         """Take records, and the texts among them, which may be what tells of arrays; `Irregular` as `block_texts`."""
         texts, last = block_texts(records), records.last_bytes()
         if texts is not None:
-            self._learn_all(records, texts, last[texts.rows])
+            self._learning.learn_all(records, texts, documents_among(records, texts))
         sequence = self._next()
         taken = self._taken
         may_be = ENDS[last]
@@ -154,7 +147,9 @@ class Gathering:
         if texts is not None:
             # A text in the place of a chunk hides what came before; what it is lies aside.
             aside[texts.rows] = True
-            offsets[texts.rows], lengths[texts.rows] = texts.offsets, texts.lengths
+            offsets[texts.rows] = texts.offsets + np.uint64(len(taken.data))
+            lengths[texts.rows] = texts.lengths
+            taken.data += texts.data
         chosen = np.flatnonzero(aside)
         if not len(chosen):
             return
@@ -165,28 +160,7 @@ class Gathering:
             sizes, settled = np.fromiter(map(len, names), np.int64, len(names)), False
             keys = b"".join([name + b'"' for name in names])
         columns = records.targets[chosen], offsets[chosen], lengths[chosen]
-        taken.loose.append(Loose(sequence, Run(keys, sizes, *columns, b"" if texts is None else texts.data), settled))
-
-    def _learn_all(self, records: Records, texts: BlockTexts, last: npt.NDArray[np.uint8]) -> None:
-        """Take note of the arrays that texts tell of; ``last`` are the last bytes of their keys."""
-        chosen = np.flatnonzero(_METADATA_BYTES[last])
-        rows = texts.rows[chosen]
-        starts, stops = records.key_starts[rows], records.key_stops[rows]
-        plain = (stops - starts > len(_ZARRAY)) & stands(records.text, stops - len(_ZARRAY), _ZARRAY)
-        plain &= texts.which[chosen] >= 0
-        many = np.flatnonzero(plain)
-        which = texts.which[chosen[many]]
-        said: dict[int, ChunkGrid | None] = {}  # by a text's place among those that had escapes
-        for number, first in zip(*map(np.ndarray.tolist, np.unique(which, return_index=True)), strict=True):
-            said[number] = self._grid(texts.escaped[number], records, rows[many[first]])
-        paths = records.pieces(starts[many], stops[many] - len(_ZARRAY))
-        grids = list(map(said.__getitem__, which.tolist()))
-        if None in said.values():
-            paths = [path for path, grid in zip(paths, grids, strict=True) if grid is not None]
-        self._taken.learn_all(paths, [grid for grid in grids if grid is not None])
-        others = np.flatnonzero(~plain)
-        for place, key in zip(chosen[others].tolist(), records.keys(rows[others]), strict=True):
-            self._learn(key, texts.text(place))
+        taken.loose.append(Loose(sequence, Run(keys, sizes, *columns, taken.data), settled))
 
     def _next(self) -> int:
         self._sequence += 1
@@ -206,8 +180,8 @@ class Gathering:
                 taken[name] = found = self._value(value)
             except ManifestError as e:
                 raise ManifestError(f"{key!r} of {self._where}: {e}") from e
-            if name[-1] in _METADATA_ENDS and name.endswith(METADATA) and type(found) is not Row:
-                self._learn(name, found)
+            if name.endswith(METADATA) and type(found) is not Row:
+                self._learning.learn(name, found)
         self._taken.side.append(Aside(self._next(), taken, False))
 
     def _checked_key(self, key: str) -> str:
@@ -233,32 +207,6 @@ class Gathering:
                 return dict(value)
             case _:
                 raise ManifestError(f"{value!r} is neither data nor a reference")
-
-    def _learn(self, key: str, value: Value) -> None:
-        """Take note of an array's grid."""
-        path, _, name = key.rpartition("/")
-        if name not in METADATA:
-            return
-        if type(value) is not str:
-            grid = grid_of(key, value, self._where)
-        elif value in self._spelled:
-            grid = self._spelled[value]
-        else:
-            grid = self._spelled[value] = self._once(grid_of(key, value, self._where))
-        if grid is not None:
-            self._taken.learn(path, grid)
-
-    def _grid(self, text: str, records: Records, row: int) -> ChunkGrid | None:
-        """Return the grid that ``text``, the value of a record, says."""
-        if text in self._spelled:
-            return self._spelled[text]
-        found = zarrmeta.plain_grid(text) or grid_of(records.key(row), text, self._where)
-        grid = self._spelled[text] = self._once(found)
-        return grid
-
-    def _once(self, grid: ChunkGrid | None) -> ChunkGrid | None:
-        """Return the same object for all that is the same."""
-        return None if grid is None else self._grids.setdefault(grid, grid)
 
     def _target(self, url: bytes | None) -> int:
         return self._taken.urls.number(url)

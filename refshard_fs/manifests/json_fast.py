@@ -23,6 +23,8 @@ from refshard_fs.manifests.words import ONES, PAD, Positions, number_before, sta
 
 __all__ = ["Records", "scan"]
 
+FEW: Final = 64  # pieces that are decoded one by one
+
 _QUOTE, _BACKSLASH, _SLASH = ord('"'), ord("\\"), ord("/")
 
 
@@ -78,7 +80,7 @@ class Records(NamedTuple):
     def pieces(self, starts: Positions, stops: Positions) -> list[str]:
         """Return pieces of the text."""
         spans = zip(starts.tolist(), stops.tolist(), strict=True)
-        if self.text.isascii():
+        if len(starts) > FEW and self.text.isascii():
             string = self.text.decode()
             return [string[start:stop] for start, stop in spans]
         return [self.text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans]

@@ -15,6 +15,7 @@ from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.manifests.side_table import Run, SideTable, Value
+from refshard_fs.manifests.words import Buffer
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
 
@@ -126,7 +127,7 @@ def _texts(data: list[bytes], ends: list[bytes]) -> Texts:
     return Texts(_unpacked(data, np.uint8), _sums(_unpacked(ends, np.uint64)))
 
 
-def shrink_bytes(data: bytes) -> list[bytes]:
+def shrink_bytes(data: Buffer) -> list[bytes]:
     """Return ``data``, compressed."""
     return _packed(np.frombuffer(data, np.uint8))
 

@@ -6,29 +6,42 @@ Keys lie in one run of bytes and data in another; a key is found by its hash. No
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from refshard_fs.columns import ABSENT, WHOLE, Row, UInt32s, UInt64s
 from refshard_fs.manifests.hashing import SEED, alike, gathered, grouped, hash_of, hashes
-from refshard_fs.manifests.words import PAD, Positions, stands
+from refshard_fs.manifests.words import PAD, Booleans, Buffer, Positions, runs, stands
 
-__all__ = ["Columns", "Run", "SideTable", "Value"]
+__all__ = ["ESCAPED", "Columns", "Directories", "Run", "SideTable", "Value", "text_at"]
 
 # A value as the manifest spells it: text, an object, bytes, or a reference.
 Value = str | bytes | dict[str, Any] | Row
 
+# In the offset of a text that is kept as it stands in JSON: without \u and \/, so that there is one way to spell each.
+ESCAPED: Final = 1 << 63
+
 _LOW: Final = 2**32 - 1
+_PLACE: Final = np.uint64(ESCAPED - 1)
+_TEXT: Final[Callable[[bytes], str]] = msgspec.json.Decoder(str).decode
 
 
 class Columns(NamedTuple):
-    """Members in order: where the target is ABSENT, the value is text at these bytes of the data."""
+    """Members in order: where the target is ABSENT, the value is text at these bytes of the data (see ESCAPED)."""
 
     targets: UInt32s
     offsets: UInt64s
     lengths: UInt64s
+
+
+def text_at(data: Buffer, offset: int, length: int) -> str:
+    """Return the text that the columns say."""
+    place = offset & ~ESCAPED
+    piece = bytes(data[place : place + length])
+    return _TEXT(b'"%b"' % piece) if place != offset else piece.decode("utf-8", "surrogatepass")
 
 
 class Run(NamedTuple):
@@ -39,7 +52,7 @@ class Run(NamedTuple):
     targets: UInt32s
     offsets: UInt64s
     lengths: UInt64s
-    data: bytes
+    data: Buffer  # which several runs may share
     objects: Mapping[int, Value] = {}  # values that are neither references nor text, by place
 
     @classmethod
@@ -76,10 +89,10 @@ class SideTable(Mapping[str, Value]):
 
     def __init__(
         self,
-        spelled: bytes | memoryview,
+        spelled: Buffer,
         ends: UInt64s,
         columns: Columns,
-        data: bytes | memoryview,
+        data: Buffer,
         objects: Mapping[int, Value],
         index: UInt64s | None = None,
         seed: int = SEED,
@@ -100,15 +113,19 @@ class SideTable(Mapping[str, Value]):
         ends += np.uint64(len(PAD) - 1)
         targets = np.concatenate([run.targets for run in runs])
         lengths = np.concatenate([run.lengths for run in runs])
-        offsets, objects = list[UInt64s](), dict[int, Value]()
-        shift = first = 0
+        offsets, objects, pieces = list[UInt64s](), dict[int, Value](), list[Buffer]()
+        shifts = dict[int, int]()  # of data, by its identity
+        end = first = 0
         for run in runs:
+            shift = shifts.setdefault(id(run.data), end)
+            if shift == end and len(run.data):
+                pieces.append(run.data)
+                end += len(run.data)
             # Those of references do not move.
             offsets.append(run.offsets + (run.targets == ABSENT) * np.uint64(shift) if shift else run.offsets)
             objects.update((first + place, value) for place, value in run.objects.items())
-            shift += len(run.data)
             first += len(run.sizes)
-        data = b"".join([run.data for run in runs])
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         table = cls(spelled, ends, Columns(targets, np.concatenate(offsets), lengths), data, objects)
         repeated = table._repeated()
         return table._without(repeated) if repeated else table
@@ -135,7 +152,7 @@ class SideTable(Mapping[str, Value]):
         """Return all members as one run."""
         sizes = self.ends.view(np.int64) - self._starts()
         keys = bytes(self.spelled[len(PAD) : len(self.spelled) - len(PAD)])
-        return Run(keys, sizes, *self.columns, bytes(self.data), self.objects)
+        return Run(keys, sizes, *self.columns, self.data, self.objects)
 
     def check(self) -> None:
         """Raise ValueError unless the columns are of one length, and what they say lies in keys and data."""
@@ -144,7 +161,7 @@ class SideTable(Mapping[str, Value]):
         sound = all(len(column) == count for column in (*self.columns, self.index))
         sound = sound and len(self.spelled) == (int(ends[-1]) + 1 if count else len(PAD)) + len(PAD)
         sound = sound and bool((ends[1:] > ends[:-1]).all())
-        if not sound or ((self.columns.offsets + self.columns.lengths)[text] > len(self.data)).any():
+        if not sound or ((self.columns.offsets & _PLACE) + self.columns.lengths)[text].max(initial=0) > len(self.data):
             raise ValueError("columns of what lies aside do not fit one another")
         if count and int((self.index & np.uint64(_LOW)).max()) >= count:
             raise ValueError("an index of what lies aside leads nowhere")
@@ -188,7 +205,7 @@ class SideTable(Mapping[str, Value]):
             return Row(target, offset, None if length == WHOLE else length)
         if row in self.objects:
             return self.objects[row]
-        return bytes(self.data[offset : offset + length]).decode("utf-8", "surrogatepass")
+        return text_at(self.data, offset, length)
 
     def _row(self, key: str) -> int | None:
         piece = key.encode("utf-8", "surrogatepass")
@@ -259,69 +276,110 @@ class SideTable(Mapping[str, Value]):
             for i in range(0, len(name), 8):
                 fits &= stands(text, begins + i, name[i : i + 8])
             found.append(rows[fits])
-        return np.unique(np.concatenate(found))
+        return np.sort(np.concatenate(found))  # no key has two last names
 
     def lacks(self, rows: Positions, marks: Sequence[bytes]) -> bool:
         """Whether all of ``rows`` are text that is not in base64, without any of ``marks``."""
         if not self.objects.keys().isdisjoint(rows.tolist()) or (self.columns.targets[rows] != ABSENT).any():
             return False
-        starts, sizes = self.columns.offsets[rows].view(np.int64), self.columns.lengths[rows].view(np.int64)
-        data = bytes(self.data)
-        is_within = starts + 8 <= len(data)
-        within = np.flatnonzero(is_within)
-        if len(within) and (stands(data, starts[within], b"base64:") & (sizes[within] >= 7)).any():
+        offsets, sizes = self.columns.offsets[rows], self.columns.lengths[rows].view(np.int64)
+        starts, data = (offsets & _PLACE).view(np.int64), self.data
+        if self._in_base64(starts, sizes).any():
             return False
-        if any(data[start : start + 7] == b"base64:" for start in starts[~is_within].tolist()):
-            return False
+        is_escaped = offsets >= np.uint64(ESCAPED)
+        sought = {*marks} if not is_escaped.all() else set[bytes]()
+        if is_escaped.any():
+            sought |= {msgspec.json.encode(mark.decode())[1:-1] for mark in marks}
+        if 2 * int(sizes.sum()) > len(data):
+            return not any(mark in data for mark in sought)
         pieces = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
-        texts = b"\n".join([data[start:stop] for start, stop in pieces])
-        return not any(mark in texts for mark in marks)
+        texts = b"\n".join([bytes(data[start:stop]) for start, stop in pieces])
+        return not any(mark in texts for mark in sought)
 
-    def sizes(self, rows: Positions) -> list[int]:
-        """Return the bytes of the data in ``rows``; -1 where that is no text, or takes a closer look."""
+    def _in_base64(self, starts: Positions, sizes: Positions) -> Booleans:
+        """Return which texts are in base64."""
+        data = self.data
+        found = np.zeros(len(starts), np.bool_)
+        long = np.flatnonzero((sizes >= 7) & (starts + 8 <= len(data)))
+        found[long] = stands(data, starts[long], b"base64:") if len(long) else False
+        last = np.flatnonzero((sizes >= 7) & (starts + 8 > len(data)))
+        found[last] = [bytes(data[start : start + 7]) == b"base64:" for start in starts[last].tolist()]
+        return found
+
+    def sizes(self, rows: Positions) -> list[int | None]:
+        """Return the bytes of the values in ``rows``: None for whole targets, -1 for what takes a closer look."""
         targets, offsets, lengths = (column[rows] for column in self.columns)
-        starts, sizes = offsets.view(np.int64), lengths.view(np.int64).copy()
         is_text = targets == ABSENT
-        is_text &= ~np.isin(rows, np.fromiter(self.objects, np.int64, len(self.objects)))
-        data, characters = bytes(self.data), np.frombuffer(self.data, np.uint8)
-        encoded = np.flatnonzero(is_text & (sizes >= 8) & (starts + 8 <= len(data)))
-        encoded = encoded[stands(data, starts[encoded], b"base64:")] if len(encoded) else encoded
-        if len(encoded):
-            begins, length = starts[encoded] + 7, sizes[encoded] - 7
+        closer = is_text & (offsets >= np.uint64(ESCAPED))
+        if self.objects:
+            closer |= np.isin(rows, np.fromiter(self.objects, np.int64, len(self.objects)))
+        sizes = lengths.view(np.int64).copy()
+        texts = np.flatnonzero(is_text & ~closer)
+        starts = offsets[texts].view(np.int64)
+        encoded = self._in_base64(starts, sizes[texts])
+        if encoded.any():
+            characters, begins = np.frombuffer(self.data, np.uint8), starts[encoded] + 7
+            length = sizes[texts[encoded]] - 7
             ends = begins + length
             spaces = np.flatnonzero(characters <= ord(" "))  # which are not counted
             regular = (length % 4 == 0) & (spaces.searchsorted(begins) == spaces.searchsorted(ends))
             padding = (characters[ends - 1] == ord("=")).astype(np.int64) + (characters[ends - 2] == ord("="))
-            sizes[encoded] = np.where(regular, length // 4 * 3 - padding, -1)
-        short = np.flatnonzero(is_text & (sizes < 8))  # "base64:" among them
-        sizes[short[[data[start : start + 7] == b"base64:" for start in starts[short].tolist()]]] = -1
-        sizes[~is_text] = -1
-        out: list[int] = sizes.tolist()
+            sizes[texts[encoded]] = np.where(regular, length // 4 * 3 - padding, -1)
+        sizes[closer] = -1
+        out: list[int | None] = sizes.tolist()
+        for i in np.flatnonzero(~is_text & (lengths == np.uint64(WHOLE))).tolist():
+            out[i] = None
         return out
 
-    def directories(self) -> dict[str, Positions]:
+    def directories(self) -> Directories:
         """Return the rows directly below each directory that keys lie in."""
         if not len(self):
-            return {}
+            return Directories([], self.ends.view(np.int64), [])
         text, stops, starts = bytes(self.spelled), self.ends.view(np.int64), self._starts()
         slashes = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("/"))
         places = slashes.searchsorted(stops) - 1
         last = slashes[np.maximum(places, 0)] if len(slashes) else starts
         below = (places >= 0) & (last >= starts)
         ends = np.where(below, last, starts)
-        keyed = hashes(text, starts, ends, self.seed)
-        firsts, groups = grouped(keyed)
-        chosen = firsts[groups]
-        sizes = ends - starts
-        names = [text[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts[firsts], ends[firsts], strict=True)]
+        begun = runs(text, starts, ends)  # most keys lie where the one before does
+        starts, ends = starts[begun], ends[begun]
+        firsts, groups = grouped(hashes(text, starts, ends, self.seed))
+        sizes, chosen = ends - starts, firsts[groups]
         if (sizes != sizes[chosen]).any() or not alike(text, starts, text, starts[chosen], sizes).all():
-            found: dict[str, list[int]] = {}
-            for row, (start, stop) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-                found.setdefault(text[start:stop].decode("utf-8", "surrogatepass"), []).append(row)
-            return {name: np.array(rows, np.int64) for name, rows in found.items()}
+            known: dict[bytes, int] = {}
+            spans = zip(starts.tolist(), ends.tolist(), strict=True)
+            found = [known.setdefault(text[start:stop], len(known)) for start, stop in spans]
+            names, groups = list(known), np.array(found, np.uint32)
+        else:
+            spans = zip(starts[firsts].tolist(), ends[firsts].tolist(), strict=True)
+            names = [text[start:stop] for start, stop in spans]
+        groups = groups.repeat(np.diff(begun, append=len(stops)))
         order = np.argsort(groups, kind="stable")
-        bounds = groups[order].searchsorted(np.arange(1, len(firsts)))
-        return dict(zip(names, np.split(order, bounds), strict=True))
+        bounds = groups[order].searchsorted(np.arange(len(names) + 1)).tolist()
+        return Directories([name.decode("utf-8", "surrogatepass") for name in names], order, bounds)
+
+
+class Directories(Mapping[str, Positions]):
+    """Rows by directory: by the i-th of ``names``, those from ``bounds[i]`` to ``bounds[i + 1]`` of ``order``."""
+
+    __slots__ = ("_bounds", "_order", "_places")
+
+    def __init__(self, names: Sequence[str], order: Positions, bounds: Sequence[int]) -> None:
+        self._places = dict(zip(names, range(len(names)), strict=True))
+        self._order, self._bounds = order, bounds
+
+    def __getitem__(self, name: str) -> Positions:
+        place = self._places[name]
+        return self._order[self._bounds[place] : self._bounds[place + 1]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class _Items(ItemsView[str, Value]):

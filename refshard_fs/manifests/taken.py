@@ -58,6 +58,7 @@ class Taken:
         self.common: list[Common] = []
         self.side: list[Aside] = []
         self.loose: list[Loose] = []
+        self.data = bytearray()  # of all runs in them
         self.hiding: set[str] = set()  # arrays with rows that stand for data kept aside
         self.unsettled = False  # whether places that were known no longer count
         self._numbers = count()

@@ -18,6 +18,7 @@ __all__ = [
     "ONES",
     "PAD",
     "Booleans",
+    "Buffer",
     "Positions",
     "bytes_after_last",
     "digits",
@@ -29,6 +30,7 @@ __all__ = [
     "words_at",
 ]
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 Positions: TypeAlias = npt.NDArray[np.int64]
 Booleans: TypeAlias = npt.NDArray[np.bool_]
 
@@ -58,7 +60,7 @@ LEAST: Final = np.array([0, 0, *(10**n for n in range(1, 16))], np.uint64)
 FIRST: Final = np.array([2 ** (8 * n) - 1 for n in range(9)], np.uint64)
 
 
-def words_at(text: bytes, starts: Positions, count: int) -> UInt64s:
+def words_at(text: Buffer, starts: Positions, count: int) -> UInt64s:
     """Return ``count`` 8-byte words from each of ``starts`` on, a row each."""
     size = 8 * count
     rows = np.ndarray((max(len(text) - size + 1, 0),), np.dtype((np.void, size)), text, 0, (1,))
@@ -106,7 +108,7 @@ def digits(words: UInt64s, counts: UInt64s) -> tuple[UInt64s, UInt64s]:
     return values, wrong
 
 
-def stands(text: bytes, at: Positions, expected: bytes) -> Booleans:
+def stands(text: Buffer, at: Positions, expected: bytes) -> Booleans:
     """Return whether ``expected``, of up to 8 bytes, stands at each of the places ``at``."""
     word = words_at(text, at, 1)[:, 0]
     fits: Booleans = word & FIRST[len(expected)] == u64(int.from_bytes(expected, "little"))
