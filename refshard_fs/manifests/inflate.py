@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
-__all__ = ["MAGIC", "DamagedStream", "Inflate", "inflate_for", "is_compressed"]
+__all__ = ["MAGIC", "DamagedStream", "Inflate", "inflate_for", "is_compressed", "zstd_size"]
 
 MAGIC: Final = 6  # bytes that tell what a document is compressed with
 PIECE: Final = 1 << 22  # bytes at a time, at most
@@ -131,7 +131,7 @@ class _WholeZstd:
 
         data = b"".join(self._parts)
         self._parts.clear()
-        size = _zstd_size(data)
+        size = zstd_size(data)
         if size is None and len(data) >= 18:
             raise DamagedStream("it does not tell its size; install zstandard to stream it")
         if size is not None and size > LONGEST:
@@ -145,15 +145,17 @@ class _WholeZstd:
             yield bytes(out[start : start + PIECE])
 
 
-def _zstd_size(data: bytes) -> int | None:
+def zstd_size(data: bytes) -> int | None:
     """Return the size that a frame's header gives for its content (RFC 8878, section 3.1.1.1), or None."""
-    if len(data) < 18:
+    if len(data) < 6:
         return None
     descriptor = data[4]
     single, dictionary = descriptor >> 5 & 1, (0, 1, 2, 4)[descriptor & 3]
     width = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
     at = 5 + (not single) + dictionary
-    return int.from_bytes(data[at : at + width], "little") + (256 if width == 2 else 0) if width else None
+    if not width or at + width > len(data):
+        return None
+    return int.from_bytes(data[at : at + width], "little") + (256 if width == 2 else 0)
 
 
 class _Zstandard:

@@ -7,46 +7,89 @@ footer and headers of the columns that will be read are followed as such a reade
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from refshard_fs.manifests.inflate import GRACE, RATIO
 from refshard_fs.manifests.thrift import BINARY, I32, I64, Damaged, Fields, Reader
 
-__all__ = ["Footer", "Page", "check_pages", "page_at"]
+__all__ = [
+    "BYTE_ARRAY",
+    "DATA",
+    "DATA_V2",
+    "DICTIONARY",
+    "INT32",
+    "INT64",
+    "WIDTHS",
+    "Chunk",
+    "Footer",
+    "Group",
+    "Leaf",
+    "Page",
+    "Room",
+    "page_at",
+    "pages",
+]
 
-_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # kinds of pages; others are skipped by readers
-# PLAIN, those of dictionaries, RLE, BIT_PACKED, DELTA_BINARY_PACKED and BYTE_STREAM_SPLIT: what they make is as long as
-# the page tells, or as its values are. Those of texts by lengths and differences make what they like of a few bytes.
-_ENCODINGS: Final = frozenset([0, 2, 3, 4, 5, 8, 9])
-# Bytes of a value at least, by its physical type; columns of other types are none of ours.
-_WIDTHS: Final = {"INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
+DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # kinds of pages; others are skipped by readers
+INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY = 1, 2, 3, 4, 5, 6  # physical types; columns of others are none of ours
+WIDTHS: Final = {INT32: 4, INT64: 8, INT96: 12, FLOAT: 4, DOUBLE: 8, BYTE_ARRAY: 4}  # bytes of a value at least
 _LATE: Final = 100  # bytes that the column chunks of an old writer have more than it says: readers read on
 _TAIL: Final = 8  # bytes: the footer's length, and the magic
 
-_CHUNK: Final[Fields] = {
-    5: I64,  # num_values
-    7: I64,  # total_compressed_size
-    9: I64,  # data_page_offset
-    11: I64,  # dictionary_page_offset
-}
 _FOOTER: Final[Fields] = {
-    2: [{4: BINARY}],  # schema: name
-    4: [{1: [{3: _CHUNK}], 3: I64}],  # row_groups: columns (meta_data), num_rows
+    2: [{1: I32, 3: I32, 4: BINARY, 5: I32, 6: I32, 10: {}}],  # schema: see Leaf
+    3: I64,  # num_rows
+    4: [  # row_groups
+        {
+            1: [{1: BINARY, 3: {1: I32, 4: I32, 5: I64, 7: I64, 9: I64, 11: I64}}],  # columns: see Chunk
+            2: I64,  # total_byte_size
+            3: I64,  # num_rows
+        }
+    ],
 }
 _HEADER: Final[Fields] = {
     1: I32,  # type
     2: I32,  # uncompressed_page_size
     3: I32,  # compressed_page_size
+    4: I32,  # crc
     5: {1: I32, 2: I32},  # of a data page: num_values, encoding
     7: {1: I32, 2: I32},  # of a dictionary
     8: {1: I32, 4: I32},  # of a data page, version 2
 }
-_OWN: Final = {
-    _DATA: (5, 2),
-    _DICTIONARY: (7, 2),
-    _DATA_V2: (8, 4),
-}  # where each kind tells of itself, and its encoding
+# where each kind tells of itself, and its encoding
+_OWN: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
+
+
+class Leaf(NamedTuple):
+    """A column, as the schema has it; ``converted`` is its older and ``is_logical`` tells of its newer logical type."""
+
+    name: bytes
+    type: int | None
+    repetition: int
+    children: int
+    converted: int | None
+    is_logical: bool
+
+
+class Chunk(NamedTuple):
+    """The pages of a column in a group of rows: ``size`` bytes from the first of two places on; -1: it does not say."""
+
+    type: int
+    codec: int
+    values: int
+    size: int
+    data_at: int
+    dictionary_at: int
+    is_elsewhere: bool
+
+
+class Group(NamedTuple):
+    """A group of rows; ``size`` is what it says that its columns take, uncompressed."""
+
+    chunks: list[Chunk]
+    size: int
+    rows: int
 
 
 class Page(NamedTuple):
@@ -58,6 +101,7 @@ class Page(NamedTuple):
     made: int
     values: int = 0
     encoding: int = 0
+    crc: int | None = None
 
 
 class Footer:
@@ -69,33 +113,56 @@ class Footer:
         if not 0 < length <= end:
             raise Damaged("it has no footer")
         found = Reader(data, end - length, end).struct(_FOOTER)
-        self.names = frozenset(item.get(4, b"") for item in found.get(2, ()))
-        self.groups: list[dict[int, Any]] = found.get(4, [])
+        self.rows: int = found.get(3, -1)
+        if self.rows < 0:
+            raise Damaged("it does not tell its rows")
+        self.schema = [
+            Leaf(e.get(4, b""), e.get(1), e.get(3, 0), e.get(5, 0), e.get(6), 10 in e) for e in found.get(2, ())
+        ]
+        self.groups = [Group(list(map(_chunk, g.get(1, ()))), g.get(2, 0), g.get(3, -1)) for g in found.get(4, ())]
 
 
-def check_pages(data: bytes, footer: Footer, schema: Any, names: Collection[str]) -> None:
-    """Raise ValueError where decoding the columns ``names`` of ``data`` may take more than their rows can need.
+def _chunk(found: dict[int, Any]) -> Chunk:
+    m = found.get(3, {})
+    return Chunk(m.get(1, -1), m.get(4, -1), m.get(5, -1), m.get(7, -1), m.get(9, -1), m.get(11, 0), bool(found.get(1)))
 
-    ``schema`` is what pyarrow makes of the footer: a column is the leaf of the same number, whatever else it is called.
+
+class Room:
+    """The bytes that may still be made of a file."""
+
+    def __init__(self, size: int) -> None:
+        self._most = self._left = max(GRACE, RATIO * size)
+
+    def take(self, made: int) -> None:
+        """Let ``made`` bytes more be made; ValueError where they are too many."""
+        self._left -= made
+        if self._left < 0:
+            made = self._most - self._left
+            raise ValueError(f"its pages would make {made} bytes or more, and {self._most} are allowed")
+
+
+def pages(data: bytes, chunk: Chunk, rows: int, room: Room, width: int) -> Iterator[Page]:
+    """Yield the pages of a column chunk, whose values have ``width`` bytes at least.
+
+    ValueError where decoding them may take more than ``rows`` can need, or ``room`` has.
     """
-    wanted = []
-    for number in range(len(schema)):
-        column = schema.column(number)
-        path = column.path
-        name = path.partition(".")[0]
-        if name in names:
-            wanted.append((number, name, _width(name, path, column)))
-    most = max(GRACE, RATIO * len(data))
-    made = 0
-    for group in footer.groups:
-        chunks = group.get(1, ())
-        for number, name, width in wanted:
-            if number >= len(chunks):
-                raise Damaged("a group of rows lacks a column")
-            try:
-                made += _made(data, chunks[number].get(3, {}), group.get(3, -1), width, most - made)
-            except ValueError as e:
-                raise ValueError(f"its column {name!r} cannot be read: {e}") from e
+    count, at, first = chunk.values, chunk.data_at, chunk.dictionary_at
+    if not 0 <= count <= rows:
+        raise Damaged(f"{count} values in {rows} rows")
+    if 0 < first < at:
+        at = first
+    if at < 0 or chunk.size < 0 or at + chunk.size > len(data):
+        raise Damaged(f"{chunk.size} bytes at {at}, of {len(data)}")
+    stop = min(at + chunk.size + _LATE, len(data))
+    seen = 0
+    while seen < count and at < stop:
+        page = page_at(data, at, stop)
+        room.take(page.made)
+        if page.values > count or (page.kind == DICTIONARY and page.values * width > page.made):
+            raise ValueError(f"a page of {page.made} bytes has {page.values} values, of {count} in all")
+        yield page
+        seen += page.values if page.kind != DICTIONARY else 0
+        at = page.start + page.stored
 
 
 def page_at(data: bytes, at: int, stop: int) -> Page:
@@ -112,38 +179,4 @@ def page_at(data: bytes, at: int, stop: int) -> Page:
     own = header.get(field, {})
     if own.get(1, -1) < 0 or encoding not in own:
         raise Damaged("a page that does not tell its values")
-    return Page(kind, start, stored, made, own[1], own[encoding])
-
-
-def _width(name: str, path: str, column: Any) -> int:
-    if path != name or column.max_repetition_level or column.max_definition_level > 1:
-        raise ValueError(f"its column {name!r} is nested")
-    kind = column.physical_type
-    if kind not in _WIDTHS:
-        raise ValueError(f"its column {name!r} is of the type {kind}")
-    return _WIDTHS[kind]
-
-
-def _made(data: bytes, chunk: dict[int, Any], rows: int, width: int, most: int) -> int:
-    """Return the bytes that the pages of a column chunk make; ValueError if they are more than ``most``."""
-    count, size, at, first = chunk.get(5, -1), chunk.get(7, -1), chunk.get(9, -1), chunk.get(11, 0)
-    if not 0 <= count <= rows:
-        raise Damaged(f"{count} values in {rows} rows")
-    if 0 < first < at:
-        at = first
-    if at < 0 or size < 0 or at + size > len(data):
-        raise Damaged(f"{size} bytes at {at}, of {len(data)}")
-    stop = min(at + size + _LATE, len(data))
-    seen = made = 0
-    while seen < count and at < stop:
-        page = page_at(data, at, stop)
-        made += page.made
-        if made > most:
-            raise ValueError(f"its pages would make {made} bytes or more, and {most} are allowed")
-        if page.values > count or (page.kind == _DICTIONARY and page.values * width > page.made):
-            raise ValueError(f"a page of {page.made} bytes has {page.values} values, of {count} in all")
-        if page.encoding not in _ENCODINGS:
-            raise ValueError(f"a page has the encoding {page.encoding}, which is not read here")
-        seen += page.values if page.kind != _DICTIONARY else 0
-        at = page.start + page.stored
-    return made
+    return Page(kind, start, stored, made, own[1], own[encoding], header.get(4))

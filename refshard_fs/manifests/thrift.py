@@ -41,21 +41,35 @@ class Reader:
 
     def struct(self, fields: Fields) -> dict[int, Any]:
         """Return those of a structure's fields that are asked for and there, by number."""
+        try:
+            found = self._struct(fields)
+        except IndexError:  # of the bytes
+            raise Damaged("it has no end") from None
+        if self.at > self._stop:
+            raise Damaged("it has no end")
+        return found
+
+    def _struct(self, fields: Fields) -> dict[int, Any]:
         self._things -= 1
         if self._things < 0:
             raise Damaged(f"it has more than {_THINGS} parts")
+        data = self._data
         out: dict[int, Any] = {}
         number = 0
-        while (byte := self._byte()) != 0:
+        while (byte := data[self.at]) != 0:
+            self.at += 1
             kind, step = byte & 15, byte >> 4
             number = number + step if step else self._number(I32)
             wanted = fields.get(number)
             if wanted is None:
                 self._skip(kind, _NESTING)
-                continue
-            if number in out:
+            elif number in out:
                 raise Damaged("a field is there twice")
-            out[number] = self._value(kind, wanted)
+            elif wanted == kind != BINARY:
+                out[number] = self._number(kind)
+            else:
+                out[number] = self._value(kind, wanted)
+        self.at += 1
         return out
 
     def _value(self, kind: int, wanted: Any) -> Any:
@@ -64,48 +78,42 @@ class Reader:
                 size = self._varint()
                 self._pass(size)
                 return self._data[self.at - size : self.at]
-            case int() if kind == wanted:
-                return self._number(kind)
             case dict() if kind == _STRUCT:
-                return self.struct(wanted)
+                return self._struct(wanted)
             case [one] if kind == _LIST:
                 item, size = self._list()
                 if size and item != _STRUCT:
                     raise Damaged("a list is of another type")
-                return [self.struct(one) for _ in range(size)]
+                return [self._struct(one) for _ in range(size)]
         raise Damaged("a field is of another type")
 
-    def _byte(self) -> int:
-        at = self.at
-        if at >= self._stop:
-            raise Damaged("it has no end")
-        self.at = at + 1
-        return self._data[at]
-
     def _varint(self, most: int = 5) -> int:
-        if self.at < self._stop and (value := self._data[self.at]) < 128:  # as most are
-            self.at += 1
-            return value
-        value = shift = 0
-        for _ in range(most):
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-        raise Damaged("a number has no end")
+        at = self.at
+        value = self._data[at]
+        if value > 127:
+            value &= 127
+            for shift in range(7, 7 * most, 7):
+                at += 1
+                byte = self._data[at]
+                value |= (byte & 127) << shift
+                if byte < 128:
+                    break
+            else:
+                raise Damaged("a number has no end")
+        self.at = at + 1
+        return value
 
     def _number(self, kind: int) -> int:
-        bits = _BITS[kind]
         value = self._varint(5 if kind == I32 else 10)
         number = (value >> 1) ^ -(value & 1)
-        if not -(1 << bits) <= number < 1 << bits:
+        if value > 127 and not -(1 << _BITS[kind]) <= number < 1 << _BITS[kind]:
             raise Damaged("a number is too large")
         return number
 
     def _list(self) -> tuple[int, int]:
         """Return the type of a list's items, and how many there are: each of them takes a byte at least."""
-        byte = self._byte()
+        byte = self._data[self.at]
+        self.at += 1
         size = byte >> 4
         if size == 15:
             size = self._varint()
@@ -123,24 +131,26 @@ class Reader:
         if not nesting:
             raise Damaged("it nests too deep")
         match kind:
-            case 8:
-                self._pass(self._varint())
             case 4 | 5 | 6:
                 self._varint(10)
+            case 8:
+                self._pass(self._varint())
             case 1 | 2:
-                self._pass(listed)  # a field's type is its value
+                self.at += listed  # a field's type is its value
             case 3:
-                self._pass(1)
+                self.at += 1
             case 7:
-                self._pass(8)
+                self.at += 8
             case 9 | 10:
                 item, size = self._list()
                 for _ in range(size):
                     self._skip(item, nesting - 1, listed=True)
             case 12:
-                while (byte := self._byte()) != 0:
+                while (byte := self._data[self.at]) != 0:
+                    self.at += 1
                     if not byte >> 4:
                         self._number(I32)
                     self._skip(byte & 15, nesting - 1)
+                self.at += 1
             case _:  # no structure of Parquet's has maps
                 raise Damaged("a field is of no known type")
