@@ -80,6 +80,8 @@ class Undo:
         with ThreadPoolExecutor(WORKERS) as pool:
             list(pool.map(self._put_back, kept, kept.values()))
             list(pool.map(self._remove, absent))
+        if names is None:
+            self._objects.sweep([*before, NAME])
         self._objects.tidy(absent)
 
     def _put_back(self, name: str, copy: str) -> None:

@@ -1,4 +1,4 @@
-"""Commits that overwrite a hierarchy: for each number a state of it, in which chunks, shards, metadata and arrays differ."""
+"""Commits that overwrite a hierarchy: for each number a state of it; chunks, shards, metadata and arrays differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from refshard_fs import RefShardFileSystem
-from tests.shards.packing import LITTLE, sharding, version_3
+from tests.shards.test_packing import LITTLE, sharding, version_3
 
 __all__ = ["begin", "found", "state", "values", "write"]
 
@@ -50,12 +50,16 @@ def values(number: int) -> dict[str, Any]:
     return made
 
 
-def begin(fs: RefShardFileSystem, number: int) -> None:
-    """Make the hierarchy in the state ``number``, by two commits."""
-    fs.pipe_file("zarr.json", json.dumps(state(number)["zarr.json"]).encode())
+def begin(url: str, number: int, **options: Any) -> None:
+    """Make the hierarchy, in the state ``number``."""
+    fs = RefShardFileSystem(url, mode="a", format="zarr-hierarchy", skip_instance_cache=True, **options)
     doc = version_3((ROWS, WIDTH), (2, WIDTH), [sharding([1, 2])], fill=FILL)
+    fs.pipe_file("zarr.json", json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode())
     fs.pipe_file("s/zarr.json", json.dumps(doc).encode())
     fs.commit()
+    again = RefShardFileSystem(url, mode="a", skip_instance_cache=True, **options)
+    write(again, number)
+    again.commit()
 
 
 def write(fs: RefShardFileSystem, number: int) -> None:
