@@ -1,8 +1,8 @@
 """Processes that overwrite a hierarchy, or recover one, and are killed at a step: a script that forks one a line.
 
 A line is JSON: path, "commit" or "recover", number of the step (from 0), and the state to write (`overwriting`). Each
-call that changes something in the file system is a step, before which the process ends, as by ``kill -9``. The answer is
-the number of steps there were, or null of one that was killed.
+call that changes something in the file system is a step, before which the process ends, as by ``kill -9``. The answer
+is the number of steps there were, or null of one that was killed.
 """
 
 from __future__ import annotations
