@@ -112,8 +112,8 @@ class Undo:
             self.finish()
         except (OSError, RefShardError) as e:
             error.add_note(
-                f"Not everything could be put back ({e}). Readers see the state before the commit all the same; the next "
-                f"commit, or `refshard recover {self._objects.url}`, restores it."
+                f"Not everything could be put back ({e}). Readers see the state before the commit all the same; the "
+                f"next commit, or `refshard recover {self._objects.url}`, restores it."
             )
 
     # ------------------------------------------------------------------ saying that one lives
