@@ -13,6 +13,8 @@ from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, 
 from refshard_fs.formats import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, check_size, registered
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests import recognised as reference_sets
+from refshard_fs.manifests.commit_record import DIRECTORY as RECORDS
+from refshard_fs.manifests.commit_record import NAME as RECORD
 from refshard_fs.manifests.declared import MARK
 from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
@@ -99,6 +101,8 @@ def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) ->
         tell(format)
         return (yield from shown((yield from known[format].open(probe, options)), options, _has_root(probe)))
     fitting = [f for f in known.values() if f.recognises(probe)]
+    if not fitting and probe.is_directory and not probe.names.isdisjoint((RECORDS, RECORD)):
+        raise NoSuchSource(f"{redacted(probe.url)}: the commit that is to make it is under way, or was cut short")
     if len(fitting) != 1:
         what = "a directory with " + (", ".join(sorted(probe.names)[:8]) or "nothing known in it")
         if not probe.is_directory:

@@ -15,7 +15,7 @@ from typing import Final
 
 from refshard_fs import __version__
 from refshard_fs.amounts import printable
-from refshard_fs.cli import checks, comparing, completion, looking, making, picturing, reading
+from refshard_fs.cli import checks, comparing, completion, looking, making, picturing, reading, recovering
 from refshard_fs.cli.command import Command
 from refshard_fs.cli.opening import source_arguments
 from refshard_fs.errors import RefShardError, redacted
@@ -29,6 +29,7 @@ COMMANDS: tuple[Command, ...] = (
     *picturing.COMMANDS,
     *checks.COMMANDS,
     *making.COMMANDS,
+    *recovering.COMMANDS,
     *completion.COMMANDS,
 )
 

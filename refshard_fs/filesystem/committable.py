@@ -8,7 +8,7 @@ from typing import Any
 from refshard_fs.edits import Edits
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.filesystem.sourced import Sourced
-from refshard_fs.overlay import Overlay
+from refshard_fs.overlay import Base, Overlay
 from refshard_fs.targets.store import Store
 from refshard_fs.writes.destination import waits
 from refshard_fs.writes.options import WriteOptions
@@ -54,6 +54,7 @@ class Committable(Sourced):
         written: then it is as it was, and what was written is kept for `save` or another try.
         """
         from refshard_fs.writes.commit import Committing, commit  # what writes: who reads need not wait for it
+        from refshard_fs.writes.recovery import recover_opened
 
         overlay = self._writing("commit")
         if overlay.worker is not None:
@@ -63,9 +64,10 @@ class Committable(Sourced):
                 self._merge(overlay)
             if overlay.is_empty:
                 return
-            self._opened()
-            base = overlay.base
-            assert base is not None, "whoever opens the source shares it"
+            base = self._base(overlay)
+            if recover_opened(base.keyspace, self._session.given):
+                overlay.reopen()
+                base = self._base(overlay)
             edits = overlay.savepoint()
             source = self._session.options.source
             if self._write_options.data_url is not None:
@@ -75,10 +77,14 @@ class Committable(Sourced):
             left = overlay.settle(edits, stored)
         self._remove_objects(left)
 
-    def _merge(self, overlay: Overlay) -> None:
+    def _base(self, overlay: Overlay) -> Base:
         self._opened()
         base = overlay.base
         assert base is not None, "whoever opens the source shares it"
+        return base
+
+    def _merge(self, overlay: Overlay) -> None:
+        base = self._base(overlay)
         does_wait = waits(self._session.options.source, base, self._write_options)
         merge(overlay, self._store(), self._write_options, waits=does_wait)
 
@@ -99,6 +105,21 @@ class Committable(Sourced):
                 clear(overlay, self._store())
             left = overlay.drop()
         self._remove_objects(left)
+
+    def recover(self) -> bool:
+        """Undo a commit to the zarr hierarchy that was cut short, and return True; False if there is none.
+
+        The next commit does so, too, but waits where nothing but time tells that a writer is dead: on object stores.
+        This does not: it is for who knows that nobody is at a commit.
+        """
+        from refshard_fs.writes.recovery import recover_at
+
+        self._writing("recover")
+        source = self._session.options.source
+        undone = isinstance(source, str) and recover_at(source, self._session.given(source))
+        if undone:
+            self.invalidate_cache()
+        return undone
 
     def savepoint(self) -> Edits:
         """Return what was written and not committed so far, for `go_back`."""

@@ -15,6 +15,7 @@ from refshard_fs.formats import Raw
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.checked import Checked
+from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.manifests.values import Value
@@ -48,8 +49,14 @@ class _Array(NamedTuple):
 def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Extras]]:
     """Return all that ``keyspace`` holds below ``prefix``, and what only a chunk manifest can say of chunks.
 
-    The latter by array and number.
+    The latter by array and number. ConflictError while a commit to the hierarchy beneath goes on.
     """
+    beneath = keyspace
+    while (base := getattr(beneath, "base", None)) is not None:
+        beneath = base
+    match beneath:
+        case Hierarchy(before=before):
+            before.check_settled()
     gathering = _Gathering(keyspace)
     yield from gathering.directory(prefix, None)
     arrays = gathering.arrays

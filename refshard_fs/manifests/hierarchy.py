@@ -2,23 +2,27 @@
 
 Where the target can list, so does the hierarchy. Where it cannot (plain HTTP), groups are
 listed from consolidated metadata; what that does not tell is an error, never an empty
-listing, and reads are not concerned.
+listing, and reads are not concerned. While a commit is under way, or after one that was cut
+short, it shows what was there before (`before_commit`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from refshard_fs import zarrmeta
-from refshard_fs.errors import NotListable
+from refshard_fs.errors import NoSuchSource, NotListable, TargetChanged, redacted
 from refshard_fs.formats import OpenOptions, Probe
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.manifests.recognised import HIERARCHY
-from refshard_fs.model import Entry, Listed, Load, Names, Span, Stat, Steps
+from refshard_fs.manifests.before_commit import NOTHING, Before
+from refshard_fs.manifests.commit_record import DIRECTORY, NAME, CommitRecord, RecordIndex, is_reserved
+from refshard_fs.manifests.recognised import HIERARCHY, PARQUET
+from refshard_fs.model import Entry, Facts, Listed, Load, Names, Pin, Span, Stat, Steps
 from refshard_fs.policy import locator
 
 __all__ = ["Hierarchy", "open_"]
@@ -27,22 +31,33 @@ __all__ = ["Hierarchy", "open_"]
 class Hierarchy:
     """The keys below ``url``; an absent object is no key. ``listable`` tells whether the target can list."""
 
-    def __init__(self, url: str, *, listable: bool) -> None:
+    def __init__(self, url: str, *, listable: bool, before: Before = NOTHING) -> None:
         self.url = url
         self.listable = listable
+        self.before = before
         self.grids: Mapping[str, ChunkGrid] = {}
         self.url_of = locator(url)
         self.document_url = self.url_of("zarr.json")
 
     def lookup(self, key: str) -> Steps[Entry | None]:
-        yield from ()
-        return Span(self.url_of(key), optional=True) if _is_inside(key) else None
+        if not _is_inside(key):
+            return None
+        entry = self._entry(key)
+        if entry is not None and not entry.optional and (yield Stat(entry.url, fresh=True)) is None:
+            reason = "the commit that kept it has ended since this was opened: open it again, or fs.invalidate_cache()"
+            raise TargetChanged(key, entry.url, reason)
+        return entry
+
+    def _entry(self, key: str) -> Span | None:
+        name = self.before.object_of(key)
+        # What a commit kept goes when it is done: whoever comes too late for it must not take the key for absent.
+        return None if name is None else Span(self.url_of(name), optional=not self.before.has(key))
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         if prefix and not _is_inside(prefix):
             return None
         if self.listable:
-            names = yield Names(self.url_of(prefix))
+            names = yield from self.before.listed(self.url_of, prefix)
             return None if names is None else sorted(names, key=lambda listed: listed.name)
         return _listing((yield from self.consolidated()), prefix, self.url)
 
@@ -52,16 +67,15 @@ class Hierarchy:
         if not _is_inside(prefix):
             return False
         if self.listable:
-            return (yield Names(self.url_of(prefix))) is not None
-        markers = yield tuple(Stat(self.url_of(f"{prefix}/{marker}")) for marker in HIERARCHY)
+            return (yield from self.before.listed(self.url_of, prefix)) is not None
+        entries = filter(None, (self._entry(join(prefix, marker)) for marker in HIERARCHY))
+        markers = yield tuple(Stat(entry.url) for entry in entries)
         return any(facts is not None for facts in markers)
 
     def consolidated(self) -> Steps[Known]:
         """Return what consolidated metadata tells of the hierarchy; nothing where there is none."""
-        found = yield tuple(
-            Load(Span(self.url_of(name), optional=True), _Consolidated(name))
-            for name in (".zmetadata", "zarr.json", ".zarray")
-        )
+        documents = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
+        found = yield tuple(Load(entry, _Consolidated(name)) for name, entry in documents.items() if entry is not None)
         return next((known for known in found if known is not None and known.keys), Known())
 
 
@@ -124,10 +138,28 @@ def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:
 
 def _is_inside(key: str) -> bool:
     """Whether ``key`` names something below the prefix: no step of it climbs, stays in place or is empty."""
-    return not any(part in ("", ".", "..") for part in key.split("/"))
+    return not any(part in ("", ".", "..") for part in key.split("/")) and not is_reserved(key)
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a hierarchy of zarr."""
-    names = yield Names(probe.url)
-    return Hierarchy(probe.url, listable=names is not None)
+    """Open a hierarchy of zarr, as it was before a commit that is not done."""
+    names: Iterable[Listed] | None = yield Names(probe.url)
+    before = NOTHING
+    if NAME in probe.names if names is None else any(listed.name == DIRECTORY for listed in names):
+        before = Before((yield from _record(locator(probe.url)(NAME))), probe.url)
+    nodes = probe.names.intersection((*HIERARCHY, PARQUET))
+    if nodes and all(before.object_of(name) is None for name in nodes):
+        raise NoSuchSource(f"{redacted(probe.url)}: the commit that is to make it is under way, or was cut short")
+    return Hierarchy(probe.url, listable=names is not None, before=before)
+
+
+def _record(url: str) -> Steps[CommitRecord | None]:
+    """Return the record of a commit at ``url`` as it is now; None if there is none (any more)."""
+    while True:
+        facts: Facts | None = yield Stat(url, fresh=True)
+        if facts is None:
+            return None
+        pin = Pin(facts.etag, facts.last_modified, facts.size)
+        with contextlib.suppress(TargetChanged):  # it is written several times in a commit
+            record: CommitRecord | None = yield Load(Span(url, optional=True, pin=pin), RecordIndex(url))
+            return record

@@ -9,7 +9,7 @@ from typing import Final
 
 from refshard_fs import zarrmeta
 from refshard_fs.formats import Format, Probe, by_head, reader
-from refshard_fs.manifests import entries
+from refshard_fs.manifests import commit_record, entries
 from refshard_fs.manifests.concat_document import is_concat
 from refshard_fs.manifests.inflate import is_compressed
 
@@ -44,7 +44,7 @@ def _is_parquet(probe: Probe) -> bool:
 
 
 FORMATS: Final = (
-    Format("zarr-hierarchy", _is_hierarchy, reader(__package__, "hierarchy"), markers=HIERARCHY),
+    Format("zarr-hierarchy", _is_hierarchy, reader(__package__, "hierarchy"), markers=(*HIERARCHY, commit_record.NAME)),
     Format("kerchunk-json", by_head(_is_json), reader(__package__, "kerchunk_json")),
     Format(
         "kerchunk-parquet",

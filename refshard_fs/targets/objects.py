@@ -7,37 +7,36 @@ In memory: under a lock of this process. Others are asked for their version just
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import mmap
+import importlib.util
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final
 
 from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.errors import ConflictError, SourceNotReachable
+from refshard_fs.errors import ConflictError
+from refshard_fs.manifests.commit_record import is_reserved
 from refshard_fs.model import Facts
 from refshard_fs.policy import locator
+from refshard_fs.targets.copying import copy
 from refshard_fs.targets.draft import is_draft, replacing
 from refshard_fs.targets.failures import as_failure
 from refshard_fs.targets.local import facts_of
 from refshard_fs.targets.pool import AT_HAND, Given
 from refshard_fs.targets.s3 import is_s3fs
 from refshard_fs.targets.store import opened
+from refshard_fs.targets.transfers import LARGE, Buffer, Fetched, fetch_any, fetch_local, fetch_s3, put_s3
 
 __all__ = ["ABSENT", "Absent", "Condition", "Fetched", "Objects", "is_version"]
-
-LARGE: Final = 8 << 20  # bytes; objects of more are read and sent by way of a temporary file
-PIECE: Final = 1 << 20
-
-Buffer = bytes | memoryview
 
 
 class Absent(Enum):
@@ -49,13 +48,6 @@ class Absent(Enum):
 ABSENT: Final = Absent.ABSENT
 
 Condition = Facts | Absent | None  # what an object must be to be replaced; None: whatever it is
-
-
-class Fetched(NamedTuple):
-    """The bytes of an object, and which version of it they are."""
-
-    data: Buffer
-    facts: Facts
 
 
 class Objects:
@@ -71,6 +63,11 @@ class Objects:
     def is_at_hand(self) -> bool:
         """Whether to ask for a version takes no request."""
         return isinstance(self._fs, LocalFileSystem | MemoryFileSystem)
+
+    @property
+    def excludes(self) -> bool:
+        """Whether who holds the `lock` knows that nobody else is at a commit."""
+        return isinstance(self._fs, MemoryFileSystem) or (isinstance(self._fs, LocalFileSystem) and _LOCKS)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -94,14 +91,15 @@ class Objects:
         try:
             match self._fs:
                 case LocalFileSystem():
-                    return _fetch_local(path)
+                    return fetch_local(path)
                 case MemoryFileSystem():
                     answer = AT_HAND[MemoryFileSystem].read_now(path, 0, None)
                     return None if answer is None else Fetched(answer.data, Facts(answer.size, answer.etag))
                 case fs if is_s3fs(fs):
-                    return _fetch_s3(fs, path)
-            return _fetch_any(self._fs, path)
-        except FileNotFoundError:
+                    return fetch_s3(fs, path)
+            facts = _facts(self._fs, path)
+            return None if facts is None else fetch_any(self._fs, path, facts)
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def facts(self, name: str) -> Facts | None:
@@ -110,13 +108,42 @@ class Objects:
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of all objects below the directory ``prefix`` (empty: of all)."""
+        return sorted(self.found(prefix))
+
+    def found(self, prefix: str) -> dict[str, Facts]:
+        """Return all objects below the directory ``prefix`` (empty: all there are), by name, as listings tell them.
+
+        Drafts of killed writers, and what commits keep, are not among them.
+        """
         self._fs.invalidate_cache()
         try:
-            found = self._fs.find(self._path(prefix))
+            found = self._fs.find(self._path(prefix), detail=True)
         except FileNotFoundError:
-            return []
+            return {}
         stem = len(self._root) + 1
-        return sorted(path[stem:] for path in map(str, found) if not is_draft(path))
+        names = {str(path)[stem:]: _told(info) for path, info in found.items() if not is_draft(str(path))}
+        return {name: facts for name, facts in names.items() if not is_reserved(name)}
+
+    def age(self, name: str) -> float | None:
+        """Return how many seconds ago the object ``name`` was written, by the store's clock if it has one.
+
+        None if that is not known.
+        """
+        path = self._path(name)
+        match self._fs:
+            case LocalFileSystem():
+                return time.time() - os.stat(path).st_mtime
+            case fs if is_s3fs(fs):
+                bucket, key, _ = fs.split_path(path)
+                head = fs.call_s3("head_object", Bucket=bucket, Key=key)
+                now = head["ResponseMetadata"]["HTTPHeaders"].get("date")
+                at = datetime.now(head["LastModified"].tzinfo) if now is None else parsedate_to_datetime(now)
+                return _seconds(head["LastModified"], at)
+        try:
+            modified: datetime = self._fs.modified(path)
+        except NotImplementedError:
+            return None
+        return _seconds(modified, datetime.now(modified.tzinfo))
 
     # ------------------------------------------------------------------ writing
 
@@ -156,6 +183,22 @@ class Objects:
                 self._fs.put_file(draft, path)
         return None
 
+    def copy(self, name: str, new: str, found: Facts | None = None) -> bool:
+        """Let the object ``new`` be what ``name`` is; return whether there is one.
+
+        Raises ConflictError if that is known to be another version than ``found``.
+        """
+        self.check(name, found)
+        try:
+            copy(self._fs, self._path(name), self._path(new), found)
+        except FileNotFoundError:
+            return False
+        except OSError as e:
+            if found is None or _status(e) != 412:
+                raise
+            raise _conflict(self.url_of(name), found) from e
+        return True
+
     def remove(self, name: str, condition: Condition = None) -> None:
         """Let there be no object ``name``; one that is not there is none already.
 
@@ -176,6 +219,16 @@ class Objects:
                 raise
             raise _conflict(self.url_of(name), condition) from e
         fs.invalidate_cache(path)
+
+    def clear(self, folder: str) -> None:
+        """Remove all objects below the directory ``folder``, and that."""
+        path = self._path(folder)
+        self._fs.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            found = self._fs.find(path)
+            if found:
+                self._fs.rm(found)
+        self.tidy([f"{folder}/0"])
 
     def sweep(self, names: Iterable[str]) -> None:
         """Remove what killed processes left beside the objects ``names``; only while the `lock` is held."""
@@ -203,7 +256,7 @@ class Objects:
         fs: Any = self._fs
         when = _when(condition)
         try:
-            answer = sync(fs.loop, _put_object, fs, path, parts, when)
+            answer = sync(fs.loop, put_s3, fs, path, parts, when)
         except Exception as e:  # of botocore, which is not ours to import; raised again unless it is a conflict
             if not when or _status(e) not in (404, 409, 412):
                 raise _as_os_error(e) from e
@@ -219,12 +272,13 @@ class Objects:
 
 
 _in_memory = threading.RLock()
+_LOCKS: Final = importlib.util.find_spec("fcntl") is not None  # Windows has none
 
 
 @contextlib.contextmanager
 def _flock(path: str) -> Iterator[None]:
     try:
-        import fcntl  # not on Windows
+        import fcntl
     except ImportError:
         yield
         return
@@ -252,12 +306,20 @@ def _facts(fs: Any, path: str) -> Facts | None:
                 head = fs.call_s3("head_object", Bucket=bucket, Key=key)
                 return Facts(head["ContentLength"], head.get("ETag"))
         fs.invalidate_cache()
-        info = fs.info(path)
-    except FileNotFoundError:
+        return _told(fs.info(path))
+    except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _told(info: dict[str, Any]) -> Facts:
+    """Return what fsspec's description of an object tells of its version."""
     etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
     modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
     return Facts(info.get("size"), None if etag is None else str(etag), None if modified is None else str(modified))
+
+
+def _seconds(first: datetime, second: datetime) -> float:
+    return (second - first).total_seconds()
 
 
 def _check(found: Facts | None, condition: Condition, url: str) -> None:
@@ -298,90 +360,6 @@ def _is(data: Buffer, parts: Sequence[Buffer]) -> bool:
             return False
         at += len(part)
     return at == len(data)
-
-
-# ------------------------------------------------------------------ moving bytes
-
-
-def _fetch_local(path: str) -> Fetched:
-    with open(path, "rb") as file:
-        facts = facts_of(os.fstat(file.fileno()))
-        size = facts.size or 0
-        if size <= LARGE:
-            data: Buffer = file.read()
-        else:
-            with tempfile.TemporaryFile() as copy:
-                while piece := file.read(PIECE):
-                    copy.write(piece)
-                data = _mapped(copy)
-        if len(data) != size:
-            raise SourceNotReachable(f"{path} had {size} bytes, and {len(data)} were read: somebody writes it in place")
-        return Fetched(data, facts)
-
-
-def _fetch_any(fs: AbstractFileSystem, path: str) -> Fetched:
-    facts = _facts(fs, path)
-    if facts is None:
-        raise FileNotFoundError(path)
-    with tempfile.TemporaryDirectory() as folder:
-        copy = os.path.join(folder, "object")
-        fs.get_file(path, copy)
-        with open(copy, "rb") as file:
-            data = _mapped(file) if os.path.getsize(copy) > LARGE else file.read()
-    if facts.size is not None and len(data) != facts.size:
-        raise SourceNotReachable(f"{path} has {facts.size} bytes, and {len(data)} were read")
-    return Fetched(data, facts)
-
-
-def _fetch_s3(fs: Any, path: str) -> Fetched:
-    bucket, key, _ = fs.split_path(path)
-
-    async def fetch() -> Fetched:
-        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key)
-        size: int = answer["ContentLength"]
-        async with answer["Body"] as body:
-            if size <= LARGE:
-                data: Buffer = await body.read()
-            else:
-                with tempfile.TemporaryFile() as copy:
-                    while piece := await body.read(PIECE):
-                        copy.write(piece)
-                    data = _mapped(copy)
-        if len(data) != size:
-            raise SourceNotReachable(f"s3://{path} has {size} bytes, and {len(data)} came")
-        return Fetched(data, Facts(size, answer.get("ETag")))
-
-    fetched: Fetched = sync(fs.loop, fetch)
-    return fetched
-
-
-async def _put_object(fs: Any, path: str, parts: Sequence[Buffer], when: dict[str, str]) -> dict[str, Any]:
-    bucket, key, _ = fs.split_path(path)
-    await fs.set_session()
-    client = await fs.get_s3(bucket)
-    members = client.meta.service_model.operation_model("PutObject").input_shape.members
-    extra = {k: v for k, v in {**fs.s3_additional_kwargs, **fs.req_kw}.items() if k in members and v is not None}
-    given = {**extra, **when, "Bucket": bucket, "Key": key}
-    if sum(map(len, parts)) <= LARGE:
-        answer: dict[str, Any] = await client.put_object(**given, Body=b"".join(parts))
-        return answer
-    with tempfile.TemporaryFile() as file:  # botocore sends it from the start again where it tries again
-        await asyncio.to_thread(_write, file, parts)
-        answer = await client.put_object(**given, Body=file)
-        return answer
-
-
-def _write(file: IO[bytes], parts: Sequence[Buffer]) -> None:
-    file.writelines(parts)
-    file.seek(0)
-
-
-def _mapped(file: IO[bytes]) -> Buffer:
-    """Return the content of ``file``, a copy of our own that nobody cuts short, without taking memory for it."""
-    file.flush()
-    if not os.fstat(file.fileno()).st_size:
-        return b""
-    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _as_os_error(error: Exception) -> OSError:

@@ -1,27 +1,26 @@
 """The commit of a zarr hierarchy: each object put whole, chunks first, metadata after them, removals at the end.
 
 A shard of which all chunks were written is put without being read; of another, the old one is read once, and what did
-not change is copied as it lies. It is put on condition that it is the one that was read, where the store can tell.
+not change is copied as it lies. It is put on condition that it is the one that was read, where the store can tell. What
+several requests would make visible one after the other is kept as it was before (`undo`), until the last of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from posixpath import commonpath
 from typing import Any, Final
 
 from refshard_fs.catalog import beneath
 from refshard_fs.edits import Edit, Edits
-from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
+from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError, TargetChanged
 from refshard_fs.formats import Raw
 from refshard_fs.keys import is_within, parent
 from refshard_fs.keyspace import KeySpace
+from refshard_fs.manifests.commit_record import NAME, CommitRecord, is_reserved
 from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.model import Facts, Inline, Load, Span, Steps
 from refshard_fs.overlay import Overlay
@@ -33,14 +32,15 @@ from refshard_fs.writes.committing import Committing
 from refshard_fs.writes.costs import costs_of
 from refshard_fs.writes.options import takes_objects
 from refshard_fs.writes.planning import Plan, ShardPlan, packed, planned
+from refshard_fs.writes.recovery import give_way, recover
+from refshard_fs.writes.turns import Room, ours, turn
+from refshard_fs.writes.undo import WORKERS, Undo
 from refshard_fs.zarrmeta import is_metadata
 
 __all__ = ["HierarchyCommit", "commit_hierarchy"]
 
-WORKERS: Final = 8  # objects under way at a time
 TOGETHER: Final = 8 << 20  # bytes of shards that are put together or under way at a time; a larger one goes alone
-FEW: Final = 256  # objects that are removed unseen sooner than all of an array are listed
-REMEMBERED: Final = 1 << 14  # versions that this process wrote
+FEW: Final = 256  # objects that are asked for, or removed unseen, sooner than all of an array are listed
 
 _SINCE: Final = "was read, and somebody else has written it since"
 _KEPT: Final = "What you have written is kept: "
@@ -85,38 +85,87 @@ class HierarchyCommit:
         self._seen = overlay.seen
         self._assembly = assembly_of(overlay)
         self._costs = costs_of(overlay)
-        self._put: dict[str, None] = {}  # names of the objects that were put
-        self._gone: dict[str, None] = {}  # and of those that were removed
+        self._undo: Undo | None = None
+        self._put: dict[str, Facts | None] = {}  # the objects that were put, and what is known of their versions
+        self._touched: dict[str, None] = {}  # names of those that were put or removed, or may have been
         self._torn: dict[str, None] = {}  # shards that somebody else replaced
         self._read: list[tuple[ShardPlan, bool]] = []
 
     def make(self) -> None:
-        """Put and remove what there is to be.
+        """Put and remove what there is to be, all of it or nothing.
 
-        Raises ConflictError if somebody else replaced what was read here and is to be replaced.
+        Raises ConflictError if somebody else replaced what was read here and is to be replaced, or is at a commit.
         """
-        try:
-            plan: Plan = self._run("", partial(planned, self._keyspace, self._edits.resolved(self._at_hand)))
-        except TargetChanged as e:
-            raise ConflictError(f"{e.target} {_SINCE}. {_KEPT}{_DISCARD}") from e
+        for key in filter(is_reserved, self._edits.changes()):
+            raise ManifestError(f"{key!r} lies where commits keep what they replace: nothing else can be written there")
         try:
             with self._objects.lock():
-                conditions = self._precheck(plan)
-                self._objects.sweep([*(shard.key for shard in plan.shards), *plan.data, *conditions])
-                self._put_data(plan)
-                self._remove_leftovers(plan)
-                for name, data in plan.documents:
-                    self._put_object(name, (data,), conditions.get(name))
-                self._remove(plan)
+                if self._objects.excludes:  # who has left a record is dead, and what it did is not to be read
+                    self._know(recover(self._objects))
+                self._commit(self._planned())
+                self._objects.tidy(self._touched.keys() - self._put.keys())
         except ConflictError as e:
             if self._torn:
                 self._overlay.reopen()  # another try begins with what is there now
-            done = f" ({len(self._put)} other objects of this commit have been put)" if self._put else ""
-            raise ConflictError(f"{e}{done}. {_KEPT}{_MERGE if self._torn else _DISCARD}") from e
+            raise ConflictError(f"{e}. {_KEPT}{_MERGE if self._torn else _DISCARD}") from e
         finally:
-            self._overlay.replaced({self._objects.url_of(name) for name in (*self._put, *self._gone)})
+            self._overlay.replaced({self._objects.url_of(name) for name in self._touched})
+        ours.update({self._objects.url_of(name): found for name, found in self._put.items()})
         for shard, read in self._read:
             self._costs.put(shard.key, shard.array, len(shard.changes), read=read)
+
+    def _planned(self) -> Plan:
+        try:
+            plan: Plan = self._run("", partial(planned, self._keyspace, self._edits.resolved(self._at_hand)))
+        except TargetChanged as e:
+            raise ConflictError(f"{e.target} {_SINCE}") from e
+        return plan
+
+    def _commit(self, plan: Plan) -> None:
+        """Make ``plan``: so that it can be undone, unless one request makes all of it visible."""
+        gone = self._goes(plan)
+        seen = [*plan.visible(), *gone]
+        shards = sorted(shard.key for shard in plan.shards)
+        with contextlib.ExitStack() as turns:
+            for name in [NAME, *shards] if len(seen) > 1 else shards:
+                turns.enter_context(turn(self._objects.url_of(name)))
+            self._objects.sweep([*plan.names(), NAME])
+            if len(seen) > 1:
+                self._make_undoably(plan, gone, seen)
+                return
+            if not self._objects.excludes:
+                self._know(give_way(self._objects, [*plan.names(), *gone]))
+            self._write(plan, gone, self._precheck(plan))
+
+    def _make_undoably(self, plan: Plan, gone: Mapping[str, Facts | None], seen: Sequence[str]) -> None:
+        undo = self._undo = self._begin()
+        with undo.lease():
+            try:
+                before = self._before(plan, gone, seen)
+                undo.keep(dict.fromkeys(plan.names()) | before)
+                self._write(plan, gone, {name: ABSENT if found is None else found for name, found in before.items()})
+                undo.finish()
+            except BaseException as e:
+                undo.roll_back(self._touched, e)
+                self._know_what_was_put_back()
+                raise
+
+    def _begin(self) -> Undo:
+        with contextlib.suppress(ConflictError):
+            return Undo.begin(self._objects)
+        self._know(recover(self._objects))
+        return Undo.begin(self._objects)
+
+    def _know(self, undone: CommitRecord | None) -> None:
+        """Take note that somebody's commit was undone: what is remembered of its objects is of no use."""
+        if undone is not None:
+            self._overlay.replaced({self._objects.url_of(name) for name in undone.concerns})
+
+    def _know_what_was_put_back(self) -> None:
+        """Let copies of what was read here, which some stores take for other versions, be no conflicts."""
+        if not self._objects.is_at_hand:
+            with contextlib.suppress(OSError):
+                ours.update({self._objects.url_of(name): found for name, found in self._asked(self._touched).items()})
 
     def _at_hand(self, _: str, edit: Edit) -> Edit:
         """Return the bytes of what lies elsewhere: objects of this hierarchy may not be there when they are needed."""
@@ -138,11 +187,42 @@ class HierarchyCommit:
                     self._compare(shard.key, self._objects.facts(shard.key))
             names += plan.data
         conditions: dict[str, Condition] = {}
-        with ThreadPoolExecutor(WORKERS) as pool:
-            for name, found in zip(names, pool.map(self._objects.facts, names), strict=True):
-                self._compare(name, found)
-                conditions[name] = ABSENT if found is None else found
+        for name, found in self._asked(names).items():
+            self._compare(name, found)
+            conditions[name] = ABSENT if found is None else found
         return conditions
+
+    def _before(self, plan: Plan, gone: Mapping[str, Facts | None], seen: Sequence[str]) -> dict[str, Facts | None]:
+        """Return what there is of the objects ``seen``; ConflictError if somebody replaced one that was read here."""
+        at_hand = self._objects.is_at_hand
+        listed = {name: found for name, found in gone.items() if found is not None and not at_hand}
+        there = listed | self._asked([name for name, _ in plan.documents])
+        folders: dict[str, bool] = {}  # of documents: whether there are none yet
+        for name, _ in plan.documents:
+            path = parent(name)[0]
+            folders[path] = folders.get(path, True) and there[name] is None
+        homes, groups = plan.homes(), dict[str, list[str]]()
+        for name in seen:
+            if name not in there:
+                groups.setdefault(homes.get(name, parent(name)[0]), []).append(name)
+        for array, names in groups.items():
+            if not at_hand and (len(names) > FEW or folders.get(array)):
+                listed = self._objects.found(commonpath([parent(name)[0] for name in names]))
+                there |= {name: listed.get(name) for name in names}
+            else:
+                there |= self._asked(names)
+        for shard in plan.shards:
+            if shard.key in there:
+                with self._in(shard):
+                    self._compare(shard.key, there[shard.key])
+        for name in seen:
+            self._compare(name, there[name])
+        return {name: there[name] for name in seen}
+
+    def _asked(self, names: Iterable[str]) -> dict[str, Facts | None]:
+        names = list(names)
+        with ThreadPoolExecutor(WORKERS) as pool:
+            return dict(zip(names, pool.map(self._objects.facts, names), strict=True))
 
     @contextlib.contextmanager
     def _in(self, shard: ShardPlan) -> Iterator[None]:
@@ -153,27 +233,47 @@ class HierarchyCommit:
             self._torn[shard.key] = None
             raise
 
-    def _compare(self, name: str, found: Facts | None) -> None:
-        """Raise ConflictError if the object, which is now ``found``, was read here, and replaced by somebody else."""
+    def _compare(self, name: str, found: Facts | None, before: Condition = None) -> None:
+        """Raise ConflictError if the object, which is now ``found``, was replaced by somebody else: since it was read
+        here, or since it was the one ``before`` this commit.
+        """
         url = self._objects.url_of(name)
-        seen, ours = self._seen(url), _ours.get(url)
-        if seen is None or (found is not None and any(is_version(found, one) for one in (seen, ours) if one)):
+        read = self._seen(url), ours.get(url)
+        if isinstance(before, Facts):
+            read = before, None
+        if read[0] is None or (found is not None and any(is_version(found, one) for one in read if one)):
             return
         raise ConflictError(f"{url} {_SINCE}")
 
     def _unread(self, name: str) -> Facts | None:
         """Return the version to replace of an object that is not read for it; None where any will do."""
         url = self._objects.url_of(name)
-        seen, ours = self._seen(url), _ours.get(url)
-        return seen if seen is None or ours is None or is_version(seen, ours) else None
+        seen, own = self._seen(url), ours.get(url)
+        return seen if seen is None or own is None or is_version(seen, own) else None
 
-    def _put_data(self, plan: Plan) -> None:
+    # ------------------------------------------------------------------ putting and removing
+
+    def _write(self, plan: Plan, gone: Iterable[str], conditions: Mapping[str, Condition]) -> None:
+        self._put_data(plan, conditions)
+        self._remove_leftovers(plan)
+        for name, data in plan.documents:
+            self._put_object(name, (data,), conditions.get(name))
+        # What describes nodes goes before what they hold, the outer ones first.
+        for name in sorted(gone, key=lambda name: (not is_metadata(name), parent(name)[0].count("/"))):
+            self._remove_object(name, None)
+
+    def _put_data(self, plan: Plan, conditions: Mapping[str, Condition]) -> None:
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="refshard-commit") as pool:
-            room = _Room(TOGETHER)
-            jobs = [pool.submit(room.within, _weight(shard), partial(self._put_shard, shard)) for shard in plan.shards]
+            room = Room(TOGETHER)
+            jobs = [
+                pool.submit(room.within, _weight(shard), partial(self._put_shard, shard, conditions))
+                for shard in plan.shards
+            ]
             for key, edit in plan.data.items():
                 assert not isinstance(edit, Span), "what lies elsewhere is at hand"
-                jobs.append(pool.submit(room.within, edit.size, partial(self._put_chunk, key, edit)))
+                condition = conditions[key] if key in conditions else self._unread(key)
+                put = partial(self._put_chunk, key, edit, condition)
+                jobs.append(pool.submit(room.within, edit.size, put))
             try:
                 for job in jobs:
                     job.result()
@@ -182,33 +282,44 @@ class HierarchyCommit:
                     job.cancel()
                 raise
 
-    def _put_chunk(self, name: str, edit: Inline | Spooled) -> None:
-        self._put_object(name, buffers([edit]), self._unread(name))
+    def _put_chunk(self, name: str, edit: Inline | Spooled, condition: Condition) -> None:
+        self._put_object(name, buffers([edit]), condition)
 
-    def _put_object(self, name: str, parts: Sequence[Buffer], condition: Condition) -> None:
-        found = self._objects.put(name, parts, condition)
-        if found is not None:
-            _ours.put(self._objects.url_of(name), found)
-        self._put[name] = None
-
-    def _put_shard(self, shard: ShardPlan) -> None:
-        with _turn(self._objects.url_of(shard.key)), self._in(shard):
+    def _put_shard(self, shard: ShardPlan, conditions: Mapping[str, Condition]) -> None:
+        with self._in(shard):
             old: Buffer | None = None
-            condition: Condition
-            if shard.old:
+            condition = conditions[shard.key] if shard.key in conditions else self._unread(shard.key)
+            if shard.old and condition is not ABSENT:
                 fetched = self._objects.fetch(shard.key)
-                self._compare(shard.key, None if fetched is None else fetched.facts)
+                self._compare(shard.key, None if fetched is None else fetched.facts, conditions.get(shard.key))
                 old, condition = (None, ABSENT) if fetched is None else fetched
-            else:
-                condition = self._unread(shard.key)
             self._read.append((shard, old is not None))
             whole = None if shard.old else self._assembly.whole(shard)
             parts = views([whole]) if whole is not None else packed(shard, old, self._objects.url_of(shard.key))
             if parts is not None:
                 self._put_object(shard.key, parts, condition)
             elif condition is not ABSENT:
-                self._objects.remove(shard.key, condition)
-                self._gone[shard.key] = None
+                self._remove_object(shard.key, condition)
+
+    def _put_object(self, name: str, parts: Sequence[Buffer], condition: Condition) -> None:
+        with self._touching(name):
+            self._put[name] = self._objects.put(name, parts, condition)
+
+    def _remove_object(self, name: str, condition: Condition) -> None:
+        with self._touching(name):
+            self._objects.remove(name, condition)
+
+    @contextlib.contextmanager
+    def _touching(self, name: str) -> Iterator[None]:
+        """Take note that the object is another one from now on, unless there is a conflict about it."""
+        if self._undo is not None:
+            self._undo.check()
+        self._touched[name] = None
+        try:
+            yield
+        except ConflictError:
+            del self._touched[name]
+            raise
 
     def _remove_leftovers(self, plan: Plan) -> None:
         """Remove what lies where arrays are to grow, and was not put: a commit that was cut short has left it there."""
@@ -218,18 +329,15 @@ class HierarchyCommit:
             with ThreadPoolExecutor(WORKERS) as pool:
                 list(pool.map(self._objects.remove, [name for name in found if name not in self._put]))
 
-    def _remove(self, plan: Plan) -> None:
-        names = list(plan.removed)
+    def _goes(self, plan: Plan) -> dict[str, Facts | None]:
+        """Return the objects that are to be removed, and what listings tell of them."""
+        found: dict[str, Facts | None] = dict.fromkeys(plan.removed)
         for prefix in plan.prefixes:
-            names += (name for name in self._objects.names(prefix) if is_within(name, prefix))
+            found |= {name: facts for name, facts in self._objects.found(prefix).items() if is_within(name, prefix)}
         for path in plan.replaced:
-            names += (name for name in self._objects.names(path) if not is_metadata(name))
-        gone = dict.fromkeys(name for name in names if name not in self._put)
-        # What describes nodes goes before what they hold, the outer ones first.
-        for name in sorted(gone, key=lambda name: (not is_metadata(name), parent(name)[0].count("/"))):
-            self._objects.remove(name)
-            self._gone[name] = None
-        self._objects.tidy(self._gone)
+            found |= {name: facts for name, facts in self._objects.found(path).items() if not is_metadata(name)}
+        put = {*plan.names()}
+        return {name: facts for name, facts in found.items() if name not in put}
 
 
 def _read(span: Span) -> Steps[bytes]:
@@ -239,76 +347,3 @@ def _read(span: Span) -> Steps[bytes]:
 
 def _weight(shard: ShardPlan) -> int:
     return sum(edit.size for edit in shard.changes.values() if edit is not None)
-
-
-class _Room:
-    """Lets in what weighs together no more than ``capacity``, and anything heavier alone."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._taken = 0
-        self._changed = threading.Condition()
-
-    def within(self, weight: int, job: Callable[[], None]) -> None:
-        weight = min(weight, self._capacity)
-        with self._changed:
-            self._changed.wait_for(lambda: self._taken + weight <= self._capacity)
-            self._taken += weight
-        try:
-            job()
-        finally:
-            with self._changed:
-                self._taken -= weight
-                self._changed.notify_all()
-
-
-# ------------------------------------------------------------------ one writer of a shard at a time
-
-
-class _Ours:
-    """The versions of objects that this process put last: who has read an earlier one is in no conflict with these."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, Facts] = OrderedDict()
-
-    def put(self, url: str, facts: Facts) -> None:
-        with self._lock:
-            self._known[url] = facts
-            self._known.move_to_end(url)
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-
-    def get(self, url: str) -> Facts | None:
-        return self._known.get(url)
-
-
-_ours = _Ours()
-_turns: weakref.WeakValueDictionary[str, _Turn] = weakref.WeakValueDictionary()
-_turns_lock = threading.Lock()
-
-
-class _Turn:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _turn(url: str) -> Iterator[None]:
-    """Wait until nobody else in this process writes the object at ``url``."""
-    with _turns_lock:
-        turn = _turns.get(url)
-        if turn is None:
-            turn = _turns[url] = _Turn()
-    with turn.lock:
-        yield
-
-
-def _after_fork() -> None:
-    global _ours, _turns_lock
-    _ours, _turns_lock = _Ours(), threading.Lock()
-    _turns.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

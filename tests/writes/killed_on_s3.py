@@ -1,6 +1,7 @@
 """Processes that commit to S3, for somebody to kill them: a script, which forks one for each line it reads.
 
-A line is JSON: URL, format, endpoint, value. Each prints its number when all is written and commits when it is told to;
+A line is JSON: URL, format, endpoint, value; of a hierarchy that is to be overwritten, the number of the state, or
+"recover". Each prints its number when all is written and commits when it is told to;
 "done" and its status is said of it then, or "dead" if it was killed.
 """
 
@@ -22,6 +23,7 @@ import refshard_fs.manifests.partition
 import refshard_fs.writes.commit  # as above
 from refshard_fs import RefShardFileSystem
 from tests.shards.test_packing import sharding, version_3
+from tests.writes import overwriting
 from tests.writes.model import array_document, group_document
 
 WIDTH = 4  # elements of a row, which is a shard of two chunks
@@ -30,6 +32,7 @@ WIDTH = 4  # elements of a row, which is a shard of two chunks
 def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
     """The source at ``url``, read and written through ``endpoint``."""
     s3: dict[str, Any] = {"key": "ak", "secret": "sk", "client_kwargs": {"endpoint_url": endpoint}}
+    format = "zarr-hierarchy" if format == "overwritten" else format
     settings: dict[str, Any] = {} if mode == "r" else {"format": format, "record_size": 4, "inline_threshold": 16}
     options = {"target_options": s3, "options": {"s3://": s3}, "skip_instance_cache": True}
     return RefShardFileSystem(url, mode=mode, **options, **settings)
@@ -83,11 +86,16 @@ def begin(fs: RefShardFileSystem, format: str, value: str) -> None:
 
 def commit(url: str, format: str, endpoint: str, value: str) -> None:
     fs = opened(url, format, endpoint)
-    before = json.loads(fs.cat_file("a/zarr.json"))["shape"][0]
-    write(fs, format, value, before)
+    if format == "overwritten" and value != "recover":
+        overwriting.write(fs, int(value))
+    elif format != "overwritten":
+        write(fs, format, value, json.loads(fs.cat_file("a/zarr.json"))["shape"][0])
     print(os.getpid(), flush=True)
     os.read(sys.stdin.fileno(), 100)
-    fs.commit()
+    if value == "recover":
+        fs.recover()
+    else:
+        fs.commit()
 
 
 def main() -> None:

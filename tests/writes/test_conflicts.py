@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs import ConflictError, RefShardFileSystem
 from refshard_fs.targets.objects import Objects
-from refshard_fs.writes import hierarchy
+from refshard_fs.writes.turns import ours
 from tests.servers.s3 import SeaweedServer
 from tests.shards.test_packing import version_2
 from tests.writes.arrays import array
@@ -51,9 +51,9 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def elsewhere() -> Callable[[], None]:
     """Makes this process forget what it wrote, as if another one had."""
-    return lambda: monkeypatch.setattr(hierarchy, "_ours", hierarchy._Ours())
+    return ours.clear
 
 
 def chunk(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A process that is killed in mid-commit: every shard is the old one or the new one, and the next commit goes well."""
+"""A process that is killed in mid-commit: all shards are the old ones or all are the new, and the next commit works."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ def _rounds(tmp_path: Path, count: int, writers: subprocess.Popen[str]) -> None:
         assert all(len(values) == 1 for values in found), "no shard is torn"
         held = {value for values in found for value in values}
         assert held <= allowed, "what was committed is there, and nothing older"
+        assert len(held) <= 1, "no commit is there in part"
         complete = complete or said is not None
         assert len(found) == ROWS or not complete
         generation = max(generation + 1, *held, 0)

@@ -1,0 +1,171 @@
+"""What a commit to a hierarchy replaces, kept until it is done: a commit that is cut short can be undone by anybody.
+
+A record in the hierarchy (`commit_record`) says what is kept. It is put before anything is, on condition that there is
+none; it is what shows readers the state before the commit; and putting it a last time, as ``done``, is the commit.
+Where no lock tells whether its writer lives, the writer says so again and again, and stops when somebody took over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+
+from refshard_fs.errors import ConflictError, RefShardError, SourceNotReachable
+from refshard_fs.manifests.commit_record import NAME, CommitRecord, copy_name
+from refshard_fs.model import Facts
+from refshard_fs.targets.objects import ABSENT, Condition, Objects
+
+__all__ = ["LEASE", "WORKERS", "Undo"]
+
+WORKERS: Final = 8  # objects under way at a time
+LEASE: Final = 900.0  # seconds without a sign of life after which a writer is taken for dead
+RENEWAL: Final = 120.0  # seconds between two of them
+
+
+class Undo:
+    """One commit to ``objects`` that can be undone: its ``record`` is stored, in the version ``stored``."""
+
+    def __init__(self, objects: Objects, record: CommitRecord, stored: Condition) -> None:
+        self.record = record
+        self.is_lost = False  # somebody else has taken over
+        self._objects = objects
+        self._stored = stored
+        self._alive = time.time()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def begin(cls, objects: Objects) -> Undo:
+        """Return a new one; ConflictError if there is the record of another commit."""
+        now = time.time()
+        undo = cls(objects, CommitRecord(uuid.uuid4().hex, _writer(), now, now, "begun"), ABSENT)
+        undo._store()
+        return undo
+
+    def take_over(self) -> None:
+        """Go on in place of the writer; ConflictError if somebody else does."""
+        self._store(by=_writer())
+
+    # ------------------------------------------------------------------ keeping, and putting back
+
+    def keep(self, before: Mapping[str, Facts | None]) -> None:
+        """Keep all objects that there are of ``before``; from then on readers see these, and none of the others.
+
+        Raises ConflictError if one is another version by now.
+        """
+        kept = {name: found for name, found in before.items() if found is not None}
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(self._keep, range(len(kept)), kept, kept.values()))
+        rows = tuple((name, found.size) for name, found in kept.items())
+        self._store(state="replacing", kept=rows, absent=tuple(name for name in before if name not in kept))
+
+    def _keep(self, number: int, name: str, found: Facts) -> None:
+        self.check()
+        if not self._objects.copy(name, copy_name(self.record, number), found):
+            raise ConflictError(f"{self._objects.url_of(name)} was removed by somebody else")
+
+    def put_back(self, names: Collection[str] | None = None) -> None:
+        """Let the objects (all, or those of ``names``) be what they were before the commit."""
+        before = {name: copy for name, copy in self.record.before().items() if names is None or name in names}
+        kept = {name: copy.name for name, copy in before.items() if copy is not None}
+        absent = [name for name, copy in before.items() if copy is None]
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(self._put_back, kept, kept.values()))
+            list(pool.map(self._remove, absent))
+        if names is None:
+            self._objects.sweep([*before, NAME])
+        self._objects.tidy(absent)
+
+    def _put_back(self, name: str, copy: str) -> None:
+        self.check()
+        if not self._objects.copy(copy, name):
+            urls = self._objects.url_of(copy), self._objects.url_of(name)
+            raise SourceNotReachable(f"{urls[0]}, which is what {urls[1]} was, is gone: it cannot be put back")
+
+    def _remove(self, name: str) -> None:
+        self.check()
+        self._objects.remove(name)
+
+    def finish(self) -> None:
+        """Let the state that is there now be the one that counts, and remove all that was kept."""
+        self._store(state="done", kept=(), absent=())
+        with contextlib.suppress(OSError, ConflictError):  # the record says that it is of no use: others remove it, too
+            self._objects.clear(self.record.folder)
+            assert not isinstance(self._stored, type(ABSENT)), "it was stored"
+            self._objects.remove(NAME, self._stored)
+            self._objects.tidy([NAME])
+
+    def roll_back(self, names: Collection[str], error: BaseException) -> None:
+        """Put back ``names``, of which some may have been changed before ``error``; it is noted if that fails, too."""
+        if self.is_lost or self.record.state == "done":
+            return
+        try:
+            self.put_back(names)
+            self.finish()
+        except (OSError, RefShardError) as e:
+            error.add_note(
+                f"Not everything could be put back ({e}). Readers see the state before the commit all the same; the "
+                f"next commit, or `refshard recover {self._objects.url}`, restores it."
+            )
+
+    # ------------------------------------------------------------------ saying that one lives
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[None]:
+        """Say again and again that this writer lives, where that is of use."""
+        if self._objects.excludes:
+            yield
+            return
+        ended = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(ended,), name="refshard-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def check(self) -> None:
+        """Raise ConflictError if somebody else took over: then nothing more may be changed."""
+        if not self._objects.excludes and not 0 <= time.time() - self._alive < 2 * RENEWAL:  # as after a night's sleep
+            self._store()
+        if self.is_lost:
+            raise ConflictError(
+                f"{self._objects.url}: this commit gave no sign of life for too long, and somebody else has undone it"
+            )
+
+    def _renew(self, ended: threading.Event) -> None:
+        while not ended.wait(RENEWAL):
+            with contextlib.suppress(OSError, ConflictError):  # `check` tells of the latter, and tries again
+                self._store()
+
+    def _store(self, **changes: Any) -> None:
+        with self._lock:
+            record = msgspec.structs.replace(self.record, renewed=time.time(), **changes)
+            data = record.dumps()
+            try:
+                found = self._put(data)
+            except ConflictError:
+                self.is_lost = True
+                raise
+            self._stored = found if found is not None else self._objects.facts(NAME)
+            self.record = record
+            self._alive = time.time()
+
+    def _put(self, data: bytes) -> Facts | None:
+        try:
+            return self._objects.put(NAME, (data,), self._stored)
+        except OSError:  # it may have been stored: if so, putting the same once more finds that out
+            return self._objects.put(NAME, (data,), self._stored)
+
+
+def _writer() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
