@@ -60,9 +60,16 @@ class NotebookDisplay:
         made: Picture = picture(self, array, select)  # type: ignore[arg-type]  # the filesystem that this is part of
         return made
 
+    def __repr__(self) -> str:
+        # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.
+        return f"<{type(self).__name__} of {printable(redacted(self._source))} at {id(self):#x}>"
+
+    @property
+    def _source(self) -> str:
+        return self.fo if isinstance(self.fo, str) else "references in memory"
+
     def _repr_html_(self) -> str:
-        session = self._session
-        source = self.fo if isinstance(self.fo, str) else "references in memory"
+        session, source = self._session, self._source
         keyspace = session.opened()
         parts = [f"<b>refshard</b> <code>{_escaped(redacted(source))}</code>"]
         if keyspace is None:

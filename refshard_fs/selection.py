@@ -101,7 +101,8 @@ def _width(part: Any) -> int:
 def _within(index: npt.NDArray[Any], size: int) -> Integers:
     numbers = index.astype(np.int64)
     if numbers.size and (numbers.min() < -size or numbers.max() >= size):
-        raise IndexError(f"index {numbers.min()}..{numbers.max()} is out of bounds for size {size}")
+        wrong = numbers[(numbers < -size) | (numbers >= size)].flat[0]
+        raise IndexError(f"index {wrong} is out of bounds for size {size}")
     return np.where(numbers < 0, numbers + size, numbers)
 
 

@@ -32,6 +32,13 @@ def test_a_filesystem_over_references_shows_its_arrays_and_targets() -> None:
     assert "references in memory" in said
 
 
+def test_what_a_filesystem_is_called_names_its_source_and_tells_it_from_others() -> None:
+    fs, other = (RefShardFileSystem("https://me:secret@host/refs.json", allow=["s3://b/"], retries=n) for n in (1, 2))
+    assert repr(fs).startswith("<RefShardFileSystem of https://...@host/refs.json at 0x")
+    assert repr(fs) != repr(other)
+    assert repr(RefShardFileSystem({})).startswith("<RefShardFileSystem of references in memory at 0x")
+
+
 def test_showing_it_reads_nothing(http_server: RangeServer) -> None:
     url = http_server.put("/refs.json", json.dumps({"a/.zarray": ARRAY, "m/.zarray": ["x", 0, 9]}).encode())
     fs = RefShardFileSystem(url)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from fsspec.callbacks import Callback
 
+from refshard_fs.amounts import count_text
 from refshard_fs.checking.findings import SHOWN, Findings
 from refshard_fs.checking.ranges import Columns, Ranges
 from refshard_fs.columns import WHOLE, UInt64s
@@ -49,7 +50,7 @@ class Targets:
                             sizes[i] = size
                         self._check_pins(key, urls[i], answer, self._ranges.pins.get(i, ()))
                     case None:
-                        text = f"there is nothing; {uses[i]:,} references point to it"
+                        text = f"there is no such object; {count_text(int(uses[i]), 'reference')} to it"
                         self._found.add("error", "unreachable", key, urls[i], text)
                     case error:
                         self._found.add_error(key, error, "unreachable", urls[i])

@@ -59,6 +59,8 @@ def check(fs: Checked, mode: CheckMode = "head", *, sample: int = 100, callback:
     >>> report.missing, [(finding.kind, finding.key) for finding in report.findings]
     (1, [('outside-grid', 'a/7')])
     """
+    if not hasattr(fs, "_session"):
+        raise TypeError(f"check takes a filesystem, such as RefShardFileSystem({fs!r}), not {type(fs).__name__}")
     if mode not in get_args(CheckMode):
         raise ValueError(f"mode={mode!r}: it is 'head', 'read' or 'full'")
     if sample < 1:

@@ -98,7 +98,7 @@ class Insight(Sourced):
         read: bytes = await self._cat_file(path)
         return read
 
-    def plan(self, paths: Sequence[str]) -> list[Planned]:
+    def plan(self, paths: str | Sequence[str]) -> list[Planned]:
         """Return the requests, (url, start, stop, keys), that reading ``paths`` together would make; none is made.
 
         ``start`` and ``stop`` are bytes of the object at ``url``; ``stop=None`` is its end. What tells where chunks
@@ -110,6 +110,6 @@ class Insight(Sourced):
         >>> [tuple(request) for request in fs.plan(["a/1", "a/0"])]
         [('s3://b/x.nc', 0, 900, ('a/0', 'a/1'))]
         """
-        keys = [self._strip_protocol(path) for path in paths]
+        keys = [self._strip_protocol(path) for path in ([paths] if isinstance(paths, str) else paths)]
         planned: list[Planned] = sync(self.loop or get_loop(), self._session.plan, keys)
         return planned

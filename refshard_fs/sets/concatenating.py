@@ -110,6 +110,6 @@ def _leaves(nested: Any, depth: int, place: tuple[int, ...] = ()) -> Iterator[tu
         yield place, nested
         return
     if isinstance(nested, (str, bytes, Mapping)) or not isinstance(nested, Sequence):
-        raise TypeError(f"sets are nested as many times as there are dimensions: {nested!r} is no list of them")
+        raise TypeError(f"{nested!r} is no list of sets; for dims=, sets are lists in lists, as deep as there are dims")
     for number, member in enumerate(nested):
         yield from _leaves(member, depth - 1, (*place, number))

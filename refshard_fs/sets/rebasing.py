@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from refshard_fs.amounts import count_text
 from refshard_fs.collecting import respelled
 from refshard_fs.errors import redacted
 from refshard_fs.fs import RefShardFileSystem
@@ -34,9 +35,10 @@ def rebase(
     >>> new.references["a/0"], new.references["a/1"]
     (['file:///data/x.nc', 0, 4], ['s3://older/x.nc', 4, 4])
     """
+    if not isinstance(prefixes, Mapping):
+        raise TypeError(f"prefixes={prefixes!r}: it maps what URLs begin with to what they are to begin with")
     if not all(prefixes):
         raise ValueError("a prefix that is to be replaced is not empty")
-
     by_place = {_place(prefix): new for prefix, new in prefixes.items()}
 
     def respell(url: str | None) -> str | None:
@@ -81,8 +83,8 @@ def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
         if not any(longest_prefix(place, _place(url)) for url in urls):
             example = f", such as {redacted(urls[0])!r}" if urls else ""
             raise ValueError(
-                f"{prefix!r} begins none of the {len(urls)} URLs of the set{example}; a prefix ends at a slash. "
-                "missing='ignore' passes over prefixes that are not there"
+                f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}{example}; a prefix ends at a "
+                "slash. missing='ignore' passes over prefixes that are not there"
             )
 
 

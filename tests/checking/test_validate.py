@@ -339,6 +339,8 @@ def test_wrong_arguments_are_refused(make: Make) -> None:
         check(make({}), "heads")  # type: ignore[arg-type]  # what is tested
     with pytest.raises(ValueError, match="sample="):
         check(make({}), "read", sample=0)
+    with pytest.raises(TypeError, match=r"a filesystem, such as RefShardFileSystem\('refs.json'\)"):
+        check("refs.json")  # type: ignore[arg-type]  # as above
     assert refshard_fs.check is check
 
 

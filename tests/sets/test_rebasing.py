@@ -64,10 +64,15 @@ def test_the_command_wants_as_many_new_prefixes_as_old_ones(tmp_path: Path, caps
 def test_a_prefix_that_no_url_begins_with_is_an_error_that_names_it() -> None:
     for prefixes in ({"s3://ol": "gs://b"}, {"s3://old": "gs://b", "s3://new": "gs://c"}):
         last = [*prefixes][-1]
-        with pytest.raises(ValueError, match=f"{last}' begins none of the 3 URLs of the set, such as 's3://old/x.nc'"):
+        with pytest.raises(ValueError, match=f"{last}' begins none of the set's 3 URLs, such as 's3://old/x.nc'"):
             refshard_fs.rebase(REFS, prefixes)
         new = refshard_fs.rebase(REFS, prefixes, missing="ignore").references
         assert new["c"] == REFS["c"]
+
+
+def test_prefixes_are_a_mapping() -> None:
+    with pytest.raises(TypeError, match="prefixes='s3://old/'"):
+        refshard_fs.rebase(REFS, "s3://old/")  # type: ignore[arg-type]  # what is tested
 
 
 def test_a_prefix_all_of_whose_urls_have_a_longer_one_is_not_missing() -> None:

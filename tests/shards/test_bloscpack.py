@@ -159,7 +159,7 @@ def test_what_is_planned_for_a_chunk_is_its_frames_and_no_other_bytes(s: Sample,
         for number, key in enumerate(keys):
             start, stop = number * size, min((number + 1) * size, total)
             lying = header["chunks"][start // header["chunk_size"] : -(-stop // header["chunk_size"])]
-            planned = {i for _, a, b, _ in fs.plan([key]) for i in range(a, b)}
+            planned = {i for _, a, b, _ in fs.plan(key) for i in range(a, b)}
             assert planned == {i for c in lying for i in range(c["offset"], c["offset"] + c["ctbytes"] + tail)}
             if len(lying) == 1 and lying[0]["nbytes"] == size and not tail:
                 assert fs.resolve(key)[1:] == (lying[0]["offset"], lying[0]["offset"] + lying[0]["ctbytes"])
