@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -38,6 +39,19 @@ MANIFEST_BYTES = 8 << 30  # that a manifest may have, decompressed
 RECORD_SIZE = 10_000  # references in a partition of a parquet set that is written
 
 SetFormat = Literal["parquet", "json", "chunk-manifest"]  # what references are written as
+_JSON = re.compile(r"\.json(?:\.(?:gz|bz2|xz|zst|zstd))?\Z")
+
+
+def format_named(url: str) -> SetFormat:
+    """Return what a set at ``url`` is written as where nobody says it: its name does.
+
+    >>> format_named("s3://b/refs.json.gz"), format_named("refs.zarr"), format_named("refs.parq")
+    ('json', 'chunk-manifest', 'parquet')
+    """
+    name = url.rstrip("/").rpartition("/")[2].lower()
+    if _JSON.search(name):
+        return "json"
+    return "chunk-manifest" if name.endswith(".zarr") else "parquet"
 
 
 class OpenOptions(msgspec.Struct, frozen=True):

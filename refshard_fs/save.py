@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, Final
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs import policy, zarrmeta
 from refshard_fs.catalog import beneath
 from refshard_fs.collecting import Run, collect
+from refshard_fs.compressed import Compressed, Streamed
 from refshard_fs.edited import EditedKeySpace
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats import OpenOptions, SetFormat
@@ -92,7 +92,7 @@ def save(
         case "parquet":
             _save_parquet(stream, run, sink, record_size, overwrite)
         case "json":
-            save_json(stream, run, sink)
+            save_json(stream, run, Compressed(url, sink))
         case "chunk-manifest":
             _save_manifests(stream, run, sink, overwrite)
         case _:
@@ -211,13 +211,6 @@ class _Counted:
         found = yield from self._stream.partition(array, numbers)
         self._callback.relative_update(len(numbers))
         return found
-
-
-class Streamed(Protocol):
-    """Where a document goes: it appears whole, or not at all."""
-
-    def stream(self) -> AbstractContextManager[BinaryIO]:
-        """Give a file to write it to; it takes its place when the block ends without an error."""
 
 
 def save_json(stream: ReferenceStream, run: Run, sink: Streamed) -> None:

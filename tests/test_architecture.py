@@ -20,7 +20,7 @@ manifests shards
 targets
 reading
 arrays catalog held
-session_options engines opening routing session save collecting
+session_options engines opening routing session save collecting compressed
 checking survey summary nodes
 writes picture
 configured twins interface listing mapper filesystem notebook fs

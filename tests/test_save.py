@@ -214,6 +214,25 @@ def test_json_is_of_version_1_unless_a_url_would_be_taken_for_a_template(tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["a.parq", "b.json"]
 
 
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        *((f"refs.json{ending}", "kerchunk-json") for ending in ("", ".gz", ".bz2", ".xz", ".zst")),
+        ("refs.zarr", "zarr-hierarchy"),
+        ("refs.parquet", "kerchunk-parquet"),
+        ("refs", "kerchunk-parquet"),
+    ],
+)
+def test_the_name_says_what_a_set_is_written_as(tmp_path: Path, target: str, name: str, format: str) -> None:
+    fs = RefShardFileSystem({"a/.zarray": v2_array([2], [1]), "a/0": [target, 0, 1], "a/1": [target, 1, 2]})
+    fs.save(str(tmp_path / name))
+    again = RefShardFileSystem(str(tmp_path / name))
+    assert again.resolve("a/1")[1:] == (1, 3)
+    assert again._session.format == format
+    if name.startswith("refs.json."):
+        assert (tmp_path / name).read_bytes()[:1] != b"{"
+
+
 def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, target: str) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([300], [1]), **{f"a/{n}": [target, n, 1] for n in range(300)}})
     fs.save(str(tmp_path / "a.parq"), record_size=10)

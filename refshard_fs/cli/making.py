@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from refshard_fs.cli.command import Command
-from refshard_fs.cli.opening import open_source, options_of, pair, positive
+from refshard_fs.cli.opening import open_source, opening_arguments, options_of, pair
 from refshard_fs.cli.printing import progress
 from refshard_fs.formats import RECORD_SIZE
 from refshard_fs.sets.appending import append
@@ -17,11 +17,13 @@ from refshard_fs.sets.snapshotting import INLINE, snapshot
 
 __all__ = ["COMMANDS"]
 
+DESTINATION = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, all else parquet"
+
 
 def _convert_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("destination", metavar="DESTINATION", help="path or fsspec URL; a name in .json makes it JSON")
+    parser.add_argument("destination", metavar="DESTINATION", help=DESTINATION)
     formats = ["parquet", "json", "chunk-manifest"]
-    parser.add_argument("--format", choices=formats, help="default: JSON or parquet, by the name of DESTINATION")
+    parser.add_argument("--format", choices=formats, help="default: by the name of DESTINATION")
     parser.add_argument(
         "--record-size", metavar="N", type=int, default=RECORD_SIZE, help="references per parquet file (%(default)s)"
     )
@@ -44,7 +46,7 @@ def _convert(arguments: Namespace) -> None:
 
 
 def _rebase_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("destination", metavar="DESTINATION", help="path or fsspec URL; a name in .json makes it JSON")
+    parser.add_argument("destination", metavar="DESTINATION", help=DESTINATION)
     parser.add_argument("--from", metavar="PREFIX", dest="old", action="append", required=True, help="old URL prefix")
     parser.add_argument("--to", metavar="PREFIX", dest="new", action="append", default=[], help="what replaces it")
 
@@ -60,7 +62,8 @@ def _rebase(arguments: Namespace) -> None:
 
 def _concat_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="path or fsspec URL of a reference set")
-    parser.add_argument("-o", "--output", metavar="DESTINATION", required=True, help="path or fsspec URL")
+    opening_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="DESTINATION", required=True, help=DESTINATION)
     along = parser.add_mutually_exclusive_group()
     along.add_argument("--dim", metavar="NAME", help="the dimension; without it, variables are merged")
     along.add_argument(
@@ -72,26 +75,25 @@ def _concat_arguments(parser: ArgumentParser) -> None:
 
 
 def _concat(arguments: Namespace) -> None:
+    options = options_of(arguments, index_cache=False)
     with progress("concat") as shown:
         if arguments.dims is not None:
             if arguments.lazy:
                 raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
             dims = arguments.dims.split(",")
             grid = _grid(arguments.sources, _counts(arguments.counts, dims, len(arguments.sources)))
-            made = concat(grid, dims=dims, same=arguments.same, callback=shown, index_cache=False)
+            made = concat(grid, dims=dims, same=arguments.same, callback=shown, **options)
         elif arguments.lazy:
-            lazy = concat(
-                arguments.sources, arguments.dim, same=arguments.same, lazy=True, callback=shown, index_cache=False
-            )
+            lazy = concat(arguments.sources, arguments.dim, same=arguments.same, lazy=True, callback=shown, **options)
             lazy.save(arguments.output)
             return
         else:
-            made = concat(arguments.sources, arguments.dim, same=arguments.same, callback=shown, index_cache=False)
+            made = concat(arguments.sources, arguments.dim, same=arguments.same, callback=shown, **options)
         made.save(arguments.output)
 
 
 def _counts(text: str | None, dims: list[str], sources: int) -> list[int]:
-    counts = [positive(part) for part in (text or "").split(",") if part]
+    counts = [int(part) for part in (text or "").split(",") if part.isdecimal()]
     if len(counts) != len(dims) or math.prod(counts) != sources:
         raise ValueError(
             f"--counts gives how many sets there are along each of {', '.join(dims)}: their product is {sources}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from refshard_fs.fs import RefShardFileSystem
 
-__all__ = ["open_source", "options_of", "pair", "positive", "source_arguments"]
+__all__ = ["open_source", "opening_arguments", "options_of", "pair", "positive", "source_arguments"]
 
 
 def source_arguments(names: Sequence[str]) -> argparse.ArgumentParser:
@@ -19,6 +19,12 @@ def source_arguments(names: Sequence[str]) -> argparse.ArgumentParser:
         parser.add_argument(
             name.lower(), metavar=name, help="path or fsspec URL of a reference set, archive, hierarchy or volume"
         )
+    opening_arguments(parser)
+    return parser
+
+
+def opening_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let ``parser`` take how sources are opened."""
     opening = parser.add_argument_group("how it is opened")
     opening.add_argument(
         "--fo-option", metavar="KEY=VALUE", type=pair, action="append", help="option of the source's filesystem"
@@ -32,7 +38,6 @@ def source_arguments(names: Sequence[str]) -> argparse.ArgumentParser:
         action="append",
         help="any other argument of RefShardFileSystem; VALUE is JSON, or else text",
     )
-    return parser
 
 
 def open_source(arguments: argparse.Namespace, name: str = "SOURCE", **defaults: Any) -> RefShardFileSystem:

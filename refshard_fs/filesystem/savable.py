@@ -11,7 +11,7 @@ from refshard_fs.catalog import beneath, references_of
 from refshard_fs.edited import EditedKeySpace, edited
 from refshard_fs.edits import Edit
 from refshard_fs.filesystem.committable import Committable
-from refshard_fs.formats import RECORD_SIZE, SetFormat
+from refshard_fs.formats import RECORD_SIZE, SetFormat, format_named
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.reference_set import ReferenceSet
 from refshard_fs.overlay import Base, Overlay
@@ -64,7 +64,8 @@ class Savable(Committable):
     ) -> None:
         """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
 
-        Without ``format``, a name that ends in ``.json`` makes it JSON. Of a parquet set,
+        Without ``format`` the name says it: one in ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``,
+        ``.zst``) makes it JSON, one in ``.zarr`` chunk manifests. Of a parquet set,
         ``record_size`` is the number of references per file. It goes to a new or empty
         directory, or with ``overwrite`` in the place of another parquet set; JSON replaces
         what was there. Each file appears whole or not at all. Chunk manifests make a zarr
@@ -80,7 +81,7 @@ class Savable(Committable):
         """
         from refshard_fs.save import respelling, save  # as in `commit`
 
-        kind: SetFormat = format or ("json" if url.rstrip("/").endswith(".json") else "parquet")
+        kind = format or format_named(url)
         options = self._session.options
         source = options.source if isinstance(options.source, str) else None
         whole = respelling(options.open, source, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
@@ -110,6 +111,8 @@ def _leaves(nested: Any, depth: int, place: tuple[int, ...] = ()) -> Iterator[tu
         yield place, nested
         return
     if isinstance(nested, (str, bytes, Mapping)) or not isinstance(nested, Sequence):
-        raise TypeError(f"{nested!r} is no list of sets; for dims=, sets are lists in lists, as deep as there are dims")
+        raise TypeError(
+            f"sets are a list, for dims= nested as many times as there are dimensions: {reprlib.repr(nested)} is none"
+        )
     for number, member in enumerate(nested):
         yield from _leaves(member, depth - 1, (*place, number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -83,7 +84,7 @@ def named_url(fo: Any, options: Mapping[str, Any], who: str) -> str:
     """Return the URL of the set ``fo``; TypeError where it has none that ``who`` could name."""
     url = settle(os.fspath(fo), options.get("target_protocol"), None, True) if isinstance(fo, str | os.PathLike) else fo
     if not isinstance(url, str):
-        raise TypeError(f"{who} names its parts: {fo!r} is no URL or path; save it first")
+        raise TypeError(f"{who} names its parts: {reprlib.repr(fo)} is no URL or path; save it first")
     return url
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import BinaryIO, Final
+from typing import Final
 
 import msgspec
 
 from refshard_fs.collecting import collect
+from refshard_fs.compressed import Compressed
 from refshard_fs.edited import edited
 from refshard_fs.edits import Edits
 from refshard_fs.errors import ReadOnlyError
@@ -22,7 +22,6 @@ from refshard_fs.shards.writing import sharded_by
 from refshard_fs.targets.document import Document
 from refshard_fs.writes.chunk_manifests import commit_manifests
 from refshard_fs.writes.committing import Committing
-from refshard_fs.writes.compressed import compressing
 from refshard_fs.writes.destination import HIERARCHY, format_of, manifests_of
 from refshard_fs.writes.hierarchy import commit_hierarchy
 from refshard_fs.writes.parquet import commit_parquet
@@ -81,20 +80,7 @@ def _commit_json(committing: Committing) -> None:
     base = committing.base
     refs = collect(edited(base.keyspace, committing.edits), committing.run, _as_written)
     document = Document(base.url, committing.given(base.url), base.facts)
-    save_json(FlatStream(refs, _as_written), committing.run, _Compressed(document))
-
-
-class _Compressed:
-    """A document that is written compressed, if its name says so."""
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-
-    @contextlib.contextmanager
-    def stream(self) -> Iterator[BinaryIO]:
-        """Give a file to write the content to; it takes its place when the block ends without an error."""
-        with self._document.stream() as file, compressing(self._document.url, file) as plain:
-            yield plain
+    save_json(FlatStream(refs, _as_written), committing.run, Compressed(base.url, document))
 
 
 def _as_written(url: str | None) -> str | None:

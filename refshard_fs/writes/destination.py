@@ -6,6 +6,7 @@ from typing import Final
 
 from refshard_fs.catalog import beneath
 from refshard_fs.errors import ReadOnlyError
+from refshard_fs.formats import format_named
 from refshard_fs.held import Held
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.flat import FlatKeySpace
@@ -14,7 +15,7 @@ from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.manifest_view import ManifestView
 from refshard_fs.overlay import Base
 from refshard_fs.shards.view import ShardView
-from refshard_fs.writes.options import WriteOptions
+from refshard_fs.writes.options import READ_AS, WriteOptions
 
 __all__ = ["HIERARCHY", "format_of", "manifests_of", "waits"]
 
@@ -60,22 +61,12 @@ def manifests_of(keyspace: KeySpace) -> ManifestView | None:
     return keyspace if isinstance(keyspace, ManifestView) else None
 
 
-_NAMES: Final = {
-    "json": "kerchunk-json",
-    "kerchunk-json": "kerchunk-json",
-    "parquet": "kerchunk-parquet",
-    "kerchunk-parquet": "kerchunk-parquet",
-    "chunk-manifest": "chunk-manifest",
-    "zarr-hierarchy": "zarr-hierarchy",
-}
+_NAMES: Final = READ_AS | {name: name for name in READ_AS.values()} | {"chunk-manifest": "chunk-manifest"}
 
 
 def _new_format(url: str, given: str | None) -> str:
-    if given is not None:
-        if given not in _NAMES:
-            raise ReadOnlyError(f"format={given!r} cannot be made: there are {', '.join(_NAMES)}")
-        return _NAMES[given]
-    name = url.rstrip("/").rpartition("/")[2]
-    if ".json" in name:
-        return "kerchunk-json"
-    return "zarr-hierarchy" if name.endswith(".zarr") else "kerchunk-parquet"
+    if given is None:
+        return READ_AS[format_named(url)]
+    if given not in _NAMES:
+        raise ReadOnlyError(f"format={given!r} cannot be made: there are {', '.join(_NAMES)}")
+    return _NAMES[given]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
+from refshard_fs.formats import RECORD_SIZE
 from refshard_fs.held import Held
 from refshard_fs.inherited import Inherited
 from refshard_fs.overlay import Overlay, overlay_of
@@ -17,7 +20,7 @@ _TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that
 
 
 # How the formats that a commit can make are called, and as what each is read.
-READ_AS = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
+READ_AS: Final = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
@@ -30,7 +33,7 @@ class WriteOptions(msgspec.Struct, frozen=True):
     inline_threshold: int = INLINE
     content_addressed: bool = False
     format: str | None = None
-    record_size: int = 10_000
+    record_size: int = RECORD_SIZE
 
 
 def data_url_of(source: str | Held, given: str | None) -> str | None:

@@ -386,8 +386,11 @@ def test_the_command_joins_a_grid_of_sets(tmp_path: Any, capsys: pytest.CaptureF
         paths.append(str(tmp_path / f"{len(paths)}.json"))
         RefShardFileSystem(part).save(paths[-1], "json")
     command = ["concat", *paths, "-o", str(tmp_path / "all.json"), "--dims", "time,x"]
-    assert main([*command, "--counts", "2,3"]) == 2
-    assert "their product is 4" in capsys.readouterr().err
+    for counts in ("2,3", "0,2", "4", "2,x"):
+        assert main([*command, "--counts", counts]) == 2
+        assert "their product is 4" in capsys.readouterr().err
+    assert main([*command, "--counts", "2,2", "--option", 'allow=["s3://nothing/"]']) == 2
+    assert "outside allow=" in capsys.readouterr().err
     assert main([*command, "--counts", "2,2"]) == 0
     expected = read(refshard_fs.concat(grid, dims=("time", "x")))
     np.testing.assert_array_equal(read(str(tmp_path / "all.json"))["air"], expected["air"])

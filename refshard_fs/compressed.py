@@ -1,4 +1,4 @@
-"""JSON sets compressed as their names say: ``.gz``, ``.bz2``, ``.xz``, ``.zst``."""
+"""Documents compressed as their names say when they are written: ``.gz``, ``.bz2``, ``.xz``, ``.zst``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,36 @@ import importlib.util
 import io
 import lzma
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from contextlib import AbstractContextManager
+from typing import BinaryIO, Protocol
 
 from refshard_fs.errors import ReadOnlyError
 
-__all__ = ["compressing"]
+__all__ = ["Compressed", "Streamed"]
+
+
+class Streamed(Protocol):
+    """Where a document goes: it appears whole, or not at all."""
+
+    def stream(self) -> AbstractContextManager[BinaryIO]:
+        """Give a file to write it to; it takes its place when the block ends without an error."""
+
+
+class Compressed:
+    """A document that goes to ``place``, compressed if the end of ``url`` says so."""
+
+    def __init__(self, url: str, place: Streamed) -> None:
+        self._url, self._place = url, place
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[BinaryIO]:
+        """Give a file to write the content to; it takes its place when the block ends without an error."""
+        with self._place.stream() as file, _compressing(self._url, file) as plain:
+            yield plain
 
 
 @contextlib.contextmanager
-def compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
+def _compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
     """Give a file whose content goes to ``file``, compressed as the name at the end of ``url`` says, or as it is."""
     match url.rpartition(".")[2].lower():
         case "gz":
