@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import bz2
-import contextlib
 import gzip
 import io
 import json
 import lzma
-import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from refshard_fs.manifests import inflate, partition
 from refshard_fs.manifests.partition import PartitionIndex
 from refshard_fs.targets import exchange
 from tests.manifests.test_inflate import only_numcodecs
+from tests.memory import taking
 from tests.servers.http import RangeServer
 
 MIB = 1 << 20
@@ -32,17 +31,6 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": lambda data: bytes(Zstd(3).encode(data)),
 }
 DEEP = 200_000
-
-
-@contextlib.contextmanager
-def taking(most: int) -> Iterator[None]:
-    """Hold what is done to ``most`` bytes of Python's memory."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < most
-    finally:
-        tracemalloc.stop()
 
 
 def opened(fo: Any, **options: Any) -> RefShardFileSystem:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.targets import answer, ranged
+from tests.memory import taking
 from tests.servers.endless import EndlessServer
 
 MIB = 1 << 20
@@ -40,17 +38,6 @@ DOCUMENTS = {
     "meta/storage": (b'{"dflt": 0, ', "set/meta/storage", "k"),
     "__rootdirs__": (b'{"names": [', "set/__rootdirs__", "k"),
 }
-
-
-@contextlib.contextmanager
-def taking(most: int) -> Iterator[None]:
-    """Hold what is done to ``most`` bytes of Python's memory."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < most
-    finally:
-        tracemalloc.stop()
 
 
 def opened(fo: Any, **options: Any) -> RefShardFileSystem:

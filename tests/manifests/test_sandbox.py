@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.manifests.templates import TemplateLimits, Templates, expand_gen
+from tests.memory import taking
 
 pytest.importorskip("jinja2")
 
@@ -27,11 +27,8 @@ def templates() -> Templates:
 @pytest.fixture
 def memory() -> Iterator[None]:
     """Fails a test that takes more than 64 MB."""
-    tracemalloc.start()
-    yield
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 64 << 20
+    with taking(64 << 20):
+        yield
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import sys
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.manifests.templates import TemplateLimits, Templates, expand_gen
+from tests.memory import taking
 
 SHARED = Path(os.environ.get("REFSHARD_SHARED", Path(__file__).parents[3] / "shared"))
 
@@ -218,13 +218,8 @@ def test_a_template_that_uses_itself_is_refused(simple: bool) -> None:
 def test_templates_that_double_each_other_are_refused(simple: bool, seed: str) -> None:
     definitions = {"t0": seed} | {f"t{n}": _hole(f"t{n - 1}()") * 2 for n in range(1, 30)}
     definitions["t1"] = "{{t0}}{{t0}}"
-    tracemalloc.start()
-    try:
-        with pytest.raises(ManifestError, match=r"more than 10000 steps|65536 characters"):
-            Templates(definitions, simple=simple).expand("{{t29()}}")
-        assert tracemalloc.get_traced_memory()[1] < 32 << 20
-    finally:
-        tracemalloc.stop()
+    with taking(32 << 20), pytest.raises(ManifestError, match=r"more than 10000 steps|65536 characters"):
+        Templates(definitions, simple=simple).expand("{{t29()}}")
 
 
 def test_doubling_over_a_dimension_is_refused() -> None:
@@ -381,13 +376,8 @@ def test_more_keys_than_a_block_come_in_order() -> None:
 
 def test_many_keys_take_little_memory_until_they_are_kept() -> None:
     entry = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 9_000_000}, "one": [1]}}
-    tracemalloc.start()
-    try:
-        made = expand_gen([entry], Templates({}))
-        assert next(made) == ("0", "u", None, None)
-        assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    finally:
-        tracemalloc.stop()
+    with taking(8 << 20):
+        assert next(expand_gen([entry], Templates({}))) == ("0", "u", None, None)
 
 
 def test_integer_dimension_may_pass_through_templates(simple: bool) -> None:

@@ -13,14 +13,9 @@ from refshard_fs.edits import REMOVED
 from refshard_fs.shards.nested import NestedLayout
 from refshard_fs.spool import Spooled
 from tests.shards.writers import IS_ZARR_2
-from tests.writes.arrays import CHUNKS, FILL, KINDS, QUIET, SHARDS, array, make_sharded, objects, opened, stored
+from tests.writes.arrays import CHUNKS, FILL, QUIET, SHARDS, array, make_sharded, objects, opened, stored
 
 pytestmark = QUIET
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

@@ -32,11 +32,6 @@ from tests.writes.arrays import (
 pytestmark = QUIET
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def data() -> np.ndarray[Any, Any]:
     return gappy()

@@ -1,0 +1,20 @@
+"""What tests hold code to that must not take memory: bytes of Python's, and no time."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+from collections.abc import Iterator
+
+__all__ = ["taking"]
+
+
+@contextlib.contextmanager
+def taking(most: int) -> Iterator[None]:
+    """Hold what is done to ``most`` bytes of Python's memory."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
