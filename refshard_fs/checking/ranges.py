@@ -12,17 +12,15 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from refshard_fs.columns import WHOLE, ChunkTable, UInt64s
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import join
 from refshard_fs.manifests.flat import FlatKeySpace
 from refshard_fs.model import Entry, Inline, Packed, Pin, Span
+from refshard_fs.survey.extents import Positions, Urls
 
 __all__ = ["Keys", "Ranges", "Rows"]
-
-Positions = npt.NDArray[np.int64]
 
 
 class Keys(msgspec.Struct, frozen=True, eq=False):
@@ -66,11 +64,15 @@ class Ranges:
     """Ranges of all keys, with the URLs that they point to; ``pins`` are what the source says of some of those."""
 
     def __init__(self) -> None:
-        self.urls: list[str] = []
         self.faults: dict[str, ManifestError] = {}  # of URLs that are none
         self.pins: dict[int, set[Pin]] = {}
-        self._ids: dict[str, int] = {}
+        self._urls = Urls()
         self._rows: list[Rows] = []
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of all targets, by number."""
+        return self._urls.all
 
     def add_flat(self, keyspace: FlatKeySpace) -> list[Keys]:
         """Take in the chunks that a reference set has in columns; the keys of each array."""
@@ -97,15 +99,15 @@ class Ranges:
             match entry:
                 case Span(url, start, stop, pin=pin) if start >= 0:
                     names.append(key)
-                    targets.append(self._id(url))
+                    targets.append(self._urls.id_of(url))
                     starts.append(start)
                     stops.append(WHOLE if stop is None or not entry.exact else stop)
                 case Span(url, pin=pin) | Packed(Span(url, pin=pin)):
-                    self._id(url)
+                    self._urls.id_of(url)
                 case Inline():
                     continue
             if pin is not None:
-                self.pins.setdefault(self._ids[url], set()).add(pin)
+                self.pins.setdefault(self._urls.id_of(url), set()).add(pin)
         columns = np.array(targets, np.int64), np.array(starts, np.uint64), np.array(stops, np.uint64)
         self._rows.append(Rows(Keys.spelled("", names), *columns))
 
@@ -121,17 +123,10 @@ class Ranges:
 
     def _target(self, keyspace: FlatKeySpace, target: int) -> int:
         try:
-            return self._id(keyspace.url(target))
+            return self._urls.id_of(keyspace.url(target))
         except ManifestError as e:  # no URL, and no target= that it would stand for
             self.faults[""] = e
-            return self._id("")
-
-    def _id(self, url: str) -> int:
-        found = self._ids.get(url)
-        if found is None:
-            found = self._ids[url] = len(self.urls)
-            self.urls.append(url)
-        return found
+            return self._urls.id_of("")
 
 
 class Columns(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from refshard_fs.cli.command import Command
 from refshard_fs.cli.opening import open_source
@@ -23,8 +22,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _map(arguments: Namespace) -> None:
     made = picture(open_source(arguments), arguments.array, arguments.select)
-    data = made.encoded(Path(arguments.output).suffix)
-    Path(arguments.output).write_bytes(data)
+    made.save(arguments.output)
     print_line(f"{arguments.output}: {made.scene.title}: {made.scene.text}")
 
 

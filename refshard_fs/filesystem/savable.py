@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
@@ -18,6 +18,9 @@ from refshard_fs.overlay import Base, Overlay
 from refshard_fs.shards.view import ShardView
 from refshard_fs.targets import Given
 from refshard_fs.writes.references import WritableReferences
+
+if TYPE_CHECKING:
+    from refshard_fs.manifests.reference_stream import Respell
 
 __all__ = ["Savable"]
 
@@ -79,13 +82,10 @@ class Savable(Committable):
         written. fsspec's own reader takes parquet sets of zarr version 2
         with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
-        from refshard_fs.save import respelling, save  # as in `commit`
+        from refshard_fs.save import save  # as in `commit`
 
         kind = format or format_named(url)
-        options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        whole = respelling(options.open, source, None)
-        spelled = respelling(options.open, source, None if kind == "chunk-manifest" else url)
+        whole, spelled = self._respelling(), self._respelling(None if kind == "chunk-manifest" else url)
 
         def respell(written: str | None) -> str | None:
             self.admit([whole(written)])  # what is written here is the user's own, and trusted
@@ -101,24 +101,18 @@ class Savable(Committable):
     def collect(self) -> ReferenceSet:
         """Return the references in columns, URLs absolute and shards whole; `refshard_fs.concat` and others use it."""
         from refshard_fs.collecting import collect  # as in `commit`
-        from refshard_fs.save import respelling
 
-        options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        found = collect(self._stored(), self._look, respelling(options.open, source, None))
+        found = collect(self._stored(), self._look, self._respelling())
         self._entrust()
         return found
 
     def pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
         """Return the references pinned to what their targets are now; `refshard_fs.snapshot` uses it."""
         from refshard_fs.collecting import pin  # as in `commit`
-        from refshard_fs.save import respelling
 
-        options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        respell = respelling(options.open, source, None)
-        shard_options = options.open.shard_options if flatten else None
-        found = pin(self._stored(), self._look, respell, inline_threshold, shard_options, callback.relative_update)
+        shard_options = self._session.options.open.shard_options if flatten else None
+        tell = callback.relative_update
+        found = pin(self._stored(), self._look, self._respelling(), inline_threshold, shard_options, tell)
         self._entrust()
         return found
 
@@ -159,8 +153,11 @@ class Savable(Committable):
             self._overlay.entrust()
 
     def _absolute(self, url: str) -> str:
+        return self._respelling()(url) or url
+
+    def _respelling(self, url: str | None = None) -> Respell:
+        """Return how URLs of the source are spelled in a set at ``url``; absolute, without one."""
         from refshard_fs.save import respelling  # as in `commit`
 
         options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        return respelling(options.open, source, None)(url) or url
+        return respelling(options.open, options.source if isinstance(options.source, str) else None, url)
