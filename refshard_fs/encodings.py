@@ -39,7 +39,7 @@ def undecodable(meta: ArrayMeta, path: str) -> str | None:
         return None if names_codecs(codecs) else f"its codecs are {_spelled(codecs)}, no list of codecs with names"
     for member, given in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):
         if not isinstance(given, list) or not all(_is_codec_2(codec) for codec in given if codec is not None):
-            return f"its {member} is {_spelled(meta.raw[member])}, which names no codec"
+            return f"its member '{member}' is {_spelled(meta.raw[member])}, which names no codec"
     return None
 
 

@@ -27,11 +27,18 @@ def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
 def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
     """Return the value of elements that are in no chunk; ValueError where that is no plain number."""
     fill = meta.raw.get("fill_value")
-    if fill is None or dtype.kind in "mM":
-        return np.zeros((), dtype)[()] if fill is None else np.array(int(fill)).astype("<i8").view(dtype)[()]
-    if isinstance(fill, str) and fill not in ("NaN", "Infinity", "-Infinity"):
-        raise ValueError(f"its fill_value is {fill!r}")
-    return np.array(fill, dtype)[()] if not isinstance(fill, str) else np.array(float(fill), dtype)[()]
+    if fill is None:
+        return np.zeros((), dtype)[()]
+    try:
+        if dtype.kind in "mM":
+            return np.array(int(fill)).astype("<i8").view(dtype)[()]
+        if fill in ("NaN", "Infinity", "-Infinity"):
+            fill = float(fill)
+        elif isinstance(fill, str):
+            raise ValueError("it is text")
+        return np.array(fill, dtype)[()]
+    except (TypeError, ValueError, OverflowError) as e:
+        raise ValueError(f"its fill_value is {fill!r}, no value of {dtype}: {e}") from e
 
 
 def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:

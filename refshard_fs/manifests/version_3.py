@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from refshard_fs.encodings import undecodable
 from refshard_fs.errors import ManifestError
 from refshard_fs.zarrmeta import array_meta
 
@@ -53,14 +54,20 @@ def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> 
     meta = array_meta(doc, repr(key))
     if meta is None or meta.grid is None or "shards" in doc:
         raise ManifestError(f"{key!r}: version 3 of zarr has no such shards or chunks")
+    problem = undecodable(meta, key)
+    if problem is not None:
+        raise ManifestError(f"{key!r}: {problem}")
     dtype = _data_type(doc.get("dtype"), key)
     shown = dict(attributes)
     names = shown.pop("_ARRAY_DIMENSIONS", None)
-    fill = doc.get("fill_value")
-    if fill is not None:
-        shown.setdefault("_FillValue", fill)
-    if "_FillValue" in shown:
-        shown["_FillValue"] = _for_xarray(shown["_FillValue"], dtype)
+    if doc.get("fill_value") is not None:
+        shown.setdefault("_FillValue", doc["fill_value"])
+    try:
+        fill = _fill_value(doc.get("fill_value"), dtype)
+        if "_FillValue" in shown:
+            shown["_FillValue"] = _for_xarray(shown["_FillValue"], dtype)
+    except (TypeError, ValueError) as e:
+        raise ManifestError(f"{key!r}: its fill_value is no value of its dtype {doc.get('dtype')!r}: {e}") from e
     out = {
         "zarr_format": 3,
         "node_type": "array",
@@ -68,7 +75,7 @@ def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> 
         "data_type": dtype.name,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [c or 1 for c in meta.chunks or ()]}},
         "chunk_key_encoding": {"name": "v2", "configuration": {"separator": meta.grid.encoding.separator}},
-        "fill_value": _fill_value(fill, dtype, key),
+        "fill_value": fill,
         "codecs": _codecs(doc, dtype, len(meta.shape), key),
         "attributes": shown,
     }
@@ -133,7 +140,7 @@ def _on_bytes(codec: Any, dtype: _Type, key: str) -> Codec:
             configuration: Codec = {
                 "cname": cname,
                 "clevel": level,
-                "shuffle": _SHUFFLES.get(shuffle, "shuffle"),
+                "shuffle": _SHUFFLES.get(shuffle, "shuffle") if isinstance(shuffle, int) else "shuffle",
                 "typesize": max(dtype.size * (4 if dtype.kind == "U" else 1), 1),
                 "blocksize": rest.get("blocksize", 0),
             }
@@ -153,7 +160,7 @@ def _numcodecs(codec: Mapping[str, Any]) -> Codec:
     return {"name": f"numcodecs.{codec['id']}", "configuration": {k: v for k, v in codec.items() if k != "id"}}
 
 
-def _fill_value(value: Any, dtype: _Type, key: str) -> Any:
+def _fill_value(value: Any, dtype: _Type) -> Any:
     """Return a fill value; where version 2 has none, the type's zero."""
     match dtype.kind:
         case "b":

@@ -58,7 +58,7 @@ def test_tree_reads_no_chunk_and_no_shard_index(shared_data: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("key", "document", "why"),
     [
-        ("a/.zarray", {**ARRAY, "filters": 5}, "a: its filters is 5, which names no codec"),
+        ("a/.zarray", {**ARRAY, "filters": 5}, "a: its member 'filters' is 5, which names no codec"),
         ("b/c/zarr.json", {**V3_ARRAY, "codecs": None}, "b/c: its codecs are null, no list of codecs with names"),
     ],
 )

@@ -112,6 +112,11 @@ def test_xarray_masks_what_it_masked_before(tmp_path: Path) -> None:
         {"filters": [{"id": "shuffle"}, {"id": "delta", "dtype": "<i2"}]},
         {"compressor": {"id": "pcodec_of_mine"}},
         {"shards": [2, 2], "shard_format": "indexed"},
+        {"filters": 5},
+        {"filters": {"id": "delta"}},
+        {"compressor": "zlib"},
+        {"fill_value": [1]},
+        {"fill_value": "text"},
     ],
 )
 def test_what_version_3_has_no_name_for_is_refused_by_key(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -124,6 +124,23 @@ def test_what_does_not_fit_is_refused_by_name(other: dict[str, Any], words: list
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [("filters", 5), ("compressor", "zlib"), ("fill_value", 2**40), ("fill_value", {}), ("fill_value", "x")],
+)
+def test_a_coordinate_whose_metadata_break_the_rules_is_named_or_left_as_it_is(member: str, value: Any) -> None:
+    parts = [day(start, 2) for start in (0, 2)]
+    for part in parts:
+        part["time/.zarray"] = json.dumps({**json.loads(part["time/.zarray"]), member: value})
+    if member == "fill_value":
+        with pytest.raises(ManifestError, match="'time' of set 0: its fill_value is"):
+            refshard_fs.concat(parts, dim="time")
+    else:
+        joined = RefShardFileSystem(refshard_fs.concat(parts, dim="time"))
+        assert json.loads(joined.cat_file("time/.zarray"))[member] == value
+        assert joined.cat_file("time/1") == np.arange(2, 4, dtype="<i4").tobytes()
+
+
 def test_a_variable_that_one_set_lacks_is_named() -> None:
     other = {key: value for key, value in day(4, 2).items() if not key.startswith("air")}
     with pytest.raises(ManifestError, match="set 1 has no variable 'air'"):
