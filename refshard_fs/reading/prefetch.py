@@ -258,6 +258,7 @@ class Ahead:
         return self._fetcher.begin(span for span in found if shared[span.url] == 1 and not self._near(span.url))
 
     async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
+        begun: list[Block] = []
         try:
             for first in range(0, len(keys), WAVE):
                 some = [key for key in keys[first : first + WAVE] if key in self._told]
@@ -276,6 +277,7 @@ class Ahead:
                 while self._fetcher.requests.queued and first + WAVE < len(keys):
                     await self._fetcher.requests.change()
         finally:
+            self._fetcher.release(begun)
             self._fetcher.requests.changed()
 
     def _read(self, key: str) -> None:
