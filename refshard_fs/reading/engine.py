@@ -78,7 +78,7 @@ class Engine(Lookups):
         """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
         super().__init__(fetcher, cache, stats, token, longest)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
-        self.ahead = Ahead(fetcher, self.run_all, self._advance, self._start, most, near)
+        self.ahead = Ahead(fetcher, self.run_all, self._drive, self._advance, self._start, most, near)
         fetcher.on_cancel = self.ahead.give_up
         self._batch: list[_Read] = []
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it

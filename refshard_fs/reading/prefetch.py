@@ -22,9 +22,9 @@ __all__ = ["Ahead", "Chunk"]
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 MANY = 16  # keys from which on they may be nearly all of a shard
-FEW = 1024  # guesses looked up at a time where that takes reads
 
 Advance = Callable[[list[Any], list[tuple[int, Any]], int, Steps[Any], Any], None]
+Drive = Callable[[list[Any], list[tuple[int, Any]], Sequence[Steps[Any]]], Awaitable[None]]
 RunAll = Callable[[Sequence[Steps[Any]]], Awaitable[list[Any]]]
 
 
@@ -66,6 +66,7 @@ class Ahead:
         self,
         fetcher: Fetcher,
         run_all: RunAll,
+        drive: Drive,
         advance: Advance,
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         most: int,
@@ -73,6 +74,7 @@ class Ahead:
     ) -> None:
         self._fetcher = fetcher
         self._run_all = run_all
+        self._drive = drive
         self._advance = advance
         self._start = start
         self._most = most
@@ -164,45 +166,49 @@ class Ahead:
             self._fetcher.drop(filter(None, [issued.pop(number, None) for number in advice.drop]))
         if not advice.fetch:
             return []
-        found: dict[int, Span] = {}
-        entries: list[Any] = [None] * len(advice.fetch)
-        waiting: list[tuple[int, Any]] = []
+        keys = [join(array.path, array.grid.tail(number)) for number in advice.fetch]
         find = getattr(array.keyspace, "find", None)  # of key spaces that never need anything
-        for i, number in enumerate(advice.fetch):
-            key = join(array.path, array.grid.tail(number))
-            if find is not None:
-                entries[i] = _found(find, key)
-            else:
-                self._advance(entries, waiting, i, array.keyspace.lookup(key), None)
-        slow = [advice.fetch[i] for i, _ in waiting]
+        if find is not None:
+            return self._expect(array, zip(advice.fetch, [_found(find, key) for key in keys], strict=True))
+        many = [array.keyspace.lookup(key) for key in keys]
+        entries: list[Any] = [None] * len(keys)
+        waiting: list[tuple[int, Any]] = []
+        for i, steps in enumerate(many):
+            self._advance(entries, waiting, i, steps, None)
+        if waiting:
+            issued.update((advice.fetch[i], None) for i, _ in waiting)
+            self._start(self._follow_slowly(array, advice.fetch, keys, many, waiting))
+        return self._expect(array, zip(advice.fetch, entries, strict=True))
+
+    async def _follow_slowly(
+        self,
+        array: _Array,
+        numbers: Sequence[int],
+        keys: Sequence[str],
+        many: Sequence[Steps[Entry | None]],
+        waiting: list[tuple[int, Any]],
+    ) -> None:
+        late = [i for i, _ in waiting]
+        begun = await self.begin(array.keyspace, [keys[i] for i in late])
+        try:
+            entries: list[Any] = [None] * len(many)
+            await self._drive(entries, waiting, many)
+            # The others have been read meanwhile, or are not expected any more.
+            left = [(numbers[i], entries[i]) for i in late if array.issued.pop(numbers[i], ...) is None]
+            self._fetcher.read((), self._expect(array, left))
+        finally:
+            self._fetcher.release(begun)
+
+    def _expect(self, array: _Array, found: Iterable[tuple[int, Any]]) -> list[Span]:
+        """Take note of chunks that are fetched ahead; return where they lie."""
         room = self._most
-        for number, entry in zip(advice.fetch, entries, strict=True):  # an error is told to whoever reads the key
+        spans: list[Span] = []
+        for number, entry in found:  # an error is told to whoever reads the key
             if isinstance(entry, Span) and entry.size and room >= entry.size and not self._near(entry.url):
                 room -= entry.size
-                found[number] = entry
-        issued.update(found)
-        if slow:
-            issued.update(dict.fromkeys(slow))
-            self._start(self._follow_slowly(array, slow))
-        return list(found.values())
-
-    async def _follow_slowly(self, array: _Array, numbers: list[int]) -> None:
-        for first in range(0, len(numbers), FEW):
-            some = numbers[first : first + FEW]
-            keys = [join(array.path, array.grid.tail(number)) for number in some]
-            begun = await self.begin(array.keyspace, keys)
-            entries = await self._run_all([array.keyspace.lookup(key) for key in keys])
-            found: list[Span] = []
-            for number, entry in zip(some, entries, strict=True):
-                if number not in array.issued:
-                    continue  # it is read already, or not expected any more
-                if isinstance(entry, Span) and entry.size:
-                    array.issued[number] = entry
-                    found.append(entry)
-                else:
-                    del array.issued[number]
-            self._fetcher.read((), found)
-            self._fetcher.release(begun)
+                array.issued[number] = entry
+                spans.append(entry)
+        return spans
 
     def _growth(self) -> float:
         """Return how many chunks to fetch ahead for each that was read: many only where waiting is long."""
@@ -252,6 +258,7 @@ class Ahead:
         return self._fetcher.begin(span for span in found if shared[span.url] == 1 and not self._near(span.url))
 
     async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
+        begun: list[Block] = []
         try:
             for first in range(0, len(keys), WAVE):
                 some = [key for key in keys[first : first + WAVE] if key in self._told]
@@ -270,6 +277,7 @@ class Ahead:
                 while self._fetcher.requests.queued and first + WAVE < len(keys):
                     await self._fetcher.requests.change()
         finally:
+            self._fetcher.release(begun)
             self._fetcher.requests.changed()
 
     def _read(self, key: str) -> None:

@@ -31,6 +31,8 @@ HALVES = 64  # chunks in a line from which on its half is a natural end,
 HALF = 8 * MIB  # and of a stride if it has so many bytes: to fetch fewer in vain costs less than to wait once more
 FORESEEN = 0.75  # of the last numbers, those that must have been foreseen for any to be fetched ahead
 LEAST_TRUST = 1 / 16
+LONG = 32  # chunks of a column, say, from which on two of them are no sign of a third,
+ONCE = -1  # and the natural end is the second one's
 REST = 0.5  # of what may be fetched ahead: fetched beyond that where a natural end is so near
 
 
@@ -203,6 +205,10 @@ class ReadAhead:
             limit = end if limit is None else min(limit, end)
         if end is not None or self._is_sparse(run):
             growth = max(growth, SHARD_GROWTH)
+        if once := run.repeats_once and run.repetition >= LONG:
+            limit = ONCE
+        elif abs(run.levels[0].step) > abs(run.step):  # column after column: each goes past any end
+            limit = None
         allowed = min(int(growth * self._trust * run.length), most // chunk)
         room = allowed - len(run.issued)
         if room <= 0 or (run.beyond and limit == run.limit and run.frontier is not None):
@@ -217,7 +223,10 @@ class ReadAhead:
         rest = 0 if self._grid.shards else int(REST * allowed)
         most_room = min(room + rest, most // chunk - len(run.issued))
         for number in islice(run.steps_from(state, self._size), 4 * allowed + STRAYS):
-            past = limit is not None and (number >= limit if run.step > 0 else number < limit)
+            if once:
+                past = state[-1][1] > 1
+            else:
+                past = limit is not None and (number >= limit if run.step > 0 else number < limit)
             beyond = beyond + 1 if past else 0
             if len(fetch) == room and full is None:
                 full = before, beyond - past, len(fetch)

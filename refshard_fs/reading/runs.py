@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 __all__ = ["Run"]
@@ -43,6 +44,16 @@ class Run:
     def step(self) -> int:
         """The step of the outermost level."""
         return self.levels[-1].step
+
+    @property
+    def repeats_once(self) -> bool:
+        """Whether it goes through the same progression for the second time."""
+        return len(self.levels) > 1 and self.levels[-1].index == 1
+
+    @property
+    def repetition(self) -> int:
+        """Chunks of one repetition."""
+        return math.prod(level.count or 1 for level in self.levels[:-1])
 
     def takes(self, number: int) -> bool:
         if number in self.issued or self._advancing(number) is not None:

@@ -127,7 +127,7 @@ class Carray(msgspec.Struct, frozen=True):
     """A carray as its documents describe it."""
 
     array: BloscArray
-    chunks: Any
+    chunks: CarrayChunks
 
     @property
     def length(self) -> int:

@@ -86,7 +86,7 @@ class BloscArray(msgspec.Struct, frozen=True):
         made = self.compressor
         data_type, fill_value, endian = version_3(self.dtype, self.where)
         codecs: list[dict[str, Any]] = [
-            {"name": "bytes", "configuration": {"endian": endian}} if endian else {"name": "bytes"},
+            configured("bytes", endian=endian) if endian else {"name": "bytes"},
             configured("blosc", cname=made.codec, clevel=made.level, shuffle=_SHUFFLES[made.shuffle],
                         typesize=made.typesize, blocksize=0),
         ]  # fmt: skip

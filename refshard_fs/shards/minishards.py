@@ -139,7 +139,8 @@ class MinishardIndex(msgspec.Struct, frozen=True):
         starts = stops - sizes
         before = np.concatenate([np.zeros(min(len(stops), 1), np.uint64), stops[:-1]])
         # Sums that pass 64 bits come out smaller than what went into them.
-        if (gaps >= BEYOND).any() or (sizes >= BEYOND).any() or (starts < before).any() or (stops >= BEYOND).any():
+        wrong = (gaps >= BEYOND) | (sizes >= BEYOND) | (starts < before) | (stops < starts) | (stops >= BEYOND)
+        if wrong.any():
             raise ValueError("a minishard's index has chunks that lie beyond any file")
         wrong = (sizes > 0) & ((stops > _last(self.room)) | ((starts < self.stop) & (stops > self.start)))
         if wrong.any():

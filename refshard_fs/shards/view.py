@@ -23,7 +23,7 @@ from refshard_fs.model import Entry, Inline, Listed, Load, Packed, Span, Steps
 from refshard_fs.rounds import together
 from refshard_fs.shards import inner_names, inner_rows
 from refshard_fs.shards.documents import Seen, Unshard
-from refshard_fs.shards.in_shard import coords_of, place
+from refshard_fs.shards.in_shard import coords_of, in_shard, place
 from refshard_fs.shards.inner_rows import ArrayRows, ShardRows
 from refshard_fs.shards.layout import Level, ShardLayout, Step, Table, TableIndex, shard_formats
 
@@ -123,9 +123,8 @@ class ShardView:
         wanted: dict[tuple[str, int], int] = {}
         for key in keys:
             path, layout = yield from self._array_of(key)
-            coords = None if layout is None else coords_of(layout, path, key)
-            if layout is not None and coords is not None and layout.grid.number_of(coords) is not None:
-                at = place(layout, path, coords)
+            at = None if layout is None else in_shard(layout, path, key)
+            if at is not None:
                 shard = at.shard, math.prod(at.lengths)
                 wanted[shard] = wanted.get(shard, 0) + 1
         full = [count >= _FULL * size for (_, size), count in wanted.items()]

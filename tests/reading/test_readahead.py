@@ -249,3 +249,20 @@ def test_whole_shards_are_read_ahead_to_half_of_the_array() -> None:
         policy.observe(range(100), CHUNK, 5.0, MOST).fetch + policy.observe(range(100, 300), CHUNK, 5.0, MOST).fetch
     )
     assert 300 <= max(fetched) < 600
+
+
+def test_two_columns_are_no_sign_of_a_third_and_three_are_of_all_others() -> None:
+    policy = sharded(100, 10, shards=(10, 10))
+
+    def first_ten_of(column: int) -> tuple[int, ...]:
+        return policy.observe(range(column, 100, 10), CHUNK, 5.0, 10 * MOST).fetch
+
+    def others_of(column: int) -> None:
+        for first in range(100, 1000, 100):
+            policy.observe(range(first + column, first + 100, 10), CHUNK, 5.0, 10 * MOST)
+
+    assert first_ten_of(0) == ()
+    others_of(0)
+    assert first_ten_of(1) == tuple(range(101, 1000, 10))
+    others_of(1)
+    assert set(first_ten_of(2)) == {n for n in range(1000) if n % 10 >= 2} - set(range(2, 100, 10))

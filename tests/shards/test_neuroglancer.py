@@ -211,6 +211,7 @@ def test_indexes_that_cannot_be_true_are_refused() -> None:
         struct.pack("<6Q", 7, 0, 100, 0, 10, 20),  # one chunk twice
         struct.pack("<6Q", 7, 3, 100, 2**63, 10, 20),
         struct.pack("<6Q", 7, 3, 2**62, 2**62, 2**62, 2**62),
+        struct.pack("<6Q", 7, 3, 2**63 - 1, 2**63 - 1, 0, 9),  # the second one begins at 2**64 - 2
     ):
         with pytest.raises(ValueError, match="minishard"):
             raw.decode(bad)

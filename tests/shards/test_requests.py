@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from itertools import groupby
@@ -152,3 +153,18 @@ def test_a_shard_that_is_wanted_whole_is_read_with_its_index_and_not_after_it(co
     data, index = sorted(counter.server.requests(), key=lambda r: r.start or 0)
     assert (data.start, data.stop) == (0, 100 * CHUNK + 1604)
     assert index.sent == 1604
+
+
+def test_a_cancelled_prefetch_of_whole_shards_holds_nothing(counter: Counter) -> None:
+    async def announce() -> None:
+        fs = opened(f"{counter.server.url}/a", asynchronous=True)
+        await fs._cat_file("zarr.json")
+        counter.server.latency = 5
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await fs._prefetch("", (slice(0, 20 * SIDE), slice(None)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert fs._session.engine().fetcher.requests.used == 0
+
+    asyncio.run(announce())
