@@ -135,7 +135,7 @@ def digest_of(refs: ReferenceSet) -> str:
     """Return a digest of the content of a set."""
     state = hashlib.sha256()
     side: Mapping[Any, Any]
-    match refs.side:
+    match refs.by_key:
         case SideTable() as columns:
             for part in (columns.spelled, *columns.columns, columns.data):
                 state.update(memoryview(part))  # type: ignore[arg-type]  # as arrays are
@@ -153,7 +153,7 @@ def digest_of(refs: ReferenceSet) -> str:
             state.update(texts.data.data)
             state.update(texts.ends.data)
         state.update(refs.pins.sizes.data)
-    for path, table in refs.tables.items():
+    for path, table in refs.in_columns.items():
         state.update(repr((path, table.grid)).encode())
         for column in (table.targets, table.offsets, table.lengths, table.numbers):
             state.update(b"" if column is None else column.data)

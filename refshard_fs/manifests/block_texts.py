@@ -49,8 +49,8 @@ def block_texts(records: Records) -> BlockTexts | None:
     starts, stops = records.value_starts[rows], records.value_stops[rows]
     data, begins = _plain(text, starts, stops)
     offsets, lengths = begins.astype(np.uint64), (stops - starts).view(np.uint64)
-    if records.escapes is not None:
-        escaped = np.flatnonzero(records.escapes.searchsorted(starts) < records.escapes.searchsorted(stops))
+    if records.escapes is not None and records.has_escape is not None:
+        escaped = np.flatnonzero(records.has_escape[rows])
         if _SIMPLE[characters[records.escapes + 1]].all():
             offsets[escaped] |= np.uint64(ESCAPED)
         else:

@@ -68,7 +68,7 @@ class FlatKeySpace:
     def holds_all_metadata(self) -> bool:
         """Whether the metadata of every array is inline, and so no array can be learnt of by reading."""
         if self._holds_all_metadata is None:
-            match self.refs.side:
+            match self.refs.by_key:
                 case SideTable() as table:
                     self._holds_all_metadata = bool((table.columns.targets[self._documents(table)] == ABSENT).all())
                 case side:
@@ -89,12 +89,12 @@ class FlatKeySpace:
         """Whether the metadata of the root and of every array is at hand as text, without any of ``marks``."""
         if not self.holds_all_metadata:
             return False
-        match self.refs.side:
+        match self.refs.by_key:
             case SideTable() as table:
                 rows = self._documents(table)
-                return len(self.refs.tables) <= len(rows) and table.lacks(rows, marks)
-        get = self.refs.side.get
-        stems = ["", *(path + "/" for path in self.refs.tables if path)]
+                return len(self.refs.in_columns) <= len(rows) and table.lacks(rows, marks)
+        get = self.refs.by_key.get
+        stems = ["", *(path + "/" for path in self.refs.in_columns if path)]
         old, new = [get(stem + ".zarray") for stem in stems], [get(stem + "zarr.json") for stem in stems]
         if not set(map(type, chain(old, new))) <= {str, type(None)}:
             return False
@@ -112,7 +112,7 @@ class FlatKeySpace:
         tree = self._directories()
         names = tree.get(prefix)
         stem = prefix + "/" if prefix else ""
-        found = [chunks_below(self.refs.tables[path], below, stem) for path, below in self._tables_at(prefix)]
+        found = [chunks_below(self.refs.in_columns[path], below, stem) for path, below in self._tables_at(prefix)]
         many = [chunks for chunks in found if chunks]
         if names is None:
             aside = []
@@ -144,7 +144,7 @@ class FlatKeySpace:
         yield from ()
         if prefix in self._directories():
             return True
-        return any(has_chunks_below(self.refs.tables[path], below) for path, below in self._tables_at(prefix))
+        return any(has_chunks_below(self.refs.in_columns[path], below) for path, below in self._tables_at(prefix))
 
     def url(self, target: int) -> str:
         """Return the absolute URL of a row's ``target``."""
@@ -167,7 +167,7 @@ class FlatKeySpace:
         return self._pins.get(target)
 
     def _size(self, key: str) -> int | None:
-        return self._size_of(key, self.refs.side[key])
+        return self._size_of(key, self.refs.by_key[key])
 
     def _size_of(self, key: str, value: Value) -> int | None:
         if isinstance(value, Row):
@@ -178,7 +178,7 @@ class FlatKeySpace:
 
     def _files_in_columns(self, prefix: str, stem: str) -> Iterator[Listing]:
         """Yield what a table of what lies aside has directly below ``prefix``."""
-        match self.refs.side:
+        match self.refs.by_key:
             case SideTable() as table if prefix in self._rows:
                 rows = self._rows[prefix]
                 paths = table.keys_of(rows)
@@ -204,7 +204,7 @@ class FlatKeySpace:
                         return
                     path, is_directory = directory, True
 
-            match self.refs.side:
+            match self.refs.by_key:
                 case SideTable() as table:
                     self._rows = table.directories()
                     for path in self._rows:
@@ -213,7 +213,7 @@ class FlatKeySpace:
                 case side:
                     for key in side:
                         add(key, False)
-            match self.refs.tables:
+            match self.refs.in_columns:
                 case Tables() as tables:
                     full = tables.full()
                 case own:
@@ -225,11 +225,11 @@ class FlatKeySpace:
 
     def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Yield (array, rest) for each way to read ``prefix`` as a directory of chunks of an array."""
-        if prefix in self.refs.tables:
+        if prefix in self.refs.in_columns:
             yield prefix, ""
         end = len(prefix)
         while end > 0:
             end = prefix.rfind("/", 0, end)
             path = prefix[:end] if end >= 0 else ""
-            if path in self.refs.tables:
+            if path in self.refs.in_columns:
                 yield path, prefix[end + 1 :]

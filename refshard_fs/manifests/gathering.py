@@ -20,9 +20,9 @@ from refshard_fs.keys import normalise
 from refshard_fs.manifests.block_texts import Irregular, block_texts
 from refshard_fs.manifests.json_fast import Records, scan
 from refshard_fs.manifests.learning import Learning, documents_among
-from refshard_fs.manifests.placed import ENDS, placed
+from refshard_fs.manifests.placed import ENDS, Placed, placed
 from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.manifests.settling import settle
+from refshard_fs.manifests.settling import kept_by_key, settle
 from refshard_fs.manifests.side_table import Run
 from refshard_fs.manifests.taken import Aside, Loose, Taken, has_odd
 from refshard_fs.manifests.templates import Templates, expand_gen
@@ -33,6 +33,8 @@ __all__ = ["Gathering"]
 
 BATCH: Final = 16384  # members that are taken at a time from something longer
 FEW: Final = 64  # members that are looked at one by one
+MANY: Final = 512  # documents of arrays, from so many on
+EACH: Final = 16  # with fewer members for each, chunks take no less room in columns than by their keys
 
 
 class Gathering:
@@ -43,6 +45,8 @@ class Gathering:
         self._taken = Taken(where)
         self._learning = Learning(where, self._taken)
         self._sequence = 0
+        self._members = self._documents = 0
+        self._by_key: bool | None = None  # whether all is kept by its key; None: not yet
 
     @property
     def is_empty(self) -> bool:
@@ -115,7 +119,7 @@ class Gathering:
         if templates is not None:
             taken.expand(templates)
             self._generate(gen, templates)
-        return settle(taken)
+        return kept_by_key(taken) if self._by_key else settle(taken)
 
     def _generate(self, gen: Sequence[object], templates: Templates) -> None:
         try:
@@ -130,12 +134,17 @@ class Gathering:
     def _add_records(self, records: Records) -> None:
         """Take records, and the texts among them, which may be what tells of arrays; `Irregular` as `block_texts`."""
         texts, last = block_texts(records), records.last_bytes()
-        if texts is not None:
-            self._learning.learn_all(records, texts, documents_among(records, texts))
+        documents = None if texts is None else documents_among(records, texts)
+        by_key = self._are_few_each(len(records), 0 if documents is None else len(documents))
+        if texts is not None and documents is not None and not by_key:
+            self._learning.learn_all(records, texts, documents)
         sequence = self._next()
         taken = self._taken
         may_be = ENDS[last]
-        parts, common, unplaced = placed(records, may_be, sequence, taken)
+        if texts is not None and len(texts.rows) == len(records):  # which hide nothing, as long as all are data
+            parts, common, unplaced = Placed([], [], np.flatnonzero(may_be))
+        else:
+            parts, common, unplaced = placed(records, may_be, sequence, taken)
         for path, part in parts:
             taken.parts.setdefault(path, []).append((sequence, part))
             if texts is not None and (part.targets == ABSENT).any():
@@ -162,6 +171,18 @@ class Gathering:
         columns = records.targets[chosen], offsets[chosen], lengths[chosen]
         taken.loose.append(Loose(sequence, Run(keys, sizes, *columns, taken.data), settled))
 
+    def _are_few_each(self, members: int, documents: int) -> bool:
+        """Count some more; return whether there are so many arrays for so few members that all is kept by its key."""
+        self._members += members
+        self._documents += documents
+        are_few = self._members <= EACH * self._documents
+        if self._by_key and not are_few:  # after all
+            self._by_key = False
+            self._learning.learn_late()
+        elif self._by_key is None and are_few and self._documents > MANY:
+            self._by_key = self._taken.forget_arrays()
+        return self._by_key is True
+
     def _next(self) -> int:
         self._sequence += 1
         return self._sequence
@@ -171,6 +192,9 @@ class Gathering:
     def _add_singly(self, members: Mapping[Any, Any]) -> None:
         if not members:
             return
+        by_key = self._are_few_each(
+            len(members), sum(1 for key in members if type(key) is str and key.endswith(METADATA))
+        )
         taken: dict[str, Value] = {}
         for key, value in members.items():
             if not isinstance(key, str):
@@ -180,7 +204,7 @@ class Gathering:
                 taken[name] = found = self._value(value)
             except ManifestError as e:
                 raise ManifestError(f"{key!r} of {self._where}: {e}") from e
-            if name.endswith(METADATA) and type(found) is not Row:
+            if not by_key and name.endswith(METADATA) and type(found) is not Row:
                 self._learning.learn(name, found)
         self._taken.side.append(Aside(self._next(), taken, False))
 

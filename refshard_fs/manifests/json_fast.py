@@ -19,7 +19,7 @@ import numpy.typing as npt
 from refshard_fs.columns import ABSENT, WHOLE, UInt32s, UInt64s
 from refshard_fs.manifests.hashing import gathered
 from refshard_fs.manifests.url_column import Urls
-from refshard_fs.manifests.words import ONES, PAD, Positions, number_before, stands, u64, words_at
+from refshard_fs.manifests.words import ONES, PAD, Booleans, Positions, number_before, stands, u64, words_at
 
 __all__ = ["Records", "scan"]
 
@@ -64,7 +64,8 @@ class Records(NamedTuple):
     lengths: UInt64s
     value_starts: Positions | None = None  # None: there are no texts
     value_stops: Positions | None = None
-    escapes: Positions | None = None
+    escapes: Positions | None = None  # None: there are none
+    has_escape: Booleans | None = None  # each value
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -111,7 +112,7 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
     if not text.isascii():
         text.decode()  # UnicodeDecodeError where it is not UTF-8
     characters = np.frombuffer(text, np.uint8)
-    escapes = None
+    escapes = has_escape = None
     if b"\\" in text:
         escapes = np.flatnonzero(characters == _BACKSLASH)
         after = characters[escapes + 1]
@@ -157,6 +158,8 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
         within = escapes.searchsorted(values_end[of_text]) - escapes.searchsorted(values[of_text])
         if int(within.sum()) != len(escapes):
             return None
+        has_escape = np.zeros(len(keys), np.bool_)
+        has_escape[of_text] = within > 0
     pick = _all if chosen is None else chosen
     values, values_end, following = values[pick], values_end[pick], following[pick]
     ranges = _ranges(text, values_end, following, style)
@@ -168,7 +171,7 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
         return Records(text, keys + 1, keys_end, targets, offsets, lengths)
     spread = np.full(len(keys), ABSENT, np.uint32), np.zeros(len(keys), np.uint64), np.zeros(len(keys), np.uint64)
     spread[0][chosen], spread[1][chosen], spread[2][chosen] = targets, offsets, lengths
-    return Records(text, keys + 1, keys_end, *spread, quotes[2::4][: len(keys)] + 1, quotes[3::4], escapes)
+    return Records(text, keys + 1, keys_end, *spread, quotes[2::4][: len(keys)] + 1, quotes[3::4], escapes, has_escape)
 
 
 _all: Final = slice(None)

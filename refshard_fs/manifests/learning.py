@@ -10,11 +10,12 @@ from typing import Final
 import numpy as np
 
 from refshard_fs import zarrmeta
+from refshard_fs.columns import Row
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.block_texts import BlockTexts
 from refshard_fs.manifests.json_fast import Records
-from refshard_fs.manifests.side_table import Value
-from refshard_fs.manifests.taken import Taken
+from refshard_fs.manifests.side_table import Run, SideTable, Value
+from refshard_fs.manifests.taken import Loose, Taken
 from refshard_fs.manifests.values import METADATA, grid_of
 from refshard_fs.manifests.words import Positions, stands
 
@@ -61,6 +62,20 @@ class Learning:
                 paths.append(path)
                 grids.append(grid)
         self._taken.learn_all(paths, grids)
+
+    def learn_late(self) -> None:
+        """Take note of the arrays that what lies aside tells of."""
+        for item in self._taken.in_order():
+            table = SideTable.of([item.run if isinstance(item, Loose) else Run.of(item.members)])
+            self.learn_table(table)
+
+    def learn_table(self, table: SideTable) -> None:
+        """Take note of the arrays that members of ``table`` tell of."""
+        documents = table.named(METADATA)
+        for row, key in zip(documents.tolist(), table.keys_of(documents), strict=True):
+            value = table.value(row)
+            if type(value) is not Row:
+                self.learn(key, value)
 
     def _grid(self, key: str, name: str, value: Value) -> ChunkGrid | None:
         """Return the grid that metadata says."""

@@ -11,6 +11,7 @@ from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Row, Tables
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.manifests.by_key import LateSide, LateTables
 from refshard_fs.manifests.side_table import SideTable
 from refshard_fs.manifests.values import Value, spelled
 from refshard_fs.names import chunk_names
@@ -34,24 +35,42 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
     version: int | None = None
     pins: Pins | None = None
 
+    @property
+    def by_key(self) -> Mapping[str, Value]:
+        """What is found by its key; it hides what `in_columns` has of that name. The two are all that there is."""
+        match self.side:
+            case LateSide(kept=kept):
+                return kept.table
+            case side:
+                return side
+
+    @property
+    def in_columns(self) -> Mapping[str, ChunkTable]:
+        """The tables of arrays whose chunks are in columns as it stands: none, in a set of many small arrays."""
+        match self.tables:
+            case LateTables():
+                return {}
+            case tables:
+                return tables
+
     def __len__(self) -> int:
         """Number of keys."""
-        match self.tables:
+        match self.in_columns:
             case Tables() as tables:
-                return len(self.side) + tables.count()
+                return len(self.by_key) + tables.count()
             case own:
-                return len(self.side) + sum(map(len, own.values()))
+                return len(self.by_key) + sum(map(len, own.values()))
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the columns and inline data take, roughly."""
-        match self.side:
+        match self.by_key:
             case SideTable() as side:
                 inline = side.nbytes
             case side:
                 inline = 64 * len(side) + sum(len(value) for value in side.values() if not isinstance(value, Row))
         pins = 0 if self.pins is None else self.pins.nbytes
-        match self.tables:
+        match self.in_columns:
             case Tables() as tables:
                 columns = tables.nbytes
             case own:
@@ -60,13 +79,14 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
 
     def value(self, key: str) -> Value | None:
         """Return the value of ``key`` as written, or None if there is no such key."""
-        value = self.side.get(key)
+        value = self.by_key.get(key)
         if value is not None:
             return value
+        tables = self.in_columns
         end = len(key)
         while end >= 0:  # as `keyspace.place` does, without its detours: this is asked for every chunk
             end = key.rfind("/", 0, end)
-            table = self.tables.get(key[:end] if end >= 0 else "")
+            table = tables.get(key[:end] if end >= 0 else "")
             if table is not None:
                 number = table.grid.number(key[end + 1 :])
                 if number is not None:
@@ -75,16 +95,21 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def grids(self) -> Mapping[str, ChunkGrid]:
-        return _Grids(self.tables)
+        match self.tables:
+            case LateTables() as tables:
+                return _LateGrids(tables)
+            case tables:
+                return _Grids(tables)
 
     def __iter__(self) -> Iterator[str]:
         """Yield every key."""
-        yield from self.side
-        for path, table in self.tables.items():
+        aside = self.by_key
+        yield from aside
+        for path, table in self.in_columns.items():
             names, _ = chunk_names(table.grid, table.present())
             for name in names:
                 key = join(path, name)
-                if key not in self.side:
+                if key not in aside:
                     yield key
 
 
@@ -117,6 +142,27 @@ class _Grids(Mapping[str, ChunkGrid]):
 
     def __len__(self) -> int:
         return len(self.tables)
+
+
+class _LateGrids(Mapping[str, ChunkGrid]):
+    """The grids of arrays of which none is known before it is asked for."""
+
+    __slots__ = ("_tables",)
+
+    def __init__(self, tables: LateTables) -> None:
+        self._tables = tables
+
+    def __getitem__(self, path: str) -> ChunkGrid:
+        grid = self._tables.kept.grid(path)
+        if grid is None:
+            raise KeyError(path)
+        return grid
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
 
 
 class References(Mapping[str, Any]):

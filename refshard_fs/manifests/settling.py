@@ -12,7 +12,9 @@ import numpy as np
 
 from refshard_fs.columns import ABSENT, WHOLE, ChunkTable, Part, Row
 from refshard_fs.keys import join, parent
+from refshard_fs.manifests.by_key import ByKey, LateSide, LateTables
 from refshard_fs.manifests.json_fast import Records
+from refshard_fs.manifests.learning import Learning
 from refshard_fs.manifests.placed import ENDS, placed
 from refshard_fs.manifests.placing import Placer
 from refshard_fs.manifests.reference_set import ReferenceSet
@@ -21,7 +23,7 @@ from refshard_fs.manifests.taken import Aside, Common, Loose, Taken
 from refshard_fs.manifests.words import PAD
 from refshard_fs.texts import Texts
 
-__all__ = ["settle"]
+__all__ = ["kept_by_key", "set_by_key", "settle"]
 
 MANY: Final = 1024  # members that take less room as columns
 
@@ -34,6 +36,27 @@ def settle(taken: Taken) -> ReferenceSet:
     return _Settling(taken).all(urls)
 
 
+def kept_by_key(taken: Taken) -> ReferenceSet:
+    """Return the reference set with nothing in columns; nothing is of use in ``taken`` after that."""
+    urls = taken.settled_urls()
+    runs = [item.run if isinstance(item, Loose) else Run.of(item.members) for item in taken.in_order()]
+    return set_by_key(urls, SideTable.of(runs), taken.where)
+
+
+def set_by_key(urls: Texts, table: SideTable, where: str) -> ReferenceSet:
+    """Return the reference set of which ``table`` has all members."""
+    kept = ByKey(table, where, _place)
+    return ReferenceSet(urls, LateTables(kept), LateSide(kept))
+
+
+def _place(table: SideTable, where: str) -> tuple[Mapping[str, ChunkTable], Mapping[str, Value]]:
+    taken = Taken(where)
+    Learning(where, taken).learn_table(table)
+    taken.loose.append(Loose(0, table.run(), False))
+    refs = _Settling(taken).all(Texts.of(()))
+    return refs.tables, refs.side
+
+
 class _Settling:
     def __init__(self, taken: Taken) -> None:
         self._taken = taken
@@ -41,11 +64,13 @@ class _Settling:
         self._aside: list[dict[str, Value] | Run] = []  # in order
         self._starts = self._placer.starts(taken.numbers)
         self._common: _Parts = list(map(self._numbered, taken.common))
+        self._has_rows = bool(taken.parts or taken.common) or any(
+            _has_rows(item) for item in taken.in_order() if taken.unsettled or not item.settled
+        )
 
     def all(self, urls: Texts) -> ReferenceSet:
         taken, placer = self._taken, self._placer
-        items: list[Aside | Loose] = [*taken.side, *taken.loose]
-        for item in sorted(items, key=lambda item: item.sequence):
+        for item in taken.in_order():
             match item:
                 case Loose():
                     self._loose(item)
@@ -70,7 +95,7 @@ class _Settling:
         """Put members where they belong, in columns; what is not chunks of arrays, or is text, lies aside."""
         sequence, run, settled = item
         taken = self._taken
-        if not taken.grids or (settled and not taken.unsettled):
+        if not self._has_rows or not taken.grids or (settled and not taken.unsettled):
             self._aside.append(run)
             return
         stops = len(PAD) + (run.sizes + 1).cumsum() - 1
@@ -147,6 +172,15 @@ class _Settling:
                 self._common.append((sequence, self._placer.moved(path, part)))
             else:
                 self._taken.parts.setdefault(path, []).append((sequence, part))
+
+
+def _has_rows(item: Aside | Loose) -> bool:
+    """Whether there are references among members that may be chunks."""
+    match item:
+        case Loose(_, run):
+            return bool((run.targets != ABSENT).any())
+        case Aside(_, members):
+            return Row in set(map(type, members.values()))
 
 
 def _in_order(parts: Iterable[tuple[int, Part]]) -> list[Part]:

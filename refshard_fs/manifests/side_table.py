@@ -6,7 +6,7 @@ Keys lie in one run of bytes and data in another; a key is found by its hash. No
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -23,6 +23,8 @@ Value = str | bytes | dict[str, Any] | Row
 
 # In the offset of a text that is kept as it stands in JSON: without \u and \/, so that there is one way to spell each.
 ESCAPED: Final = 1 << 63
+
+PART: Final = 5  # bytes that are looked for of several marks at once
 
 _LOW: Final = 2**32 - 1
 _PLACE: Final = np.uint64(ESCAPED - 1)
@@ -108,31 +110,42 @@ class SideTable(Mapping[str, Value]):
     @classmethod
     def of(cls, runs: Sequence[Run]) -> SideTable:
         """Return all members; the last one of a key counts."""
-        spelled = b"".join((PAD, *(run.keys for run in runs), PAD))
-        ends = (np.concatenate([run.sizes for run in runs]) + 1).cumsum().view(np.uint64)
-        ends += np.uint64(len(PAD) - 1)
-        targets = np.concatenate([run.targets for run in runs])
-        lengths = np.concatenate([run.lengths for run in runs])
-        offsets, objects, pieces = list[UInt64s](), dict[int, Value](), list[Buffer]()
+        count = sum(len(run.sizes) for run in runs)
+        ends, index, offsets, lengths = (np.empty(count, np.uint64) for _ in range(4))
+        targets = np.empty(count, np.uint32)
+        objects, pieces = dict[int, Value](), list[Buffer]()
         shifts = dict[int, int]()  # of data, by its identity
-        end = first = 0
-        for run in runs:
+        end = first = keys = 0
+        for run in runs:  # one after the other: what is made on the way is small
+            rows = slice(first, first + len(run.sizes))
+            text = b"".join((PAD, run.keys, PAD))
+            stops = run.sizes.cumsum()
+            stops += np.arange(len(PAD), len(PAD) + len(stops))
+            index[rows] = hashes(text, stops - run.sizes, stops, SEED)
+            stops += keys
+            ends[rows], targets[rows], lengths[rows] = stops, run.targets, run.lengths
+            keys += len(run.keys)
             shift = shifts.setdefault(id(run.data), end)
             if shift == end and len(run.data):
                 pieces.append(run.data)
                 end += len(run.data)
             # Those of references do not move.
-            offsets.append(run.offsets + (run.targets == ABSENT) * np.uint64(shift) if shift else run.offsets)
+            offsets[rows] = run.offsets + (run.targets == ABSENT) * np.uint64(shift) if shift else run.offsets
             objects.update((first + place, value) for place, value in run.objects.items())
-            first += len(run.sizes)
+            first = rows.stop
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        table = cls(spelled, ends, Columns(targets, np.concatenate(offsets), lengths), data, objects)
+        spelled = b"".join((PAD, *(run.keys for run in runs), PAD))
+        table = cls(spelled, ends, Columns(targets, offsets, lengths), data, objects, _index(index))
         repeated = table._repeated()
         return table._without(repeated) if repeated else table
 
+    def rows_of(self, keys: Iterable[str]) -> set[int]:
+        """Return the rows of those ``keys`` that there are."""
+        return {row for row in map(self._row, keys) if row is not None}
+
     def without(self, keys: Sequence[str]) -> SideTable:
         """Return the table without some of its keys."""
-        rows = {row for row in map(self._row, keys) if row is not None}
+        rows = self.rows_of(keys)
         return self._without(rows) if rows else self
 
     def _without(self, rows: set[int]) -> SideTable:
@@ -232,11 +245,7 @@ class SideTable(Mapping[str, Value]):
         return starts
 
     def _indexed(self) -> UInt64s:
-        index = hashes(bytes(self.spelled), self._starts(), self.ends.view(np.int64), self.seed)
-        index &= np.uint64(_LOW << 32)
-        index |= np.arange(len(self), dtype=np.uint64)
-        index.sort()
-        return index
+        return _index(hashes(bytes(self.spelled), self._starts(), self.ends.view(np.int64), self.seed))
 
     def _repeated(self) -> set[int]:
         """Return the rows whose keys come again."""
@@ -244,10 +253,10 @@ class SideTable(Mapping[str, Value]):
         same = np.flatnonzero(high[1:] == high[:-1])
         if not len(same):
             return set()
-        doubtful = np.unique(np.concatenate((self.index[same], self.index[same + 1])) & np.uint64(_LOW)).tolist()
+        doubtful = np.concatenate((self.index[same], self.index[same + 1])) & np.uint64(_LOW)
         last: dict[str, int] = {}
         out = set()
-        for row in doubtful:  # ascending
+        for row in sorted(set(doubtful.tolist())):
             key = self.key(row)
             if key in last:
                 out.add(last[key])
@@ -290,8 +299,8 @@ class SideTable(Mapping[str, Value]):
         sought = {*marks} if not is_escaped.all() else set[bytes]()
         if is_escaped.any():
             sought |= {msgspec.json.encode(mark.decode())[1:-1] for mark in marks}
-        if 2 * int(sizes.sum()) > len(data):
-            return not any(mark in data for mark in sought)
+        if 2 * int(sizes.sum()) > len(data) and not any(part in data for part in _parts(sought)):
+            return True
         pieces = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
         texts = b"\n".join([bytes(data[start:stop]) for start, stop in pieces])
         return not any(mark in texts for mark in sought)
@@ -357,6 +366,26 @@ class SideTable(Mapping[str, Value]):
         order = np.argsort(groups, kind="stable")
         bounds = groups[order].searchsorted(np.arange(len(names) + 1)).tolist()
         return Directories([name.decode("utf-8", "surrogatepass") for name in names], order, bounds)
+
+
+def _index(hashes: UInt64s) -> UInt64s:
+    """Make an index of the hashes of all keys."""
+    hashes &= np.uint64(_LOW << 32)
+    hashes |= np.arange(len(hashes), dtype=np.uint64)
+    hashes.sort()
+    return hashes
+
+
+def _parts(marks: Iterable[bytes]) -> list[bytes]:
+    """Return texts of which one is in each of ``marks``: fewer, which takes less time to search."""
+    left, found = list(marks), list[bytes]()
+    while left:
+        pieces = {mark[i : i + PART] for mark in left for i in range(len(mark) - PART + 1)}
+        part = max(sorted(pieces), key=lambda piece: sum(piece in mark for mark in left), default=left[0])
+        those = [mark for mark in left if part in mark] or left[:1]
+        found.append(part if len(those) > 1 else those[0])
+        left = [mark for mark in left if mark not in those]
+    return found
 
 
 class Directories(Mapping[str, Positions]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from refshard_fs.manifests.url_column import NotExpanded, Urls
 from refshard_fs.texts import Texts
 
 __all__ = ["Aside", "Common", "Loose", "Taken", "has_odd"]
+
+FEW: Final = 512  # arrays that may be forgotten,
+ROWS_EACH: Final = 32  # and rows of each, on average
 
 
 class Aside(NamedTuple):
@@ -73,6 +76,10 @@ class Taken:
             return
         self.grids[path] = grid
         number, self.numbers[path] = self.numbers[path], next(self._numbers)
+        self._take_out(path, old, number)
+
+    def _take_out(self, path: str, grid: ChunkGrid, number: int) -> None:
+        """Put the rows of an array aside, by the keys that they have in its ``grid``."""
         self.unsettled = True
         moved = self.parts.pop(path, [])
         for i, (sequence, arrays, part) in enumerate(self.common):
@@ -81,10 +88,26 @@ class Taken:
                 moved.append((sequence, Part(*(column[there] for column in part))))
                 self.common[i] = Common(sequence, arrays[~there], Part(*(column[~there] for column in part)))
         for sequence, part in moved:
-            keys = (join(path, old.tail(number)) for number in part.numbers.tolist())
-            pairs = zip(keys, part.rows(), strict=True)
-            rows: dict[str, Value] = {key: row for key, row in pairs if row.target != ABSENT}
-            self.side.append(Aside(sequence, rows, False))
+            keys = (join(path, grid.tail(number)) for number in part.numbers.tolist())
+            rows = dict(zip(keys, part.rows(), strict=True))  # of which the last one counts
+            self.side.append(Aside(sequence, {k: row for k, row in rows.items() if row.target != ABSENT}, False))
+
+    def in_order(self) -> list[Aside | Loose]:
+        """Return what lies aside as it came; of one block, what was taken out of its columns is the last."""
+        return sorted([*self.loose, *self.side], key=lambda item: item.sequence)
+
+    def forget_arrays(self) -> bool:
+        """Put all rows aside, and forget the arrays; False, and nothing is done, where they are many."""
+        rows = sum(len(part.numbers) for parts in self.parts.values() for _, part in parts)
+        rows += sum(len(common.arrays) for common in self.common)
+        if max(len(self.grids), rows // ROWS_EACH) > FEW:
+            return False
+        for path, grid in self.grids.items():
+            self._take_out(path, grid, self.numbers[path])
+        self.grids.clear()
+        self.numbers.clear()
+        self.hiding.clear()
+        return True
 
     def learn_all(self, paths: Sequence[str], grids: Sequence[ChunkGrid]) -> None:
         """Take note of many arrays."""
