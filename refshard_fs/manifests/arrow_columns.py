@@ -118,7 +118,7 @@ def _column(name: str, column: Any) -> Column | None:
     else:
         column.validate(full=True)  # a damaged dictionary's codes may lead anywhere
         array = column.unify_dictionaries().combine_chunks()
-    kind, values = str(array.type), []
+    kind, values = str(array.type), None
     if kind.startswith("dictionary"):
         kind, values, array = str(array.type.value_type), array.dictionary.to_pylist(), array.indices
     absent = _absent(array)
@@ -130,13 +130,13 @@ def _column(name: str, column: Any) -> Column | None:
         missing = np.isnan(numbers)
         if (missing if absent is None else missing | absent).all():
             return None
-    if values:
+    if values is not None:
         places = numbers if absent is None else numbers[~absent]
         if not 0 <= int(places.min()) <= int(places.max()) < len(values):
-            raise ValueError(f"its dictionary of the column {name!r} is damaged")
+            raise ValueError(f"the dictionary of its column {name!r} is damaged")
     if array.buffers()[1].size > 16 * len(array):  # a view would keep all of it in memory
         numbers = numbers.copy()
-    return Column(_KINDS.get(kind, kind), numbers, absent, values)
+    return Column(_KINDS.get(kind, kind), numbers, absent, values or ())
 
 
 def _absent(array: Any) -> Booleans | None:

@@ -39,13 +39,14 @@ _REQUIRED, _OPTIONAL = 0, 1
 _PLAIN, _OF_DICTIONARY, _BY_DICTIONARY = 0, (0, 2), (2, 8)  # encodings
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {INT32: np.dtype("<i4"), INT64: np.dtype("<i8")}
-_KINDS: Final = {  # by physical type and the older logical one: INT_32, INT_64, UTF8
-    (INT32, None): "whole numbers",
-    (INT32, 17): "whole numbers",
-    (INT64, None): "whole numbers",
-    (INT64, 18): "whole numbers",
-    (BYTE_ARRAY, None): "bytes",
-    (BYTE_ARRAY, 0): "text",
+_KINDS: Final = {  # by physical type, the older logical one (INT_32, INT_64, UTF8), and whether the newer one is STRING
+    (INT32, None, None): "whole numbers",
+    (INT32, 17, None): "whole numbers",
+    (INT64, None, None): "whole numbers",
+    (INT64, 18, None): "whole numbers",
+    (BYTE_ARRAY, None, None): "bytes",
+    (BYTE_ARRAY, 0, None): "text",
+    (BYTE_ARRAY, 0, True): "text",
 }
 
 Numbers = npt.NDArray[Any]
@@ -120,8 +121,8 @@ def _column(data: bytes, leaf: Leaf, chunk: Chunk, rows: int, room: Room) -> Col
     absent = _joined(masks)
     if absent.all():
         return None
-    kind = _KINDS.get((chunk.type, leaf.converted))
-    if kind is None or (leaf.is_logical and leaf.converted is None):
+    kind = _KINDS.get((chunk.type, leaf.converted, leaf.is_string))
+    if kind is None:
         raise Unusual
     texts = values if isinstance(values, list) else []
     return Column(

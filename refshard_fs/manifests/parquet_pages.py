@@ -38,7 +38,7 @@ _LATE: Final = 100  # bytes that the column chunks of an old writer have more th
 _TAIL: Final = 8  # bytes: the footer's length, and the magic
 
 _FOOTER: Final[Fields] = {
-    2: [{1: I32, 3: I32, 4: BINARY, 5: I32, 6: I32, 10: {}}],  # schema: see Leaf
+    2: [{1: I32, 3: I32, 4: BINARY, 5: I32, 6: I32, 10: {1: {}}}],  # schema: see Leaf
     3: I64,  # num_rows
     4: [  # row_groups
         {
@@ -62,14 +62,17 @@ _OWN: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
 
 
 class Leaf(NamedTuple):
-    """A column, as the schema has it; ``converted`` is its older and ``is_logical`` tells of its newer logical type."""
+    """A column, as the schema has it.
+
+    ``converted`` is its older logical type, ``is_string`` tells of the newer one; None where it has none.
+    """
 
     name: bytes
     type: int | None
     repetition: int
     children: int
     converted: int | None
-    is_logical: bool
+    is_string: bool | None
 
 
 class Chunk(NamedTuple):
@@ -117,7 +120,8 @@ class Footer:
         if self.rows < 0:
             raise Damaged("it does not tell its rows")
         self.schema = [
-            Leaf(e.get(4, b""), e.get(1), e.get(3, 0), e.get(5, 0), e.get(6), 10 in e) for e in found.get(2, ())
+            Leaf(e.get(4, b""), e.get(1), e.get(3, 0), e.get(5, 0), e.get(6), 1 in e[10] if 10 in e else None)
+            for e in found.get(2, ())
         ]
         self.groups = [Group(list(map(_chunk, g.get(1, ()))), g.get(2, 0), g.get(3, -1)) for g in found.get(4, ())]
 
