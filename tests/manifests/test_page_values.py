@@ -42,8 +42,15 @@ def by_both(data: bytes) -> dict[str, Any]:
 
 
 OPTIONS = [
-    {"compression": compression, "use_dictionary": use_dictionary, "write_page_checksum": compression == "zstd"}
-    for compression, use_dictionary in itertools.product(("none", "snappy", "zstd"), (True, False, ["path"]))
+    {
+        "compression": compression,
+        "use_dictionary": use_dictionary,
+        "data_page_version": version,
+        "write_page_checksum": compression == "zstd",
+    }
+    for compression, use_dictionary, version in itertools.product(
+        ("none", "snappy", "zstd"), (True, False, ["path"]), ("1.0", "2.0")
+    )
 ]
 
 
@@ -158,7 +165,6 @@ def test_what_fsspec_writes_is_read_without_pyarrows_reader(
         ({"offset": pa.array([1, 2], pa.timestamp("us"))}, {}),
         ({"offset": pa.array([1.5, 2.5])}, {}),
         ({"offset": [1, 2]}, {"compression": "gzip"}),
-        ({"offset": [1, 2]}, {"data_page_version": "2.0"}),
         ({"offset": [1, 2]}, {"row_group_size": 1}),
         ({"offset": [1, 2]}, {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED"}),
         ({"offset": [[1], [2]]}, {}),

@@ -48,8 +48,14 @@ def seeds() -> list[bytes]:
         (text, {"compression": "none", "use_dictionary": False}),
         (ints, {"compression": "gzip", "row_group_size": 3}),
         (plain, {"compression": "none", "data_page_version": "2.0", "store_schema": False}),
+        (columns, _deltas("DELTA_BYTE_ARRAY") | {"compression": "none", "store_schema": False}),
+        (columns, _deltas("DELTA_LENGTH_BYTE_ARRAY") | {"compression": "snappy", "data_page_version": "2.0"}),
     ]
     return [_parquet(table, **options) for table, options in written]
+
+
+def _deltas(encoding: str) -> dict[str, object]:
+    return {"use_dictionary": False, "column_encoding": {"path": encoding, "raw": encoding}}
 
 
 def _parquet(columns: dict[str, pa.Array], **options: object) -> bytes:
