@@ -17,10 +17,15 @@ from refshard_fs.manifests.thrift import Damaged
 __all__ = ["NOT_READ", "arrow_columns", "require_pyarrow"]
 
 NOT_READ: Final = "it is no parquet file that can be read"
+ADVICE: Final = (
+    "is read only of one group of rows, 131072 at most, plain or compressed by snappy or zstd: write it so, or with a "
+    "dictionary"
+)
 THINGS: Final = 100_000  # that a list in a footer may have
-# PLAIN, those of dictionaries, RLE, BIT_PACKED, DELTA_BINARY_PACKED and BYTE_STREAM_SPLIT: what they make is as long as
-# the page tells, or as its values are. Those of texts by lengths and differences make what they like of a few bytes.
-_ENCODINGS: Final = frozenset([0, 2, 3, 4, 5, 8, 9])
+# By those of texts pyarrow makes what they like of a few bytes. What others make (PLAIN, those of dictionaries, RLE,
+# BIT_PACKED, DELTA_BINARY_PACKED, BYTE_STREAM_SPLIT) is as long as the page tells, or as its values are.
+_BOUNDED: Final = frozenset([0, 2, 3, 4, 5, 8, 9])
+_UNBOUNDED: Final = {6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
 _TYPES: Final = {"INT32": 1, "INT64": 2, "INT96": 3, "FLOAT": 4, "DOUBLE": 5, "BYTE_ARRAY": 6}
 _KINDS: Final = {
     **dict.fromkeys(("string", "large_string"), "text"),
@@ -95,14 +100,15 @@ def _leaves(schema: Any, names: Collection[str]) -> dict[str, tuple[int, int]]:
 def _check_pages(data: bytes, footer: Footer, leaves: dict[str, tuple[int, int]]) -> None:
     """Raise ValueError where decoding columns of ``data`` may take more than their rows can need."""
     room = Room(len(data))
-    for chunks, _, rows in footer.groups:
+    for chunks, rows in footer.groups:
         for name, (number, width) in leaves.items():
             if number >= len(chunks):
                 raise Damaged("a group of rows lacks a column")
             try:
                 for page in pages(data, chunks[number], rows, room, width):
-                    if page.encoding not in _ENCODINGS:
-                        raise ValueError(f"a page has the encoding {page.encoding}, which is not read here")
+                    if page.encoding not in _BOUNDED:
+                        encoding = _UNBOUNDED.get(page.encoding, page.encoding)
+                        raise ValueError(f"a page has the encoding {encoding}, which {ADVICE}")
             except ValueError as e:
                 raise ValueError(f"its column {name!r} cannot be read: {e}") from e
 
@@ -118,7 +124,7 @@ def _column(name: str, column: Any) -> Column | None:
     else:
         column.validate(full=True)  # a damaged dictionary's codes may lead anywhere
         array = column.unify_dictionaries().combine_chunks()
-    kind, values = str(array.type), []
+    kind, values = str(array.type), None
     if kind.startswith("dictionary"):
         kind, values, array = str(array.type.value_type), array.dictionary.to_pylist(), array.indices
     absent = _absent(array)
@@ -130,13 +136,13 @@ def _column(name: str, column: Any) -> Column | None:
         missing = np.isnan(numbers)
         if (missing if absent is None else missing | absent).all():
             return None
-    if values:
+    if values is not None:
         places = numbers if absent is None else numbers[~absent]
         if not 0 <= int(places.min()) <= int(places.max()) < len(values):
-            raise ValueError(f"its dictionary of the column {name!r} is damaged")
+            raise ValueError(f"the dictionary of its column {name!r} is damaged")
     if array.buffers()[1].size > 16 * len(array):  # a view would keep all of it in memory
         numbers = numbers.copy()
-    return Column(_KINDS.get(kind, kind), numbers, absent, values)
+    return Column(_KINDS.get(kind, kind), numbers, absent, values or ())
 
 
 def _absent(array: Any) -> Booleans | None:

@@ -1,4 +1,4 @@
-"""Parquet's RLE and bit-packing hybrid: numbers of few bits, as runs of one and as packed ones. No I/O here."""
+"""Numbers of few bits, as Parquet packs them: one after the other, or in turns with runs of one. No I/O here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["hybrid"]
+__all__ = ["hybrid", "unpacked", "varint"]
 
 _WHOLE: Final[dict[int, np.dtype[Any]]] = {8: np.dtype("u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4")}  # by bits
 _PACKED: Final = -1
@@ -23,7 +23,7 @@ def hybrid(data: bytes, at: int, width: int, count: int) -> Numbers:
     packed: list[bytes] = []
     left = count
     while left > 0:
-        header, at = _varint(data, at)
+        header, at = varint(data, at)
         if header & 1:
             many, size, number = (header >> 1) * 8, (header >> 1) * width, _PACKED
             packed.append(data[at : at + size])
@@ -36,9 +36,9 @@ def hybrid(data: bytes, at: int, width: int, count: int) -> Numbers:
         runs.append((min(many, left), number))
         left -= many
     if len(runs) == 1 and packed:
-        return _unpacked(packed[0], width, count)
+        return unpacked(packed[0], width, count)
     out = np.empty(count, np.uint32)
-    numbers = _unpacked(b"".join(packed), width, sum(many for many, number in runs if number == _PACKED))
+    numbers = unpacked(b"".join(packed), width, sum(many for many, number in runs if number == _PACKED))
     start = taken = 0
     for many, number in runs:
         if number == _PACKED:
@@ -50,7 +50,8 @@ def hybrid(data: bytes, at: int, width: int, count: int) -> Numbers:
     return out
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number of 32 bits at most, and where the next begins."""
     value = 0
     for shift in range(0, 35, 7):
         if at >= len(data):
@@ -63,7 +64,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number has no end")
 
 
-def _unpacked(data: bytes, width: int, count: int) -> Numbers:
+def unpacked(data: bytes, width: int, count: int) -> Numbers:
+    """Return the first ``count`` numbers of ``width`` bits, of which ``data`` has as many."""
     if width in _WHOLE:
         return np.frombuffer(data, _WHOLE[width], count)
     if width == 1:

@@ -15,11 +15,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.manifests.deltas import texts_by_differences, texts_by_lengths
 from refshard_fs.manifests.hybrid import hybrid
 from refshard_fs.manifests.inflate import zstd_size
 from refshard_fs.manifests.parquet_pages import (
     BYTE_ARRAY,
     DATA,
+    DATA_V2,
     DICTIONARY,
     INT32,
     INT64,
@@ -29,6 +31,7 @@ from refshard_fs.manifests.parquet_pages import (
     Leaf,
     Page,
     Room,
+    TooMuch,
     pages,
 )
 
@@ -39,18 +42,18 @@ _REQUIRED, _OPTIONAL = 0, 1
 _PLAIN, _OF_DICTIONARY, _BY_DICTIONARY = 0, (0, 2), (2, 8)  # encodings
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {INT32: np.dtype("<i4"), INT64: np.dtype("<i8")}
-_KINDS: Final = {  # by physical type and the older logical one: INT_32, INT_64, UTF8
-    (INT32, None): "whole numbers",
-    (INT32, 17): "whole numbers",
-    (INT64, None): "whole numbers",
-    (INT64, 18): "whole numbers",
-    (BYTE_ARRAY, None): "bytes",
-    (BYTE_ARRAY, 0): "text",
+_KINDS: Final = {  # by physical type, the older logical one (INT_32, INT_64, UTF8), and whether the newer one is STRING
+    (INT32, None, None): "whole numbers",
+    (INT32, 17, None): "whole numbers",
+    (INT64, None, None): "whole numbers",
+    (INT64, 18, None): "whole numbers",
+    (BYTE_ARRAY, None, None): "bytes",
+    (BYTE_ARRAY, 0, None): "text",
+    (BYTE_ARRAY, 0, True): "text",
 }
 
 Numbers = npt.NDArray[Any]
 Booleans = npt.NDArray[np.bool_]
-Values = Numbers | list[bytes]
 
 
 class Unusual(Exception):
@@ -74,7 +77,7 @@ def usual_columns(data: bytes, footer: Footer, names: Collection[str]) -> dict[s
     schema, groups = footer.schema, footer.groups
     if len(groups) != 1 or not schema or schema[0].children != len(schema) - 1 or not 0 < footer.rows <= ROWS:
         raise Unusual
-    chunks, _, rows = groups[0]
+    chunks, rows = groups[0]
     if rows != footer.rows or len(chunks) != len(schema) - 1:
         raise Unusual
     room = Room(len(data))
@@ -94,25 +97,31 @@ def usual_columns(data: bytes, footer: Footer, names: Collection[str]) -> dict[s
 def _column(data: bytes, leaf: Leaf, chunk: Chunk, rows: int, room: Room) -> Column | None:
     if chunk.type != leaf.type or chunk.values != rows or chunk.is_elsewhere:
         raise Unusual
-    values: Values | None = None
+    values = _Values(chunk.type, room)
     parts: list[Numbers] = []
     masks: list[Booleans] = []
     for page in pages(data, chunk, rows, room, WIDTHS.get(chunk.type, 1)):
+        if page.kind not in (DATA, DATA_V2) and (page.kind != DICTIONARY or parts):
+            raise Unusual
         try:
-            body = _body(data, page, chunk.codec)
-            if page.kind == DICTIONARY and page.encoding in _OF_DICTIONARY and values is None and not parts:
-                values = _plain(body, 0, chunk.type, page.values)
+            levels, body = _body(data, page, chunk.codec)
+            if page.kind == DICTIONARY:
+                values.learn(page, body)
                 continue
-            if page.kind != DATA:
-                raise Unusual
-            at = 0
-            absent = np.zeros(page.values, np.bool_)
+            at, absent = 0, np.zeros(page.values, np.bool_)
             if leaf.repetition == _OPTIONAL:
-                at = 4 + int.from_bytes(body[:4], "little")
-                absent = hybrid(body[:at], 4, 1, page.values) == 0
-            numbers, values = _numbers(body, at, page, chunk.type, absent, values)
+                if page.kind == DATA:
+                    at = 4 + int.from_bytes(body[:4], "little")
+                    levels = body[4:at]
+                absent = hybrid(levels, 0, 1, page.values) == 0
+            numbers = values.numbers(page.encoding, body, at, page.values - int(np.count_nonzero(absent)))
+        except TooMuch:
+            raise
         except (ValueError, IndexError, OSError) as e:
             raise Unusual from e
+        if len(numbers) < page.values:
+            there, numbers = numbers, np.zeros(page.values, numbers.dtype)
+            numbers[~absent] = there
         parts.append(numbers)
         masks.append(absent)
     if sum(map(len, parts)) != rows:
@@ -120,55 +129,72 @@ def _column(data: bytes, leaf: Leaf, chunk: Chunk, rows: int, room: Room) -> Col
     absent = _joined(masks)
     if absent.all():
         return None
-    kind = _KINDS.get((chunk.type, leaf.converted))
-    if kind is None or (leaf.is_logical and leaf.converted is None):
+    kind = _KINDS.get((chunk.type, leaf.converted, leaf.is_string))
+    if kind is None:
         raise Unusual
-    texts = values if isinstance(values, list) else []
-    return Column(
-        kind,
-        _joined(parts),
-        absent if absent.any() else None,
-        [text.decode() for text in texts] if kind == "text" else texts,
-    )
+    return Column(kind, _joined(parts), absent if absent.any() else None, values.texts(kind))
 
 
-def _numbers(
-    body: bytes, at: int, page: Page, kind: int, absent: Booleans, values: Values | None
-) -> tuple[Numbers, Values | None]:
-    """Return the numbers of a page's rows, and the values that those of texts are places in."""
-    count = page.values - int(np.count_nonzero(absent))
-    numbers: Values
-    if not count:
-        return np.zeros(page.values, np.int32), values
-    if page.encoding in _BY_DICTIONARY and values is not None:
-        numbers = hybrid(body, at + 1, body[at], count)
-        if int(numbers.max()) >= len(values):
+def _joined(parts: list[Numbers]) -> Numbers:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class _Values:
+    """What the pages of a column hold: numbers, or texts, of which numbers are the places."""
+
+    def __init__(self, kind: int, room: Room) -> None:
+        self._kind = kind
+        self._room = room
+        self._dictionary: Numbers | None = None
+        self._places: dict[bytes, int] = {}
+
+    def learn(self, page: Page, body: bytes) -> None:
+        """Take the dictionary that a column may begin with."""
+        if page.encoding not in _OF_DICTIONARY or self._dictionary is not None or self._places:
             raise Unusual
-        if isinstance(values, np.ndarray):
-            numbers = values[numbers]
-    elif page.encoding == _PLAIN and values is None:
-        numbers = _plain(body, at, kind, count)
-        if isinstance(numbers, list):
-            values = list(dict.fromkeys(numbers))
-            places = {value: place for place, value in enumerate(values)}
-            numbers = np.array([places[value] for value in numbers], np.uint32)
-    else:
+        if self._kind in _DTYPES:
+            self._dictionary = self._plain(body, 0, page.values)
+        elif len(self._placed(_texts(body, 0, page.values))) != len(self._places):  # one text twice
+            raise Unusual
+
+    def numbers(self, encoding: int, body: bytes, at: int, count: int) -> Numbers:
+        """Return ``count`` numbers, which begin ``at`` a place of a page's bytes."""
+        if not count:
+            return np.zeros(0, np.int32)
+        if encoding in _BY_DICTIONARY:
+            numbers = hybrid(body, at + 1, body[at], count)
+            if self._dictionary is not None:
+                return self._dictionary[numbers]
+            if int(numbers.max()) >= len(self._places):
+                raise Unusual
+            return numbers
+        if self._kind in _DTYPES and encoding == _PLAIN:
+            return self._plain(body, at, count)
+        if self._kind == BYTE_ARRAY:
+            match encoding:
+                case 0:
+                    return self._placed(_texts(body, at, count))
+                case 6:
+                    return self._placed(texts_by_lengths(body, at, count))
+                case 7:
+                    return self._placed(texts_by_differences(body, at, count, self._room.take))
         raise Unusual
-    if count < page.values:
-        some, numbers = numbers, np.zeros(page.values, numbers.dtype)
-        numbers[~absent] = some
-    return numbers, values
 
+    def texts(self, kind: str) -> Sequence[str | bytes]:
+        """Return the texts, as what they are."""
+        return [text.decode() for text in self._places] if kind == "text" else list(self._places)
 
-def _plain(body: bytes, at: int, kind: int, count: int) -> Values:
-    """Return ``count`` values that stand one after the other."""
-    dtype = _DTYPES.get(kind)
-    if dtype is not None:
-        numbers: Numbers = np.frombuffer(body, dtype, count, at)
+    def _placed(self, texts: list[bytes]) -> Numbers:
+        places = self._places
+        return np.array([places.setdefault(text, len(places)) for text in texts], np.uint32)
+
+    def _plain(self, body: bytes, at: int, count: int) -> Numbers:
+        numbers: Numbers = np.frombuffer(body, _DTYPES[self._kind], count, at)
         # A view would keep all of the page in memory, and what is not aligned is slow to use.
         return numbers if numbers.flags.aligned and len(body) < 2 * numbers.nbytes else numbers.copy()
-    if count and kind != BYTE_ARRAY:
-        raise Unusual
+
+
+def _texts(body: bytes, at: int, count: int) -> list[bytes]:
     texts = []
     for _ in range(count):
         start = at + 4
@@ -179,23 +205,25 @@ def _plain(body: bytes, at: int, kind: int, count: int) -> Values:
     return texts
 
 
-def _joined(parts: list[Numbers]) -> Numbers:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _body(data: bytes, page: Page, codec: int) -> bytes:
-    """Return what the stored bytes of a page stand for: as many as its header says."""
-    stored = data[page.start : page.start + page.stored]
+def _body(data: bytes, page: Page, codec: int) -> tuple[bytes, bytes]:
+    """Return the levels that stand ahead of a page's other bytes, if they do, and what those stand for."""
+    stored, made = data[page.start : page.start + page.stored], page.made
     if page.crc is not None and zlib.crc32(stored) != page.crc & 0xFFFFFFFF:
         raise Unusual
-    match codec:
-        case 0 if page.stored == page.made:
-            return stored
-        # pyarrow's codecs do not say how much they have made: they make what the first bytes say, or raise an error.
-        case 1 if _snappy_size(stored) == page.made:
-            return _decompressed("snappy", stored, page.made)
-        case 6 if stored.startswith(_ZSTD) and zstd_size(stored) == page.made:
-            return _decompressed("zstd", stored, page.made)
+    levels = b""
+    if page.kind == DATA_V2:
+        if not 0 <= page.levels <= min(page.stored, made):
+            raise Unusual
+        levels, stored, made = stored[: page.levels], stored[page.levels :], made - page.levels
+    if codec == 0 or not page.is_compressed:
+        if len(stored) != made:
+            raise Unusual
+        return levels, stored
+    # pyarrow's codecs do not say how much they have made: they make what the first bytes say, or raise an error.
+    if codec == 1 and _snappy_size(stored) == made:
+        return levels, _codec("snappy").decompress(stored, made, asbytes=True)
+    if codec == 6 and stored.startswith(_ZSTD) and zstd_size(stored) == made:
+        return levels, _codec("zstd").decompress(stored, made, asbytes=True)
     raise Unusual
 
 
@@ -207,11 +235,6 @@ def _snappy_size(data: bytes) -> int:
         if byte < 128:
             return size
     return -1
-
-
-def _decompressed(codec: str, stored: bytes, made: int) -> bytes:
-    body: bytes = _codec(codec).decompress(stored, made, asbytes=True)
-    return body
 
 
 @cache

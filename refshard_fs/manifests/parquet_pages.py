@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from refshard_fs.manifests.inflate import GRACE, RATIO
-from refshard_fs.manifests.thrift import BINARY, I32, I64, Damaged, Fields, Reader
+from refshard_fs.manifests.thrift import BINARY, BOOL, I32, I64, Damaged, Fields, Reader
 
 __all__ = [
     "BYTE_ARRAY",
@@ -27,6 +27,7 @@ __all__ = [
     "Leaf",
     "Page",
     "Room",
+    "TooMuch",
     "page_at",
     "pages",
 ]
@@ -34,16 +35,16 @@ __all__ = [
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # kinds of pages; others are skipped by readers
 INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY = 1, 2, 3, 4, 5, 6  # physical types; columns of others are none of ours
 WIDTHS: Final = {INT32: 4, INT64: 8, INT96: 12, FLOAT: 4, DOUBLE: 8, BYTE_ARRAY: 4}  # bytes of a value at least
+DECODED: Final = 1 << 30  # bytes that are made of a file, at most
 _LATE: Final = 100  # bytes that the column chunks of an old writer have more than it says: readers read on
 _TAIL: Final = 8  # bytes: the footer's length, and the magic
 
 _FOOTER: Final[Fields] = {
-    2: [{1: I32, 3: I32, 4: BINARY, 5: I32, 6: I32, 10: {}}],  # schema: see Leaf
+    2: [{1: I32, 3: I32, 4: BINARY, 5: I32, 6: I32, 10: {1: {}}}],  # schema: see Leaf
     3: I64,  # num_rows
     4: [  # row_groups
         {
             1: [{1: BINARY, 3: {1: I32, 4: I32, 5: I64, 7: I64, 9: I64, 11: I64}}],  # columns: see Chunk
-            2: I64,  # total_byte_size
             3: I64,  # num_rows
         }
     ],
@@ -55,21 +56,25 @@ _HEADER: Final[Fields] = {
     4: I32,  # crc
     5: {1: I32, 2: I32},  # of a data page: num_values, encoding
     7: {1: I32, 2: I32},  # of a dictionary
-    8: {1: I32, 4: I32},  # of a data page, version 2
+    # of a data page, version 2: num_values, encoding, bytes of levels, is_compressed
+    8: {1: I32, 4: I32, 5: I32, 6: I32, 7: BOOL},
 }
 # where each kind tells of itself, and its encoding
 _OWN: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
 
 
 class Leaf(NamedTuple):
-    """A column, as the schema has it; ``converted`` is its older and ``is_logical`` tells of its newer logical type."""
+    """A column, as the schema has it.
+
+    ``converted`` is its older logical type, ``is_string`` tells of the newer one; None where it has none.
+    """
 
     name: bytes
     type: int | None
     repetition: int
     children: int
     converted: int | None
-    is_logical: bool
+    is_string: bool | None
 
 
 class Chunk(NamedTuple):
@@ -85,15 +90,17 @@ class Chunk(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group of rows; ``size`` is what it says that its columns take, uncompressed."""
+    """A group of rows: its columns, and how many there are; -1: it does not say."""
 
     chunks: list[Chunk]
-    size: int
     rows: int
 
 
 class Page(NamedTuple):
-    """A page as its header tells it: the ``stored`` bytes from ``start`` on make ``made`` bytes, of so many values."""
+    """A page as its header tells it: the ``stored`` bytes from ``start`` on make ``made`` bytes, of so many values.
+
+    Of version 2, ``levels`` of them stand ahead and are not compressed, nor may the others be.
+    """
 
     kind: int
     start: int
@@ -102,6 +109,8 @@ class Page(NamedTuple):
     values: int = 0
     encoding: int = 0
     crc: int | None = None
+    levels: int = 0
+    is_compressed: bool = True
 
 
 class Footer:
@@ -117,9 +126,10 @@ class Footer:
         if self.rows < 0:
             raise Damaged("it does not tell its rows")
         self.schema = [
-            Leaf(e.get(4, b""), e.get(1), e.get(3, 0), e.get(5, 0), e.get(6), 10 in e) for e in found.get(2, ())
+            Leaf(e.get(4, b""), e.get(1), e.get(3, 0), e.get(5, 0), e.get(6), 1 in e[10] if 10 in e else None)
+            for e in found.get(2, ())
         ]
-        self.groups = [Group(list(map(_chunk, g.get(1, ()))), g.get(2, 0), g.get(3, -1)) for g in found.get(4, ())]
+        self.groups = [Group(list(map(_chunk, g.get(1, ()))), g.get(3, -1)) for g in found.get(4, ())]
 
 
 def _chunk(found: dict[int, Any]) -> Chunk:
@@ -127,18 +137,22 @@ def _chunk(found: dict[int, Any]) -> Chunk:
     return Chunk(m.get(1, -1), m.get(4, -1), m.get(5, -1), m.get(7, -1), m.get(9, -1), m.get(11, 0), bool(found.get(1)))
 
 
+class TooMuch(ValueError):
+    """More would be made of a file than may be."""
+
+
 class Room:
     """The bytes that may still be made of a file."""
 
     def __init__(self, size: int) -> None:
-        self._most = self._left = max(GRACE, RATIO * size)
+        self._most = self._left = min(max(GRACE, RATIO * size), DECODED)
 
     def take(self, made: int) -> None:
-        """Let ``made`` bytes more be made; ValueError where they are too many."""
+        """Let ``made`` bytes more be made; TooMuch where they are too many."""
         self._left -= made
         if self._left < 0:
             made = self._most - self._left
-            raise ValueError(f"its pages would make {made} bytes or more, and {self._most} are allowed")
+            raise TooMuch(f"its pages would make {made} bytes or more, and {self._most} are allowed")
 
 
 def pages(data: bytes, chunk: Chunk, rows: int, room: Room, width: int) -> Iterator[Page]:
@@ -179,4 +193,7 @@ def page_at(data: bytes, at: int, stop: int) -> Page:
     own = header.get(field, {})
     if own.get(1, -1) < 0 or encoding not in own:
         raise Damaged("a page that does not tell its values")
-    return Page(kind, start, stored, made, own[1], own[encoding], header.get(4))
+    page = Page(kind, start, stored, made, own[1], own[encoding], header.get(4))
+    if kind != DATA_V2:
+        return page
+    return page._replace(levels=own.get(5, -1) + own.get(6, 0), is_compressed=own.get(7, True))

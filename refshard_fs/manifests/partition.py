@@ -23,9 +23,7 @@ from refshard_fs.model import Quota
 
 __all__ = ["Partition", "PartitionIndex", "encode", "require_pyarrow"]
 
-MIB = 1 << 20
 ROWS = 1 << 24  # that a partition may have: they take 20 bytes each, and may be written in next to none
-DECODED = 1024 * MIB  # that its columns may say they take, uncompressed
 OFFSETS = 2**63  # parquet's integers are signed
 COLUMNS = ("path", "offset", "size", "raw")
 
@@ -138,9 +136,6 @@ class PartitionIndex(msgspec.Struct, frozen=True):
             raise ValueError(f"it has {rows} rows, and {self.chunks} chunks lie in it")
         if rows > min(self.record_size, ROWS):
             raise ValueError(f"it has {rows} rows, more than the {min(self.record_size, ROWS)} that there may be")
-        size = sum(group.size for group in footer.groups)
-        if size > DECODED:
-            raise ValueError(f"its columns would take {size} bytes, more than {DECODED} are allowed")
 
 
 def _partition(columns: Mapping[str, Column | None], rows: int, chunks: int) -> Partition:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["BINARY", "I32", "I64", "Damaged", "Fields", "Reader"]
+__all__ = ["BINARY", "BOOL", "I32", "I64", "Damaged", "Fields", "Reader"]
 
+BOOL: Final = 2  # or 1, where it is true
 I32: Final = 5
 I64: Final = 6
 BINARY: Final = 8
@@ -19,8 +20,8 @@ _BITS: Final = {I32: 31, I64: 63}
 _NESTING: Final = 16  # of what is skipped
 _THINGS: Final = 100_000  # structures that are kept: they may have been written in a byte each
 
-# What is asked for of a structure: the number of a field → I32, I64 or BINARY, the fields of a structure, or a list of
-# one such.
+# What is asked for of a structure: the number of a field → BOOL, I32, I64 or BINARY, the fields of a structure, or a
+# list of one such.
 Fields = Mapping[int, Any]
 
 
@@ -65,7 +66,7 @@ class Reader:
                 self._skip(kind, _NESTING)
             elif number in out:
                 raise Damaged("a field is there twice")
-            elif wanted == kind != BINARY:
+            elif wanted == kind and kind in _BITS:
                 out[number] = self._number(kind)
             else:
                 out[number] = self._value(kind, wanted)
@@ -74,6 +75,8 @@ class Reader:
 
     def _value(self, kind: int, wanted: Any) -> Any:
         match wanted:
+            case int() if wanted == BOOL and kind in (1, 2):
+                return kind == 1
             case int() if kind == wanted == BINARY:
                 size = self._varint()
                 self._pass(size)

@@ -1,4 +1,4 @@
-"""Real parquet files whose page headers are replaced by others of the same length, that say something else."""
+"""Real parquet files whose page headers are replaced by others of the same length, and what columns of files hold."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from refshard_fs.manifests.page_values import Column
 from refshard_fs.manifests.parquet_pages import Page, page_at
 
-__all__ = ["DATA", "DATA_V2", "DICTIONARY", "Found", "forged", "pages_of", "partition", "varint"]
+__all__ = ["DATA", "DATA_V2", "DICTIONARY", "Found", "forged", "pages_of", "partition", "rows_of", "varint"]
 
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
 OWN = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}
@@ -73,6 +74,22 @@ def forged(data: bytes, found: Found, made: int | None = None, own: Mapping[int,
     header += b"\0"
     assert len(header) == page.start - found.at
     return data[: found.at] + header + data[page.start :]
+
+
+def rows_of(columns: dict[str, Column | None]) -> dict[str, Any]:
+    """Return the kind and the values of each column, None where there is none."""
+    found: dict[str, Any] = {}
+    for name, column in columns.items():
+        if column is None:
+            found[name] = None
+            continue
+        numbers = column.numbers.tolist()
+        absent = [False] * len(numbers) if column.absent is None else column.absent.tolist()
+        values = [None if gone else n for n, gone in zip(numbers, absent, strict=True)]
+        if column.kind in ("text", "bytes"):
+            values = [None if place is None else column.values[place] for place in values]
+        found[name] = column.kind, values
+    return found
 
 
 def varint(value: int) -> bytes:

@@ -21,10 +21,10 @@ from refshard_fs.columns import ABSENT, WHOLE, Row  # noqa: E402  # not without 
 from refshard_fs.manifests import partition  # noqa: E402
 from refshard_fs.manifests.arrow_columns import arrow_columns  # noqa: E402
 from refshard_fs.manifests.hybrid import hybrid  # noqa: E402
-from refshard_fs.manifests.page_values import Column, Unusual, usual_columns  # noqa: E402
+from refshard_fs.manifests.page_values import Unusual, usual_columns  # noqa: E402
 from refshard_fs.manifests.parquet_pages import Footer  # noqa: E402
 from refshard_fs.manifests.partition import COLUMNS, Partition, PartitionIndex, encode  # noqa: E402
-from tests.manifests.parquet_forging import forged, pages_of  # noqa: E402
+from tests.manifests.parquet_forging import forged, pages_of, rows_of  # noqa: E402
 from tests.manifests.parquet_forging import partition as references  # noqa: E402
 
 
@@ -32,22 +32,6 @@ def written(columns: dict[str, Any], **options: Any) -> bytes:
     out = io.BytesIO()
     pq.write_table(pa.table(columns), out, **options)
     return out.getvalue()
-
-
-def rows_of(columns: dict[str, Column | None]) -> dict[str, Any]:
-    """Return the kind and the values of each column, None where there is none."""
-    found: dict[str, Any] = {}
-    for name, column in columns.items():
-        if column is None:
-            found[name] = None
-            continue
-        numbers = column.numbers.tolist()
-        absent = [False] * len(numbers) if column.absent is None else column.absent.tolist()
-        values = [None if gone else n for n, gone in zip(numbers, absent, strict=True)]
-        if column.kind in ("text", "bytes"):
-            values = [None if place is None else column.values[place] for place in values]
-        found[name] = column.kind, values
-    return found
 
 
 def by_both(data: bytes) -> dict[str, Any]:
@@ -58,8 +42,15 @@ def by_both(data: bytes) -> dict[str, Any]:
 
 
 OPTIONS = [
-    {"compression": compression, "use_dictionary": use_dictionary, "write_page_checksum": compression == "zstd"}
-    for compression, use_dictionary in itertools.product(("none", "snappy", "zstd"), (True, False, ["path"]))
+    {
+        "compression": compression,
+        "use_dictionary": use_dictionary,
+        "data_page_version": version,
+        "write_page_checksum": compression == "zstd",
+    }
+    for compression, use_dictionary, version in itertools.product(
+        ("none", "snappy", "zstd"), (True, False, ["path"]), ("1.0", "2.0")
+    )
 ]
 
 
@@ -178,7 +169,6 @@ def test_what_fsspec_writes_is_read_without_pyarrows_reader(
         ({"offset": pa.array([1, 2], pa.timestamp("us"))}, {}),
         ({"offset": pa.array([1.5, 2.5])}, {}),
         ({"offset": [1, 2]}, {"compression": "gzip"}),
-        ({"offset": [1, 2]}, {"data_page_version": "2.0"}),
         ({"offset": [1, 2]}, {"row_group_size": 1}),
         ({"offset": [1, 2]}, {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED"}),
         ({"offset": [[1], [2]]}, {}),

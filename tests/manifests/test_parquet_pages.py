@@ -106,11 +106,33 @@ def test_data_that_many_rows_have_is_made_once() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
-def test_texts_that_are_written_as_differences_are_not_read(encoding: str) -> None:
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("rows", [1, 2, 130, 30_000])
+def test_texts_may_be_written_by_lengths_and_differences(encoding: str, version: str, rows: int) -> None:
+    paths = [None if row % 7 == 3 else f"s3://bucket/{row % 50}/{'x' * (row % 50)}" for row in range(rows)]
+    out = io.BytesIO()
+    options = {"column_encoding": {"path": encoding}, "use_dictionary": False, "data_page_version": version}
+    pq.write_table(pa.table({"path": pa.array(paths, pa.string())}), out, **options)
+    made = PartitionIndex(rows, rows).decode(out.getvalue())
+    found = [None if value is None else made.urls[value.target] for value in map(made.value, range(rows))]
+    assert found == paths
+
+
+def test_texts_that_are_all_of_the_one_before_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value may have all of the one before it in a byte: gigabytes in a page of some kilobytes."""
-    data = written(8, path=["x" * 1000] * 8, column_encoding={"path": encoding})
-    with pytest.raises(ValueError, match="its column 'path' cannot be read: a page has the encoding"):
+    data = written(8, path=["x" * 1000] * 8, column_encoding={"path": "DELTA_BYTE_ARRAY"})
+    monkeypatch.setattr(parquet_pages, "RATIO", 0)
+    monkeypatch.setattr(parquet_pages, "GRACE", 4000)
+    with pytest.raises(ValueError, match="its pages would make"):
         INDEX.decode(data)
+
+
+def test_texts_that_pyarrow_would_make_without_bound_are_refused_and_why() -> None:
+    out = io.BytesIO()
+    options = {"column_encoding": {"path": "DELTA_BYTE_ARRAY"}, "use_dictionary": False, "compression": "gzip"}
+    pq.write_table(pa.table({"path": ["u"] * 8}), out, **options)
+    with pytest.raises(ValueError, match="its column 'path' cannot be read: .* DELTA_BYTE_ARRAY, .* write it so, or"):
+        INDEX.decode(out.getvalue())
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"])
@@ -141,9 +163,11 @@ def test_all_that_a_file_makes_is_bounded_together(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(parquet_pages, "RATIO", 0)
     monkeypatch.setattr(parquet_pages, "GRACE", sum(parts))
     assert len(INDEX.decode(data)) == 8
-    monkeypatch.setattr(parquet_pages, "GRACE", sum(parts) - 1)
-    with pytest.raises(ValueError, match="its pages would make"):
-        INDEX.decode(data)
+    for bound in ("GRACE", "DECODED"):
+        with monkeypatch.context() as patch:
+            patch.setattr(parquet_pages, bound, sum(parts) - 1)
+            with pytest.raises(ValueError, match="its pages would make"):
+                INDEX.decode(data)
 
 
 # ---------------------------------------------------------------------- Thrift

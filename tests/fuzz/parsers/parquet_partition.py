@@ -1,4 +1,7 @@
-"""Partitions of parquet reference sets: rows that are references or data, or a ValueError."""
+"""Partitions of parquet reference sets: rows that are references or data, or a ValueError.
+
+What is made of pages without pyarrow's reader is what that makes of them, where it reads them too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from refshard_fs.columns import Row
-from refshard_fs.manifests.partition import PartitionIndex
+from refshard_fs.manifests.arrow_columns import arrow_columns
+from refshard_fs.manifests.page_values import Unusual, usual_columns
+from refshard_fs.manifests.parquet_pages import Footer
+from refshard_fs.manifests.partition import COLUMNS, PartitionIndex
+from tests.manifests.parquet_forging import rows_of
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -41,8 +48,14 @@ def seeds() -> list[bytes]:
         (text, {"compression": "none", "use_dictionary": False}),
         (ints, {"compression": "gzip", "row_group_size": 3}),
         (plain, {"compression": "none", "data_page_version": "2.0", "store_schema": False}),
+        (columns, _deltas("DELTA_BYTE_ARRAY") | {"compression": "none", "store_schema": False}),
+        (columns, _deltas("DELTA_LENGTH_BYTE_ARRAY") | {"compression": "snappy", "data_page_version": "2.0"}),
     ]
     return [_parquet(table, **options) for table, options in written]
+
+
+def _deltas(encoding: str) -> dict[str, object]:
+    return {"use_dictionary": False, "column_encoding": {"path": encoding, "raw": encoding}}
 
 
 def _parquet(columns: dict[str, pa.Array], **options: object) -> bytes:
@@ -56,6 +69,7 @@ def one_input(data: bytes) -> None:
         partition = _INDEX.decode(data)
     except ValueError:
         return
+    _compare(data)
     assert len(partition) == 8
     rows = partition.present(0, 8)
     sizes = partition.sizes(rows)
@@ -69,3 +83,19 @@ def one_input(data: bytes) -> None:
                 assert length == size
             case bytes():
                 assert len(value) == size
+
+
+def _compare(data: bytes) -> None:
+    footer = Footer(data)
+    try:
+        usual = usual_columns(data, footer, COLUMNS)
+        arrow = arrow_columns(data, footer, COLUMNS)
+    except (Unusual, ValueError):
+        return
+    assert usual.keys() == arrow.keys()
+    for (
+        name,
+        column,
+    ) in arrow.items():  # Arrow's own schema, which pyarrow alone looks at, may call numbers something else
+        if column is None or column.kind in ("whole numbers", "text", "bytes"):
+            assert rows_of({name: usual[name]}) == rows_of({name: column})
