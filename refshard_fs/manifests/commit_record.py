@@ -20,6 +20,7 @@ __all__ = ["DIRECTORY", "NAME", "CommitRecord", "Copy", "RecordIndex", "copy_nam
 DIRECTORY: Final = ".refshard"  # at the root of a hierarchy; nothing in it is a key
 NAME: Final = f"{DIRECTORY}/commit.json"
 MOST: Final = 256 << 20  # bytes of a record
+VERSION: Final = 1
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -94,9 +95,17 @@ class RecordIndex(msgspec.Struct, frozen=True):
             ) from e
 
 
+class _Header(msgspec.Struct):
+    refshard: Literal["commit"]
+    version: int
+
+
 def _checked(data: bytes) -> CommitRecord:
     if len(data) > MOST:
         raise ValueError(f"it has {len(data)} bytes, and at most {MOST} may be")
+    version = msgspec.json.decode(data, type=_Header).version
+    if version != VERSION:
+        raise ValueError(f"it is of version {version}, which another version of this package reads")
     record = msgspec.json.decode(data, type=CommitRecord)
     if _ID.fullmatch(record.id) is None:
         raise ValueError(f"{record.id!r} is no id")
