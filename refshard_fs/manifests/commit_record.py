@@ -80,11 +80,18 @@ def is_reserved(key: str) -> bool:
 
 
 class RecordIndex(msgspec.Struct, frozen=True):
-    """Decodes the record at ``where``."""
+    """Decodes the record at ``where``; None where that, not being ``listed``, is a page with which a server answers."""
 
     where: str
+    listed: bool = True
 
-    def decode(self, data: bytes) -> CommitRecord:
+    def decode(self, data: bytes) -> CommitRecord | None:
+        if not self.listed and data.lstrip()[:1] == b"<":
+            return None
+        return self.record(data)
+
+    def record(self, data: bytes) -> CommitRecord:
+        """Return the record; ManifestError if it is damaged."""
         try:
             return _checked(data)
         except ValueError as e:  # msgspec's own is one
