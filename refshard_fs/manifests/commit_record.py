@@ -20,6 +20,7 @@ __all__ = ["DIRECTORY", "NAME", "CommitRecord", "Copy", "RecordIndex", "copy_nam
 DIRECTORY: Final = ".refshard"  # at the root of a hierarchy; nothing in it is a key
 NAME: Final = f"{DIRECTORY}/commit.json"
 MOST: Final = 256 << 20  # bytes of a record
+VERSION: Final = 1
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -79,11 +80,18 @@ def is_reserved(key: str) -> bool:
 
 
 class RecordIndex(msgspec.Struct, frozen=True):
-    """Decodes the record at ``where``."""
+    """Decodes the record at ``where``; None where that, not being ``listed``, is a page with which a server answers."""
 
     where: str
+    listed: bool = True
 
-    def decode(self, data: bytes) -> CommitRecord:
+    def decode(self, data: bytes) -> CommitRecord | None:
+        if not self.listed and data.lstrip()[:1] == b"<":
+            return None
+        return self.record(data)
+
+    def record(self, data: bytes) -> CommitRecord:
+        """Return the record; ManifestError if it is damaged."""
         try:
             return _checked(data)
         except ValueError as e:  # msgspec's own is one
@@ -94,9 +102,17 @@ class RecordIndex(msgspec.Struct, frozen=True):
             ) from e
 
 
+class _Header(msgspec.Struct):
+    refshard: Literal["commit"]
+    version: int
+
+
 def _checked(data: bytes) -> CommitRecord:
     if len(data) > MOST:
         raise ValueError(f"it has {len(data)} bytes, and at most {MOST} may be")
+    version = msgspec.json.decode(data, type=_Header).version
+    if version != VERSION:
+        raise ValueError(f"it is of version {version}, which another version of this package reads")
     record = msgspec.json.decode(data, type=CommitRecord)
     if _ID.fullmatch(record.id) is None:
         raise ValueError(f"{record.id!r} is no id")

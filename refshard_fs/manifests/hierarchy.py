@@ -146,20 +146,21 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     names: Iterable[Listed] | None = yield Names(probe.url)
     before = NOTHING
     if NAME in probe.names if names is None else any(listed.name == DIRECTORY for listed in names):
-        before = Before((yield from _record(locator(probe.url)(NAME))), probe.url)
+        index = RecordIndex(locator(probe.url)(NAME), listed=names is not None)
+        before = Before((yield from _record(index)), probe.url)
     nodes = probe.names.intersection((*HIERARCHY, PARQUET))
     if nodes and all(before.object_of(name) is None for name in nodes):
         raise NoSuchSource(f"{redacted(probe.url)}: the commit that is to make it is under way, or was cut short")
     return Hierarchy(probe.url, listable=names is not None, before=before)
 
 
-def _record(url: str) -> Steps[CommitRecord | None]:
-    """Return the record of a commit at ``url`` as it is now; None if there is none (any more)."""
+def _record(index: RecordIndex) -> Steps[CommitRecord | None]:
+    """Return the record of a commit as it is now; None if there is none (any more)."""
     while True:
-        facts: Facts | None = yield Stat(url, fresh=True)
+        facts: Facts | None = yield Stat(index.where, fresh=True)
         if facts is None:
             return None
         pin = Pin(facts.etag, facts.last_modified, facts.size)
         with contextlib.suppress(TargetChanged):  # it is written several times in a commit
-            record: CommitRecord | None = yield Load(Span(url, optional=True, pin=pin), RecordIndex(url))
+            record: CommitRecord | None = yield Load(Span(index.where, optional=True, pin=pin), index)
             return record

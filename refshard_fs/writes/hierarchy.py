@@ -146,8 +146,8 @@ class HierarchyCommit:
                 self._write(plan, gone, {name: ABSENT if found is None else found for name, found in before.items()})
                 undo.finish()
             except BaseException as e:
-                undo.roll_back(self._touched, e)
-                self._know_what_was_put_back()
+                back = undo.roll_back(self._touched, e)
+                ours.update({self._objects.url_of(name): found for name, found in back.items()})
                 raise
 
     def _begin(self) -> Undo:
@@ -160,12 +160,6 @@ class HierarchyCommit:
         """Take note that somebody's commit was undone: what is remembered of its objects is of no use."""
         if undone is not None:
             self._overlay.replaced({self._objects.url_of(name) for name in undone.concerns})
-
-    def _know_what_was_put_back(self) -> None:
-        """Let copies of what was read here, which some stores take for other versions, be no conflicts."""
-        if not self._objects.is_at_hand:
-            with contextlib.suppress(OSError):
-                ours.update({self._objects.url_of(name): found for name, found in self._asked(self._touched).items()})
 
     def _at_hand(self, _: str, edit: Edit) -> Edit:
         """Return the bytes of what lies elsewhere: objects of this hierarchy may not be there when they are needed."""

@@ -104,7 +104,7 @@ def _stored(objects: Objects) -> _Stored | None:
     fetched = objects.fetch(NAME)
     if fetched is None:
         return None
-    return _Stored(RecordIndex(objects.url_of(NAME)).decode(bytes(fetched.data)), fetched.facts)
+    return _Stored(RecordIndex(objects.url_of(NAME)).record(bytes(fetched.data)), fetched.facts)
 
 
 def _age(objects: Objects, record: CommitRecord) -> float | None:

@@ -103,18 +103,25 @@ class Undo:
             self._objects.remove(NAME, self._stored)
             self._objects.tidy([NAME])
 
-    def roll_back(self, names: Collection[str], error: BaseException) -> None:
-        """Put back ``names``, of which some may have been changed before ``error``; it is noted if that fails, too."""
+    def roll_back(self, names: Collection[str], error: BaseException) -> dict[str, Facts]:
+        """Put back ``names``, of which some may have been changed before ``error``; it is noted if that fails, too.
+
+        Returns the versions of what was put back, of which some stores take copies for other ones.
+        """
         if self.is_lost or self.record.state == "done":
-            return
+            return {}
         try:
             self.put_back(names)
+            with ThreadPoolExecutor(WORKERS) as pool:
+                versions = dict(zip(names, pool.map(self._objects.facts, names), strict=True))
             self.finish()
         except (OSError, RefShardError) as e:
             error.add_note(
                 f"Not everything could be put back ({e}). Readers see the state before the commit all the same; the "
                 f"next commit, or `refshard recover {self._objects.url}`, restores it."
             )
+            return {}
+        return {name: found for name, found in versions.items() if found is not None}
 
     # ------------------------------------------------------------------ saying that one lives
 

@@ -23,7 +23,7 @@ def spelled(**changes: Any) -> bytes:
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    assert RecordIndex(WHERE).decode(RECORD.dumps()) == RECORD
+    assert RecordIndex(WHERE).record(RECORD.dumps()) == RECORD
     assert json.loads(RECORD.dumps()) == {
         "id": ID,
         "by": "process 7 on host",
@@ -46,6 +46,9 @@ def test_a_record_is_read_as_it_was_written() -> None:
         RECORD.dumps()[:-1],
         RECORD.dumps() + b" {}",
         spelled(version=2),
+        RECORD.dumps().replace(b'"version":1', b'"version":1.5'),
+        RECORD.dumps().replace(b',"version":1', b""),
+        RECORD.dumps().replace(b'"refshard":"commit",', b""),
         spelled(state="other"),
         spelled(more=1),
         spelled(id=ID[:-1]),
@@ -64,12 +67,19 @@ def test_a_record_is_read_as_it_was_written() -> None:
 )
 def test_what_is_no_record_is_an_error_that_names_it(data: bytes) -> None:
     with pytest.raises(ManifestError, match=WHERE):
-        RecordIndex(WHERE).decode(data)
+        RecordIndex(WHERE).record(data)
+
+
+def test_a_page_is_no_record_where_nothing_tells_that_there_is_one() -> None:
+    assert RecordIndex(WHERE, listed=False).decode(b"\n<html>") is None
+    with pytest.raises(ManifestError):
+        RecordIndex(WHERE).decode(b"\n<html>")
+    assert RecordIndex(WHERE, listed=False).decode(RECORD.dumps()) == RECORD
 
 
 def test_a_record_has_a_bound() -> None:
     with pytest.raises(ManifestError, match="at most"):
-        RecordIndex(WHERE).decode(bytes(MOST + 1))
+        RecordIndex(WHERE).record(bytes(MOST + 1))
 
 
 def listed(before: Before, there: dict[str, list[Listed]], prefix: str) -> Any:

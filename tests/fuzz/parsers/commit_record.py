@@ -30,7 +30,7 @@ def seeds() -> list[bytes]:
 
 def one_input(data: bytes) -> None:
     try:
-        record = RecordIndex("s3://b/h/.refshard/commit.json").decode(data)
+        record = RecordIndex("s3://b/h/.refshard/commit.json").record(data)
     except ManifestError:
         return
     before = Before(record, "s3://b/h")
@@ -41,4 +41,4 @@ def one_input(data: bytes) -> None:
         assert not {"", ".", ".."}.intersection(name.split("/"))
         copy = before.object_of(name)
         assert copy is None or copy == name or copy.startswith(f"{DIRECTORY}/{record.id}/")
-    assert RecordIndex("again").decode(record.dumps()) == record
+    assert RecordIndex("again").record(record.dumps()) == record
