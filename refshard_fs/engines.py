@@ -135,6 +135,7 @@ class Engines:
 
     def _after_fork(self) -> None:
         self._versions.after_fork()
+        self.stats.after_fork()
         self._immediate = None  # another thread of the parent may have held its lock
         self._lock = threading.Lock()
         _orphans.append(list(self._engines.items()))
