@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Sequence
+from glob import has_magic
 from typing import Any, BinaryIO
 
 from fsspec.asyn import sync
@@ -63,14 +64,14 @@ class Readable(Sourced):
     ) -> Any:
         """Like fsspec's, but ``on_error="omit"`` leaves out only missing keys: a failed read is never passed over."""
         single = isinstance(path, (str, os.PathLike))
-        if recursive or (single and _is_pattern(os.fspath(path))):
+        if recursive or (single and has_magic(os.fspath(path))):
             paths = await self._expand_path(path, recursive=recursive)
         elif single:
             paths = [self._strip_protocol(path)]
         else:
             paths = []
             for p in path:
-                if _is_pattern(p):
+                if has_magic(p):
                     paths += await self._expand_path(p)
                 else:
                     paths.append(self._strip_protocol(p))
@@ -110,10 +111,6 @@ class Readable(Sourced):
         finally:
             if file is not None:
                 file.close()
-
-
-def _is_pattern(path: str) -> bool:
-    return "*" in path or "?" in path or "[" in path
 
 
 def _create(path: str) -> BinaryIO:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
@@ -78,13 +78,11 @@ class Savable(Committable):
         written. fsspec's own reader takes parquet sets of zarr version 2
         with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
-        from refshard_fs.save import respelling, save  # as in `commit`
+        from refshard_fs.save import save  # as in `commit`
 
         kind: SetFormat = format or ("json" if url.rstrip("/").endswith(".json") else "parquet")
-        options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        whole = respelling(options.open, source, None)
-        spelled = respelling(options.open, source, None if kind == "chunk-manifest" else url)
+        whole = self._respelling()
+        spelled = self._respelling(None if kind == "chunk-manifest" else url)
 
         def respell(written: str | None) -> str | None:
             self.admit([whole(written)])  # what is written here is the user's own, and trusted
@@ -100,24 +98,18 @@ class Savable(Committable):
     def collect(self) -> ReferenceSet:
         """Return the references in columns, URLs absolute and shards whole; `refshard_fs.concat` and others use it."""
         from refshard_fs.collecting import collect  # as in `commit`
-        from refshard_fs.save import respelling
 
-        options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        found = collect(self._stored(), self._look, respelling(options.open, source, None))
+        found = collect(self._stored(), self._look, self._respelling())
         self._entrust()
         return found
 
     def pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
         """Return the references pinned to what their targets are now; `refshard_fs.snapshot` uses it."""
         from refshard_fs.collecting import pin  # as in `commit`
-        from refshard_fs.save import respelling
 
-        options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        respell = respelling(options.open, source, None)
-        shard_options = options.open.shard_options if flatten else None
-        found = pin(self._stored(), self._look, respell, inline_threshold, shard_options, callback.relative_update)
+        shard_options = self._session.options.open.shard_options if flatten else None
+        spelled, tell = self._respelling(), callback.relative_update
+        found = pin(self._stored(), self._look, spelled, inline_threshold, shard_options, tell)
         self._entrust()
         return found
 
@@ -157,9 +149,9 @@ class Savable(Committable):
         if self._overlay is not None:
             self._overlay.entrust()
 
-    def _absolute(self, url: str) -> str:
+    def _respelling(self, of: str | None = None) -> Callable[[str | None], str | None]:
+        """Return what spells URLs of the source for a set at ``of``; without that, absolute."""
         from refshard_fs.save import respelling  # as in `commit`
 
         options = self._session.options
-        source = options.source if isinstance(options.source, str) else None
-        return respelling(options.open, source, None)(url) or url
+        return respelling(options.open, options.source if isinstance(options.source, str) else None, of)
