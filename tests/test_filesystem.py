@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 from pathlib import Path
@@ -12,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable, catalog
 
 DATA = bytes(range(200))
 ZARRAY = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 2], "dtype": "|u1"}
@@ -279,3 +280,26 @@ def test_thousands_of_references_to_no_array_are_read(tmp_path: Path, count: int
     fs = RefShardFileSystem(refs, skip_instance_cache=True)
     for i in range(0, count, 7):
         assert fs.cat_file(f"k/{i}") == (bytes(range(256)) * 16)[i : i + 1 + i % 7]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_was_being_opened_when_it_was_forgotten_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    source = tmp_path / "refs.json"
+    source.write_text('{"k": "old"}')
+    fs = RefShardFileSystem(str(source), asynchronous=asynchronous)
+    opens: Any = catalog.open_source
+    opened = []
+
+    def and_meanwhile(*arguments: Any) -> Any:
+        keyspace = yield from opens(*arguments)
+        opened.append(keyspace)
+        if len(opened) == 1:
+            source.write_text('{"k": "what is new"}')
+            fs.invalidate_cache()
+        return keyspace
+
+    monkeypatch.setattr(catalog, "open_source", and_meanwhile)
+    assert (asyncio.run(fs._cat_file("k")) if asynchronous else fs.cat_file("k")) == b"what is new"
+    assert len(opened) == 2
