@@ -101,16 +101,19 @@ class Readable(Sourced):
         if await self._isdir(key):
             os.makedirs(lpath, exist_ok=True)
             return
-        file = None
+        file, is_whole = None, False
         try:
             async for piece in self._session.pieces(key, callback.set_size):
                 if file is None:  # not before the first bytes are there
                     file = _create(os.fspath(lpath))  # in no thread: cancelled, nobody would close what it opens
                 await asyncio.to_thread(file.write, piece)
                 callback.relative_update(len(piece))
+            is_whole = True
         finally:
             if file is not None:
                 file.close()
+                if not is_whole:  # nobody could tell
+                    os.remove(lpath)
 
 
 def _create(path: str) -> BinaryIO:
