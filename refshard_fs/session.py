@@ -67,14 +67,22 @@ class Session(Opening):
         So is the loop of a notebook, while a cell reads.
         """
         begun = threading.Event()
-        future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_reading(engine, keyspace, request, begun), loop))
+        reading = _reading(engine, keyspace, request, begun)
         try:
-            await asyncio.wait({future}, timeout=PATIENCE)
-            if begun.is_set():
-                await asyncio.wait({future})
-                return None if future.cancelled() else future.result()
+            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(reading, loop))
+        except RuntimeError:  # it has been closed
+            reading.close()
+            return None
+        try:
+            while True:
+                await asyncio.wait({future}, timeout=PATIENCE)
+                if future.done():
+                    return None if future.cancelled() else future.result()
+                if not (begun.is_set() and loop.is_running()):
+                    break
             self._deaf.add(loop)
-            loop.call_soon_threadsafe(self._deaf.discard, loop)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._deaf.discard, loop)
             return None
         finally:
             future.cancel()

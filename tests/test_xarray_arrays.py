@@ -152,6 +152,31 @@ def test_what_a_loop_was_told_is_read_elsewhere_while_that_loop_waits(chunked: C
     in_a_running_loop(cell)
 
 
+def test_what_a_loop_was_told_is_read_elsewhere_once_that_loop_has_stopped(
+    chunked: Chunked, http_server: RangeServer
+) -> None:
+    fs = RefShardFileSystem(chunked.refs(GRID), skip_instance_cache=True, asynchronous=True)
+    told = asyncio.new_event_loop()
+    thread = threading.Thread(target=told.run_forever)
+
+    async def read() -> bytes:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fs._prefetch(["a/0.0.0"], wait=False), told))
+        reading = asyncio.create_task(fs._cat_file("a/0.0.0"))
+        await asyncio.sleep(0.05)
+        told.call_soon_threadsafe(told.stop)
+        await asyncio.to_thread(thread.join)
+        http_server.latency = 0
+        return await asyncio.wait_for(reading, 20)
+
+    http_server.latency = 0.5
+    thread.start()
+    try:
+        assert asyncio.run(read()) == chunked.chunk(0)
+    finally:
+        told.run_until_complete(told.shutdown_asyncgens())
+        told.close()
+
+
 def in_a_running_loop(cell: Any) -> None:
     """Run ``cell``, which may block, in an event loop of a thread of its own."""
 
