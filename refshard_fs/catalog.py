@@ -174,7 +174,7 @@ def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Pro
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
     documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)), most)
-    if names is not None and names:
+    if names:
         return Probe(url, None, b"", frozenset(n.name for n in names), documents)
     markers = sorted({m for f in known.values() for m in f.markers})
     there = yield tuple(Stat(below(marker), fresh=True) for marker in markers)

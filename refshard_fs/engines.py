@@ -23,7 +23,7 @@ from refshard_fs.session_options import SessionOptions
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Given, Pool, Versions
 
-__all__ = ["INDEXES", "Engines"]
+__all__ = ["INDEXES", "Engines", "running_loop"]
 
 T = TypeVar("T")
 
@@ -42,6 +42,7 @@ class Engines:
         self._pool_options = options.pool
         self._immediate: Immediate | None = None
         self._home: weakref.ref[asyncio.AbstractEventLoop] | None = None  # the loop that read last
+        self._deaf: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()  # loops that did not answer
         self._blocks = Cache(options.block_cache) if options.block_cache else None
         self._repeats = Repeats()
         self._keep = _keep(options.index_cache)
@@ -82,9 +83,11 @@ class Engines:
         return await self.engine().run_for(key, steps)
 
     def home(self) -> asyncio.AbstractEventLoop | None:
-        """Return the running loop that read last, other than the caller's; None if there is none."""
-        loop = self._home() if self._home is not None else None
-        return loop if loop is not None and loop.is_running() else None
+        """Return a running loop that has read, other than the caller's, at best the last one; None if there is none."""
+        here = running_loop()
+        with self._lock:
+            known = [None if self._home is None else self._home(), *self._engines]
+        return next((loop for loop in known if loop is not None and loop is not here and loop.is_running()), None)
 
     def _expecting(self, key: str) -> tuple[Engine, asyncio.AbstractEventLoop] | None:
         """Return the engine of another loop that was told that ``key`` will be read."""
@@ -92,7 +95,7 @@ class Engines:
             engines = list(self._engines.items())
         here = asyncio.get_running_loop()
         for loop, engine in engines:
-            if loop is not here and engine.ahead.expects(key) and loop.is_running():
+            if loop is not here and loop not in self._deaf and engine.ahead.expects(key) and loop.is_running():
                 return engine, loop
         return None
 
@@ -132,10 +135,19 @@ class Engines:
 
     def _after_fork(self) -> None:
         self._versions.after_fork()
+        self.stats.after_fork()
         self._immediate = None  # another thread of the parent may have held its lock
         self._lock = threading.Lock()
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _keep(index_cache: bool | str | None) -> Keep | None:

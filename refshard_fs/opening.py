@@ -38,6 +38,7 @@ class Opening(Engines):
         self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[KeySpace]]
         self._opening = weakref.WeakKeyDictionary()
         self._keyspace: KeySpace | None = None
+        self._forgotten = 0  # how often
 
     async def keyspace(self) -> KeySpace:
         """Return the opened source; concurrent callers open it once."""
@@ -54,7 +55,7 @@ class Opening(Engines):
         if self._keyspace is not None:
             return self._keyspace
         overlay = self.options.overlay
-        opening = 0 if overlay is None else overlay.openings
+        opening = self._openings
         base = None if overlay is None else overlay.base
         if base is not None:
             self._adopt(base, opening)
@@ -74,6 +75,7 @@ class Opening(Engines):
             return keyspace
         if protocol_of(source) not in (None, *LOCAL):
             return None
+        opening = self._openings
         INDEXES.discard((options.token, Stat(source)))
         steps = catalog.open_source(source, options.open, options.format, self._recognised)
         try:
@@ -81,13 +83,12 @@ class Opening(Engines):
         except RefShardError:  # the event loop finds out again, and says what is wrong
             return None
         if found is not None:
-            self._adopt(Base(found.value, (), None), 0)
+            self._adopt(Base(found.value, (), None), opening)
         return self._keyspace
 
     async def _open(self) -> KeySpace:
-        overlay = self.options.overlay
         while True:
-            opening = 0 if overlay is None else overlay.openings
+            opening = self._openings
             keyspace = self.opened()
             if keyspace is not None:
                 return keyspace
@@ -147,13 +148,21 @@ class Opening(Engines):
             return ()
         return await self.engine().run(catalog.some_urls(keyspace))
 
+    @property
+    def _openings(self) -> int:
+        """How often the source was to be opened anew."""
+        overlay = self.options.overlay
+        return self._forgotten if overlay is None else overlay.openings
+
     def _adopt(self, base: Base, opening: int) -> None:
         """Take the source as opened, unless there is another one by now; who shares an overlay shares the source."""
         overlay = self.options.overlay
-        if overlay is None:
-            self._take(base, None)
-        else:
+        if overlay is not None:
             overlay.share(base, opening, self._take)
+            return
+        with self._lock:
+            if opening == self._forgotten:
+                self._take(base, None)
 
     def _take(self, base: Base, edits: Edits | None) -> None:
         """Read ``base``, edited. Options without a protocol go to the first that its references name."""
@@ -185,6 +194,7 @@ class Opening(Engines):
     def forget(self) -> None:
         """Forget the opened source, and which versions were read; indexes are used if they are of the same version."""
         with self._lock:
+            self._forgotten += 1
             self._keyspace = None
             self._arrays.clear()
             self._opening.clear()

@@ -151,18 +151,16 @@ class Overlay:
 
     # ------------------------------------------------------------------ the source below
 
-    def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> bool:
+    def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> None:
         """Have all read ``base``, unless somebody opened it before; ``adopt`` takes what they read, and the edits.
 
-        Returns False, and does nothing, if the source became another one since ``opening`` was the count.
+        Does nothing if the source became another one since ``opening`` was the count.
         """
         with self._guard:
-            if opening != self.openings:
-                return False
-            if self.base is None:
-                self.base = base if self._expected is None else base._replace(facts=self._expected[0])
-            adopt(self.base, self.edits)
-            return True
+            if opening == self.openings:
+                if self.base is None:
+                    self.base = base if self._expected is None else base._replace(facts=self._expected[0])
+                adopt(self.base, self.edits)
 
     def join(self, reader: Reader) -> None:
         """Have ``reader`` told when the source is another one."""

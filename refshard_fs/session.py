@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from refshard_fs.arrays import Arrays
+from refshard_fs.engines import running_loop
 from refshard_fs.errors import RefShardError
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.model import Entry, Inline, Packed, Span
@@ -24,6 +26,7 @@ __all__ = ["Session", "SessionOptions"]
 
 PIECE = 8 * MIB  # of a large key, where it is read in order
 PIECES = 4  # in memory at a time
+PATIENCE = 0.1  # seconds in which another loop begins to read
 
 
 class Session(Opening):
@@ -50,12 +53,39 @@ class Session(Opening):
         if len(self._engines) > 1:
             elsewhere = self._expecting(request.key)
             if elsewhere is not None:
-                there, loop = elsewhere
-                return await asyncio.wrap_future(
-                    asyncio.run_coroutine_threadsafe(_reading(there, keyspace, request), loop)
-                )
+                data = await self._read_there(*elsewhere, keyspace, request)
+                if data is not None:
+                    return data
         held = None if entry is None else engine.held(keyspace, request, entry)
         return await engine.read(keyspace, request, entry) if held is None else held
+
+    async def _read_there(
+        self, engine: Engine, loop: asyncio.AbstractEventLoop, keyspace: KeySpace, request: Request
+    ) -> bytes | None:
+        """Return what the engine of another loop reads; None where that does not get to it: it may be waiting for us.
+
+        So is the loop of a notebook, while a cell reads.
+        """
+        begun = threading.Event()
+        reading = _reading(engine, keyspace, request, begun)
+        try:
+            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(reading, loop))
+        except RuntimeError:  # it has been closed
+            reading.close()
+            return None
+        try:
+            while True:
+                await asyncio.wait({future}, timeout=PATIENCE)
+                if future.done():
+                    return None if future.cancelled() else future.result()
+                if not (begun.is_set() and loop.is_running()):
+                    break
+            self._deaf.add(loop)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._deaf.discard, loop)
+            return None
+        finally:
+            future.cancel()
 
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell(1)`` is called as each one ends."""
@@ -173,9 +203,9 @@ class Session(Opening):
         """Return the keys of the chunks of ``array`` that ``selection`` touches; ValueError if that is not known."""
         return await self._arrays.keys_of(array, selection, mode)
 
-    def announce(self, array: str, selection: Any, mode: Mode) -> None:
-        """Have the loop that reads fetch what ``selection`` touches, where that helps; any thread may call this."""
-        loop, keyspace = self.home(), self._keyspace
+    def announce(self, array: str, selection: Any, mode: Mode, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Have ``loop``, which will read, fetch what ``selection`` touches, where that helps; from any thread."""
+        keyspace = self._keyspace
         if loop is None or keyspace is None:
             return
         try:
@@ -184,10 +214,11 @@ class Session(Opening):
                 return
         except (IndexError, ValueError, RefShardError):
             return  # the read will say what is wrong
-        here = _running_loop()
-        if here is not None:
+        if loop is running_loop():
             self.engine().ahead.tell(keyspace, keys)
-        else:  # zarr's own reads come to the loop the same way, and later
+            return
+        with contextlib.suppress(RuntimeError):  # it has been closed
+            # zarr's own reads come to the loop the same way, and later
             loop.call_soon_threadsafe(lambda: self.engine().ahead.tell(keyspace, keys))
 
     def _is_near(self, key: str) -> bool:
@@ -201,12 +232,6 @@ class Session(Opening):
         return False
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-async def _reading(engine: Engine, keyspace: KeySpace, request: Request) -> bytes:
+async def _reading(engine: Engine, keyspace: KeySpace, request: Request, begun: threading.Event) -> bytes:
+    begun.set()
     return await engine.read(keyspace, request)

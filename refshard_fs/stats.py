@@ -59,3 +59,7 @@ class Stats:
         with self._lock:
             self._reads.clear()
             self._counts = dict.fromkeys(NAMES, 0)
+
+    def after_fork(self) -> None:
+        """Be usable in a child, whichever thread held the lock."""
+        self._lock = threading.Lock()

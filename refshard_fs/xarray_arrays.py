@@ -33,14 +33,14 @@ class _Array(ZarrArrayWrapper):
         return super().__getitem__(key)
 
     async def async_getitem(self, key: Any) -> Any:
-        self._announce(key)
+        self._announce(key, here=True)
         return await super().async_getitem(key)
 
-    def _announce(self, key: indexing.ExplicitIndexer) -> None:
+    def _announce(self, key: indexing.ExplicitIndexer, *, here: bool = False) -> None:
         fs = getattr(self._array.store, "fs", None)  # zarr 2 asks for all chunks of a selection at once: no need
         if isinstance(fs, RefShardFileSystem):
             orthogonal = isinstance(key, indexing.OuterIndexer)
-            fs.announce(self._array.path, key.tuple, mode="orthogonal" if orthogonal else "numpy")
+            fs.announce(self._array.path, key.tuple, mode="orthogonal" if orthogonal else "numpy", here=here)
 
 
 class _Store(ZarrStore):

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
@@ -115,12 +116,17 @@ def test_a_forked_child_reads_the_same(source: Any) -> None:
     fs = RefShardFileSystem(fo=refs)
     assert fs.cat_file("k/0") == want["k/0"]  # the parent's loop and connections exist
     reader, writer = os.pipe()
+    lock = fs._session.stats._lock
+    lock.acquire()  # as another thread may at the fork
     pid = os.fork()
     if pid == 0:
+        signal.alarm(20)
         try:
-            os.write(writer, b"+" if read_all(fs, list(want)[:20]) == dict(list(want.items())[:20]) else b"-")
+            is_right = read_all(fs, list(want)[:20]) == dict(list(want.items())[:20]) and fs.stats()["keys"] >= 20
+            os.write(writer, b"+" if is_right else b"-")
         finally:
             os._exit(0)
+    lock.release()
     os.close(writer)
     assert os.read(reader, 1) == b"+"
     os.close(reader)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.callbacks import Callback
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable, catalog, session
 
 DATA = bytes(range(200))
 ZARRAY = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 2], "dtype": "|u1"}
@@ -279,3 +281,42 @@ def test_thousands_of_references_to_no_array_are_read(tmp_path: Path, count: int
     fs = RefShardFileSystem(refs, skip_instance_cache=True)
     for i in range(0, count, 7):
         assert fs.cat_file(f"k/{i}") == (bytes(range(256)) * 16)[i : i + 1 + i % 7]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_was_being_opened_when_it_was_forgotten_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    source = tmp_path / "refs.json"
+    source.write_text('{"k": "old"}')
+    fs = RefShardFileSystem(str(source), asynchronous=asynchronous)
+    opens: Any = catalog.open_source
+    opened = []
+
+    def and_meanwhile(*arguments: Any) -> Any:
+        keyspace = yield from opens(*arguments)
+        opened.append(keyspace)
+        if len(opened) == 1:
+            source.write_text('{"k": "what is new"}')
+            fs.invalidate_cache()
+        return keyspace
+
+    monkeypatch.setattr(catalog, "open_source", and_meanwhile)
+    assert (asyncio.run(fs._cat_file("k")) if asynchronous else fs.cat_file("k")) == b"what is new"
+    assert len(opened) == 2
+
+
+def test_a_download_that_fails_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "PIECE", 10)
+    (tmp_path / "x").write_bytes(DATA)
+    fs = RefShardFileSystem({"k": [str(tmp_path / "x"), 0, 200]})
+    fs.get_file("k", str(tmp_path / "out"))
+    assert (tmp_path / "out").read_bytes() == DATA
+
+    class Meanwhile(Callback):
+        def relative_update(self, inc: int = 1) -> None:
+            (tmp_path / "x").write_bytes(DATA * 2)
+
+    with pytest.raises(ReferenceNotReachable):
+        fs.get_file("k", str(tmp_path / "out"), callback=Meanwhile())
+    assert not (tmp_path / "out").exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import threading
+from concurrent.futures import Future
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +19,7 @@ np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr", minversion="3")
 
+from refshard_fs import RefShardFileSystem  # noqa: E402
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
 GRID = (16, 16)
@@ -123,3 +126,73 @@ def test_asynchronous_loading_announces_too(chunked: Chunked) -> None:
     np.testing.assert_array_equal(asyncio.run(load()), VALUES[2:6])
     assert chunked.fetched == 64
     assert len(chunked.ranges) <= 2
+
+
+def test_a_notebook_whose_own_loop_runs_reads_what_is_announced(chunked: Chunked) -> None:
+    def cell() -> None:
+        array = open_grid(chunked).isel(byte=0)
+        np.testing.assert_array_equal(array[3:7].values, VALUES[3:7])
+        assert chunked.ranges == [(48, 112)]
+        np.testing.assert_array_equal(array[9:].values, VALUES[9:])
+
+    in_a_running_loop(cell)
+
+
+def test_what_a_loop_was_told_is_read_elsewhere_while_that_loop_waits(chunked: Chunked) -> None:
+    refs = chunked.refs(GRID)
+    fs = RefShardFileSystem(refs, skip_instance_cache=True, asynchronous=True)
+    array = zarr.open_array(zarr.storage.FsspecStore(fs, read_only=True, path=""), path="a", mode="r")
+
+    async def cell() -> None:
+        await fs._prefetch("a", np.s_[3:5], wait=False)
+        np.testing.assert_array_equal(array[3:5, :, 0], VALUES[3:5])  # the loop stands still
+        await asyncio.sleep(0)
+        np.testing.assert_array_equal(await array.async_array.getitem(np.s_[6, :, 0]), VALUES[6])
+
+    in_a_running_loop(cell)
+
+
+def test_what_a_loop_was_told_is_read_elsewhere_once_that_loop_has_stopped(
+    chunked: Chunked, http_server: RangeServer
+) -> None:
+    fs = RefShardFileSystem(chunked.refs(GRID), skip_instance_cache=True, asynchronous=True)
+    told = asyncio.new_event_loop()
+    thread = threading.Thread(target=told.run_forever)
+
+    async def read() -> bytes:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fs._prefetch(["a/0.0.0"], wait=False), told))
+        reading = asyncio.create_task(fs._cat_file("a/0.0.0"))
+        await asyncio.sleep(0.05)
+        told.call_soon_threadsafe(told.stop)
+        await asyncio.to_thread(thread.join)
+        http_server.latency = 0
+        return await asyncio.wait_for(reading, 20)
+
+    http_server.latency = 0.5
+    thread.start()
+    try:
+        assert asyncio.run(read()) == chunked.chunk(0)
+    finally:
+        told.run_until_complete(told.shutdown_asyncgens())
+        told.close()
+
+
+def in_a_running_loop(cell: Any) -> None:
+    """Run ``cell``, which may block, in an event loop of a thread of its own."""
+
+    async def call() -> None:
+        answer = cell()
+        if answer is not None:
+            await answer
+
+    def run() -> None:
+        try:
+            asyncio.run(call())
+        except BaseException as e:  # raised again below
+            done.set_exception(e)
+        else:
+            done.set_result(None)
+
+    done: Future[None] = Future()
+    threading.Thread(target=run, daemon=True).start()
+    done.result(20)  # or it waits for ever

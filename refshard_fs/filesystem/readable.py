@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Sequence
+from glob import has_magic
 from typing import Any, BinaryIO
 
 from fsspec.asyn import sync
@@ -63,14 +64,14 @@ class Readable(Sourced):
     ) -> Any:
         """Like fsspec's, but ``on_error="omit"`` leaves out only missing keys: a failed read is never passed over."""
         single = isinstance(path, (str, os.PathLike))
-        if recursive or (single and _is_pattern(os.fspath(path))):
+        if recursive or (single and has_magic(os.fspath(path))):
             paths = await self._expand_path(path, recursive=recursive)
         elif single:
             paths = [self._strip_protocol(path)]
         else:
             paths = []
             for p in path:
-                if _is_pattern(p):
+                if has_magic(p):
                     paths += await self._expand_path(p)
                 else:
                     paths.append(self._strip_protocol(p))
@@ -100,20 +101,19 @@ class Readable(Sourced):
         if await self._isdir(key):
             os.makedirs(lpath, exist_ok=True)
             return
-        file = None
+        file, is_whole = None, False
         try:
             async for piece in self._session.pieces(key, callback.set_size):
                 if file is None:  # not before the first bytes are there
                     file = _create(os.fspath(lpath))  # in no thread: cancelled, nobody would close what it opens
                 await asyncio.to_thread(file.write, piece)
                 callback.relative_update(len(piece))
+            is_whole = True
         finally:
             if file is not None:
                 file.close()
-
-
-def _is_pattern(path: str) -> bool:
-    return "*" in path or "?" in path or "[" in path
+                if not is_whole:  # nobody could tell
+                    os.remove(lpath)
 
 
 def _create(path: str) -> BinaryIO:

@@ -152,9 +152,6 @@ class Savable(Committable):
         if self._overlay is not None:
             self._overlay.entrust()
 
-    def _absolute(self, url: str) -> str:
-        return self._respelling()(url) or url
-
     def _respelling(self, url: str | None = None) -> Respell:
         """Return how URLs of the source are spelled in a set at ``url``; absolute, without one."""
         from refshard_fs.save import respelling  # as in `commit`

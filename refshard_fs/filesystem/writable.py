@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterable
+from glob import has_magic
 from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import get_loop, sync
@@ -18,14 +19,12 @@ from refshard_fs.overlay import Base, Overlay
 from refshard_fs.shards.view import ShardView
 from refshard_fs.writes.destination import waits
 from refshard_fs.writes.staging import StagedValues
-from refshard_fs.writes.values import Values
+from refshard_fs.writes.values import Values, never
 
 if TYPE_CHECKING:
     from refshard_fs.writes.assembly import Assembly
 
 __all__ = ["Writable"]
-
-_GLOB = frozenset("*?[")
 
 
 class Writable(Savable):
@@ -105,7 +104,7 @@ class Writable(Savable):
     ) -> None:
         overlay = self._writing(f"remove {path!r}")
         for name in [path] if isinstance(path, str) else list(path):
-            if maxdepth is not None or _GLOB.intersection(name):
+            if maxdepth is not None or has_magic(name):
                 keys = await self._expand_path(name, recursive=recursive, maxdepth=maxdepth)
                 for key in [key for key in keys if await self._isfile(key)]:
                     await self._remove(overlay, key)
@@ -162,7 +161,7 @@ class Writable(Savable):
         """
         key = self._key(path)
         overlay = self._writing(f"write {key!r}")
-        span = Span(self._absolute(url), offset, None if length is None else offset + length)
+        span = Span(self._respelling()(url) or url, offset, None if length is None else offset + length)
         if overlay.worker is None and overlay.base is not None:
             overlay.put(key, span)
         else:
@@ -199,9 +198,7 @@ class Writable(Savable):
             store = None if options.data_url is None else self._store()
             self._values = (StagedValues if staged else Values)(overlay, options, store)
         self._values.waits = waits(self._session.options.source, base, options)
-        match base.keyspace:
-            case ShardView() as view:
-                self._values.is_inner = view.is_inner
+        self._values.is_inner = base.keyspace.is_inner if isinstance(base.keyspace, ShardView) else never
         return self._values
 
     async def _opened_writer(self, overlay: Overlay) -> Values:

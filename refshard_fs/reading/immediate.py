@@ -192,8 +192,9 @@ class Immediate:
         if isinstance(entry, Span):
             answer = self._fetch(entry, most)
             return None if answer is None else bytes(answer.data)
-        parts = [answer.data for span in entry.spans if (answer := self._fetch(span)) is not None]
-        if len(parts) < len(entry.spans):
+        spans = entry.spans
+        parts = [answer.data for span in spans if (answer := self._fetch(span)) is not None]
+        if len(parts) < len(spans):
             return None
         return entry.finish(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
 

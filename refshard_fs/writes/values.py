@@ -18,7 +18,7 @@ from refshard_fs.targets.store import Buffer, Store
 from refshard_fs.writes.options import WriteOptions
 from refshard_fs.zarrmeta import is_metadata
 
-__all__ = ["Values"]
+__all__ = ["Values", "never"]
 
 
 class Values:
@@ -29,7 +29,7 @@ class Values:
         self._options = options
         self._store = store
         self.waits = False  # for a commit that has a place for them
-        self.is_inner: Callable[[str], bool] = _never  # whether a key is of a chunk that lies in a shard
+        self.is_inner: Callable[[str], bool] = never  # whether a key is of a chunk that lies in a shard
 
     def keeps(self, key: str) -> bool:
         """Whether the value of ``key`` waits for the commit."""
@@ -107,5 +107,6 @@ class Values:
         return f"{name[:2]}/{name[2:]}"
 
 
-def _never(key: str) -> bool:
+def never(key: str) -> bool:
+    """Whether ``key`` lies in a shard, where nothing does."""
     return False

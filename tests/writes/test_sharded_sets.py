@@ -289,3 +289,21 @@ def test_other_processes_write_inner_chunks_of_one_shard(tmp_path: Path, source:
     assert np.array_equal(seen(source)[...], data)
     made = [p for p in Path(f"{source}.data").rglob("*") if p.is_file()]
     assert len(made) == 1, "what the processes wrote is in the shard"
+
+
+def test_a_source_that_has_no_shards_any_more_has_no_chunks_that_wait_for_them(tmp_path: Path, data: Any) -> None:
+    make_sharded(tmp_path / "old", data, SHARDS, CHUNKS, KIND)
+    source = tmp_path / "refs.json"
+    RefShardFileSystem(str(tmp_path / "old"), skip_instance_cache=True).save_json(str(source))
+    fs = opened(source, inline_threshold=0)
+    key = "a/c/0/0" if KIND == "end" else "a/0.0"
+    fs.exists(key)
+    fs.pipe_file(key, b"that of an inner chunk")
+    fs.discard()
+    source.write_text("{}")
+    fs.invalidate_cache()
+    fs.exists(key)
+    fs.pipe_file(key, b"value")
+    assert [p.read_bytes() for p in Path(f"{source}.data").rglob("*") if p.is_file()] == [b"value"]
+    fs.commit()
+    assert fs.cat_file(key) == b"value"
