@@ -21,6 +21,7 @@ __all__ = ["Budget", "Dispatch", "Taker"]
 logger = logging.getLogger("refshard_fs")
 
 FEW = 10  # requests that are begun to a host of which it is not known that answers take time: what zarr asks at once
+SPREAD = 16  # requests under way to a host that is waited for, up to which there are rather more than large ones
 PATIENCE = 0.003  # seconds
 SAMPLE = 64  # answers, of which the pace of one is remembered
 
@@ -72,10 +73,18 @@ class Dispatch:
         self._times: deque[float] = deque(maxlen=8)
         self._changed: asyncio.Future[None] | None = None
 
-    @property
-    def latency(self) -> float | None:
-        """Seconds that the fastest of the last requests took; None before the first."""
-        return min(self._times, default=None)
+    def latency(self, url: str) -> float | None:
+        """Return the seconds that the fastest of the last requests took, or those that the host of ``url`` is known
+        for; None where nothing is known.
+        """
+        return min(self._times) if self._times else self._paces.of(_host_of(url))
+
+    def spare(self, url: str) -> int:
+        """Return how many more requests to the host of ``url`` bring bytes sooner than few: where answers take time,
+        a connection may be slow, too.
+        """
+        host = self.host(url)
+        return SPREAD - host.active if host.limit >= self.budget.requests else 0
 
     @property
     def queued(self) -> bool:
@@ -96,7 +105,7 @@ class Dispatch:
 
     def host(self, url: str) -> Host:
         """Return the host of ``url``."""
-        name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
+        name = _host_of(url)
         host = self._hosts.get(name)
         if host is None:
             is_slow = (self._paces.of(name) or 0.0) > 2 * PATIENCE
@@ -196,3 +205,7 @@ class Dispatch:
             job.host.active -= 1
             self.active -= 1
             self.pump()
+
+
+def _host_of(url: str) -> str:
+    return url[: url.find("/", url.find("://") + 3)] if "://" in url else ""

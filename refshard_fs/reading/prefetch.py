@@ -52,6 +52,7 @@ class _Array:
         self.keyspace, self.path, self.grid = keyspace, path, grid
         self.policy = ReadAhead(grid)
         self.chunk = 0  # bytes of one, roughly
+        self.url = ""  # of the last one
         self.issued: dict[int, Span | None] = {}  # None: it is being looked up
         self.coming: set[int] = set()  # chunks that were noted when they were asked for, and are being looked up
 
@@ -115,6 +116,7 @@ class Ahead:
                 array.coming.discard(at.number)
                 array.issued.pop(at.number, None)
             if span is not None and span.size:
+                array.url = span.url
                 array.chunk = span.size if not array.chunk else (3 * array.chunk + span.size) // 4
         ahead: list[Span] = []
         for array, numbers in by_array.values():
@@ -130,6 +132,7 @@ class Ahead:
         for path in {at.array for _, at in places}:
             array = self._array((id(keyspace), path), keyspace, path)
             keys = {at.number: key for key, at in places if at.array == path}
+            array.url = wave[next(iter(keys.values()))].url
             array.chunk = sum(wave[key].size or 0 for key in keys.values()) // len(keys)
             held = {number for number in keys if number in array.issued}
             guessed += self._follow(array, list(keys), announced=True)
@@ -156,7 +159,7 @@ class Ahead:
         return array
 
     def _follow(self, array: _Array, numbers: list[int], *, announced: bool = False) -> list[Span]:
-        growth = min(self._growth(), 2.0) if announced else self._growth()
+        growth = min(self._growth(array.url), 2.0) if announced else self._growth(array.url)
         advice = array.policy.observe(numbers, array.chunk, growth, self._most, 3 if announced else 1)
         issued = array.issued
         for number in advice.hits:
@@ -210,9 +213,9 @@ class Ahead:
                 spans.append(entry)
         return spans
 
-    def _growth(self) -> float:
+    def _growth(self, url: str) -> float:
         """Return how many chunks to fetch ahead for each that was read: many only where waiting is long."""
-        latency = self._fetcher.requests.latency
+        latency = self._fetcher.requests.latency(url)
         if latency is None:
             return 4.0
         return 1.5 if latency < 0.002 else 3.0 if latency < 0.008 else 5.0

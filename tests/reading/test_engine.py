@@ -14,6 +14,7 @@ from fsspec.callbacks import Callback
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.formats import Raw
 from refshard_fs.model import Load, Span
+from refshard_fs.reading import paces
 from refshard_fs.reading.blocks import Block
 from refshard_fs.reading.plan import MIB
 from tests.chunked import CHUNK, Chunked
@@ -217,6 +218,25 @@ def test_half_an_array_is_not_read_much_further(http_server: RangeServer) -> Non
     http_server.latency = 0.005
     zarr_reads(open_fs(chunked), chunked.keys(range(128)))
     assert chunked.fetched <= 1.2 * 128 + 1
+
+
+@pytest.mark.parametrize(("seconds", "ahead"), [(None, 40), (0.05, 50)])
+def test_more_is_fetched_ahead_of_the_first_reads_where_a_server_is_known_to_take_long(
+    http_server: RangeServer, seconds: float | None, ahead: int
+) -> None:
+    chunked = Chunked(http_server)
+    fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True, max_gap=-1)
+    if seconds is not None:
+        paces.SHARED.note(http_server.url, seconds)
+
+    async def read() -> None:
+        await asyncio.gather(*(fs._cat_file(key) for key in chunked.keys(range(0, 30, 3))))
+        fetcher = fs._session.engine().fetcher
+        while fetcher.requests.active or fetcher.requests.queued:
+            await fetcher.requests.change()
+
+    asyncio.run(read())
+    assert chunked.fetched == 10 + ahead
 
 
 def test_what_has_arrived_ahead_is_returned_at_once_and_followed(http_server: RangeServer) -> None:

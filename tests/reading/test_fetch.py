@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from refshard_fs.model import Span
-from refshard_fs.reading import fetch, paces
+from refshard_fs.reading import fetch, paces, plan
 from refshard_fs.reading.dispatch import FEW, Budget
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.plan import Limits
@@ -135,6 +135,30 @@ def test_many_are_begun_at_once_where_answers_are_known_to_take_time(
 
     run(use)
     assert paces.SHARED.of(http_server.url) not in (None, seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "under_way", "sizes"), [(0.0001, 0, 4), (0.05, 0, 16), (0.05, 8, 8), (0.05, 16, 4)]
+)
+def test_few_bytes_of_a_server_that_is_waited_for_come_by_as_many_connections_as_are_of_use(
+    http_server: RangeServer, seconds: float, under_way: int, sizes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "SMALL", 10)
+    paces.SHARED.note(http_server.url, seconds)
+    http_server.latency = 0.05
+    url = http_server.put("/x", DATA)
+    others = [Span(http_server.put(f"/{i}", DATA), 0, 5) for i in range(under_way)]
+    pieces = [Span(url, start, start + 10) for start in range(0, 640, 10)]
+
+    async def use(fetcher: Fetcher) -> None:
+        before = read(fetcher, *others)
+        fetcher.limits = Limits(block=160)
+        after = read(fetcher, *pieces)
+        assert fetcher.requests.active == under_way + sizes
+        assert await asyncio.gather(*before) == [DATA[:5]] * under_way
+        assert b"".join(await asyncio.gather(*after)) == DATA[:640]
+
+    run(use)
 
 
 def test_the_paces_of_few_servers_are_remembered() -> None:

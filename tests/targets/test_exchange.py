@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from io import BytesIO
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def answer(body: bytes) -> bytes:
     return head.encode() + body
 
 
-def body_of(asked: asyncio.Future[tuple[object, bytes | BytesIO | memoryview]]) -> bytes:
+def body_of(asked: asyncio.Future[Any]) -> bytes:
     body = asked.result()[1]
     return body.getvalue() if isinstance(body, BytesIO) else bytes(body)
 
