@@ -94,7 +94,8 @@ class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight
     max_memory:
         Bytes that may be under way from targets, or held until they are read, at a time.
     concurrency:
-        Requests that may be under way to one host at a time.
+        Requests that may be under way to one host at a time. Where answers come at once,
+        these are fewer.
     block_cache:
         Bytes of chunks to keep after they were read, for reading them again; by default none.
     cache_size:
@@ -180,7 +181,7 @@ class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight
         verify: bool = False,
         readahead: int = 64 * MIB,
         max_memory: int = 256 * MIB,
-        concurrency: int = 64,
+        concurrency: int = 128,
         block_cache: int = 0,
         max_manifest_bytes: int = MANIFEST_BYTES,
         index_cache: bool | str | os.PathLike[str] | None = None,

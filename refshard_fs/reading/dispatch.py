@@ -29,7 +29,7 @@ SAMPLE = 64  # answers, of which the pace of one is remembered
 class Budget(msgspec.Struct, frozen=True):
     """``requests`` under way at once to one host, and ``memory`` bytes under way or held ahead."""
 
-    requests: int = 64
+    requests: int = 128
     memory: int = 256 * plan.MIB
 
     @property
