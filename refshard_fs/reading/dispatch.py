@@ -71,20 +71,21 @@ class Dispatch:
         self._hosts: dict[str, Host] = {}
         self._paces = paces.SHARED
         self._times: deque[float] = deque(maxlen=8)
+        self._waits: deque[float] = deque(maxlen=8)  # for the first bytes, where that is known
         self._changed: asyncio.Future[None] | None = None
 
     def latency(self, url: str) -> float | None:
-        """Return the seconds that the fastest of the last requests took, or those that the host of ``url`` is known
-        for; None where nothing is known.
+        """Return the seconds that the fastest of the last requests took; before the first, those that the host of
+        ``url`` is known for, if it is slow.
         """
-        return min(self._times) if self._times else self._paces.of(_host_of(url))
+        return min(self._times) if self._times else self._slowness(_host_of(url))
 
     def spare(self, url: str) -> int:
-        """Return how many more requests to the host of ``url`` bring bytes sooner than few: where answers take time,
-        a connection may be slow, too.
+        """Return how many more requests to the host of ``url`` bring bytes sooner than few: where answers are known to
+        take time, a connection may be slow, too.
         """
         host = self.host(url)
-        return SPREAD - host.active if host.limit >= self.budget.requests else 0
+        return SPREAD - host.active if self._slowness(host.name) is not None else 0
 
     @property
     def queued(self) -> bool:
@@ -108,9 +109,14 @@ class Dispatch:
         name = _host_of(url)
         host = self._hosts.get(name)
         if host is None:
-            is_slow = (self._paces.of(name) or 0.0) > 2 * PATIENCE
-            host = self._hosts[name] = Host(name, self.budget.requests if is_slow else min(FEW, self.budget.requests))
+            most = self.budget.requests
+            host = self._hosts[name] = Host(name, min(FEW, most) if self._slowness(name) is None else most)
         return host
+
+    def _slowness(self, name: str) -> float | None:
+        """Return the seconds that answers of the host are known to take, if that is long."""
+        known = self._paces.of(name)
+        return known if known is not None and known > 2 * PATIENCE else None
 
     def queue(self, jobs: Iterable[Job], *, urgent: bool) -> None:
         """Have ``jobs`` begun, when it is their turn, by `pump`; those that are ``urgent`` before all others."""
@@ -192,8 +198,9 @@ class Dispatch:
             job.host.answered += 1
             took = loop.time() - began
             self._times.append(took)
+            self._waits.append(took if answer.waited is None else answer.waited)
             if job.host.answered % SAMPLE == SAMPLE // 8:  # the first answers wait for connections
-                self._paces.note(job.host.name, min(self._times))
+                self._paces.note(job.host.name, min(self._waits))
             if logger.isEnabledFor(logging.DEBUG):
                 place_text, size = redacted(span.url), len(answer.data)
                 logger.debug("%s [%s:%s] %d bytes, %.1f ms", place_text, job.start, job.stop, size, took * 1e3)

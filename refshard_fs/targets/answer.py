@@ -25,6 +25,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     size: int | None = None
     etag: str | None = None
     last_modified: str | None = None
+    waited: float | None = None  # seconds until the first of it came, where that is known
 
 
 class Target(Protocol):

@@ -36,11 +36,14 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer, the names of whose headers are in lower case, and as much of the body as was judged right."""
+    """An answer, the names of whose headers are in lower case, which came after ``waited`` seconds, and as much of the
+    body as was judged right.
+    """
 
     status: int
     headers: Mapping[str, str]
     length: int
+    waited: float
     body: bytes | memoryview
 
     def release(self) -> None:

@@ -30,7 +30,7 @@ _TWO = "two of what there can be one of"
 _NOTHING = memoryview(b"")
 
 Judge = Callable[[int, Mapping[str, str], int], int]
-Told = tuple[int, Mapping[str, str], int]  # status, headers and the length of the body
+Told = tuple[int, Mapping[str, str], int, float]  # status, headers, length of the body, seconds until then
 # The bytes of a BytesIO are taken later: while it is being written to, that would copy them.
 _Received = tuple[Told, bytes | BytesIO | memoryview]
 
@@ -83,6 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answer: asyncio.Future[_Received] | None = None
         self._told: Told | None = None  # by the answer whose body is being read
         self._body: memoryview | BytesIO = _NOTHING
+        self._asked = 0.0  # when
         self._wanted = 0  # bytes of it
         self._got = 0
         self._keeps = False
@@ -99,6 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self._answer is None, "one request at a time"
         future = self._answer = self._loop.create_future()
         self._judge, self._buffers, self._begun, self._got = judge, buffers, b"", 0
+        self._asked = self._loop.time()
         self._size = _HEAD + (size if size < LARGE else 0)
         self._transport.write(head)
         return future
@@ -166,12 +168,13 @@ class Connection(asyncio.BufferedProtocol):
             status, headers, keeps = _parse(str(self._room[:end], "latin-1"))
             length = _length(headers)
             wanted = self._judge(status, headers, length)
+            told = status, headers, length, self._loop.time() - self._asked
             if wanted > _MOST:
                 raise Unfamiliar("a body that may be longer than there is memory")
             first = filled - end - 4
             self._keeps = keeps and wanted == length and first <= length
             if wanted <= first and wanted < LARGE:
-                self._finish((status, headers, length), bytes(self._room[end + 4 : end + 4 + wanted]))
+                self._finish(told, bytes(self._room[end + 4 : end + 4 + wanted]))
                 return
             # What is small is read into the bytes that the reader gets, which nobody else has seen yet.
             body = BytesIO(bytes(wanted)) if wanted < LARGE else self._buffers.take(wanted)
@@ -185,9 +188,9 @@ class Connection(asyncio.BufferedProtocol):
         else:
             body[: self._got] = begun
         if self._got == wanted:
-            self._finish((status, headers, length), body)
+            self._finish(told, body)
         else:
-            self._told = status, headers, length
+            self._told = told
 
     def _finish(self, told: Told, body: bytes | BytesIO | memoryview) -> None:
         future = self._answer

@@ -84,9 +84,9 @@ def answer_of(reply: Reply, start: int, stop: int | None) -> Answer:
     """Return what ``reply``, as far as it was judged right, brings of bytes ``[start, stop)``."""
     headers = reply.headers
     if reply.status == 206:
-        return _answer(reply.body, _total(headers), headers)
+        return _answer(reply.body, _total(headers), headers, reply.waited)
     if reply.status == 200:
-        return _answer(reply.body if start == 0 else reply.body[start:], reply.length, headers)
+        return _answer(reply.body if start == 0 else reply.body[start:], reply.length, headers, reply.waited)
     return _other(reply.status, headers, reply.body, start)
 
 
@@ -95,8 +95,10 @@ async def failure_of(response: aiohttp.ClientResponse) -> OSError:
     return _status(response.status, response.headers, await _error_text(response))
 
 
-def _answer(data: bytes | memoryview, total: int | None, headers: Mapping[str, str]) -> Answer:
-    return Answer(data, total, headers.get("etag"), headers.get("last-modified"))
+def _answer(
+    data: bytes | memoryview, total: int | None, headers: Mapping[str, str], waited: float | None = None
+) -> Answer:
+    return Answer(data, total, headers.get("etag"), headers.get("last-modified"), waited)
 
 
 def _other(status: int, headers: Mapping[str, str], text: bytes | memoryview, start: int) -> Answer:

@@ -220,7 +220,7 @@ def test_half_an_array_is_not_read_much_further(http_server: RangeServer) -> Non
     assert chunked.fetched <= 1.2 * 128 + 1
 
 
-@pytest.mark.parametrize(("seconds", "ahead"), [(None, 40), (0.05, 50)])
+@pytest.mark.parametrize(("seconds", "ahead"), [(None, 40), (0.001, 40), (0.05, 50)])
 def test_more_is_fetched_ahead_of_the_first_reads_where_a_server_is_known_to_take_long(
     http_server: RangeServer, seconds: float | None, ahead: int
 ) -> None:
