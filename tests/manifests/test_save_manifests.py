@@ -183,6 +183,13 @@ def test_relative_urls_keep_their_meaning(tmp_path: Path, references: dict[str, 
     assert opened(str(tmp_path / "deep/er/out")).cat_file("g/x/0") == (tmp_path / "raw.bin").read_bytes()[:12]
 
 
+@pytest.mark.parametrize("key", ["zarr.json", "x/zarr.json"])
+def test_a_document_of_no_node_is_refused_by_name(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ManifestError, match=f"'{key}' describes neither"):
+        opened({key: '{"zarr_format": 3}'}).save(str(tmp_path / "new.zarr"))
+    assert not (tmp_path / "new.zarr").exists()
+
+
 def test_checks_and_empty_chunks_are_kept_or_refused(tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     manifest = {
