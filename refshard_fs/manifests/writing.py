@@ -66,7 +66,19 @@ def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Pa
         row = int(np.flatnonzero(there & (partition.targets == partition.urls.index(None)))[0])
         key = join(array, grid.tail(numbers.start + row))
         raise ManifestError(f"{key!r} has no URL, which to parquet is no reference: open the source with target=")
+    for target, url in enumerate(partition.urls):
+        if url is not None and not _is_utf8(url):
+            key = join(array, grid.tail(numbers.start + int(np.flatnonzero(partition.targets == target)[0])))
+            raise ManifestError(f"{key!r} has the URL {url!r}, which is no UTF-8, as parquet has it")
     return b"" if dry else encode(partition)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def member(key: str, value: Any, version: int) -> bytes:
