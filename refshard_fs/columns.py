@@ -25,7 +25,7 @@ WHOLE = 2**64 - 1  # in the length column: to the end of the target
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One reference: a target's place in the set's URLs, and a byte range; ``length=None`` is the whole target.
+    """One reference: a target's place in the set's URLs, and a byte range; ``length=None`` reaches to the target's end.
 
     It is written as an array.
     """
@@ -33,6 +33,10 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     target: int
     offset: int
     length: int | None
+
+    def spelled(self, url: str | None) -> list[Any]:
+        """Return the reference to ``url`` as JSON sets have it; they have none from within a target to its end."""
+        return [url] if self.length is None and not self.offset else [url, self.offset, self.length]
 
 
 class Part(NamedTuple):

@@ -135,8 +135,10 @@ def _array(extents: Extents) -> ArraySummary:
     meta = extents.meta
     chunks = meta.chunks
     match meta.raw.get("codecs"):
-        case [{"name": "sharding_indexed", "configuration": {"chunk_shape": [*inner]}}]:  # shown whole
-            shards, chunks = chunks, tuple(map(int, inner))
+        case [{"name": "sharding_indexed", "configuration": {"chunk_shape": [*inner]}}] if all(
+            isinstance(length, int) for length in inner
+        ):  # shown whole
+            shards, chunks = chunks, tuple(inner)
         case _ if extents.shards and chunks is not None:
             shards = tuple(chunk * count for chunk, count in zip(chunks, extents.shards, strict=True))
         case _:

@@ -196,6 +196,13 @@ def test_what_parquet_cannot_hold_is_an_error_that_names_the_key(
     assert "a/2" in RefShardFileSystem(str(path)).references
 
 
+def test_half_a_surrogate_pair_in_a_url_is_told_by_its_key(tmp_path: Path) -> None:
+    fs = RefShardFileSystem({"a/.zarray": v2_array([2], [1]), "a/1": ["memory://\ud800", 0, 1]})
+    with pytest.raises(ManifestError, match=r"'a/1' has the URL .*no UTF-8"):
+        fs.save(str(tmp_path / "set.parq"))
+    assert not (tmp_path / "set.parq").exists()
+
+
 def test_references_to_the_default_target_name_it(tmp_path: Path, target: str) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([3], [1]), "a/1": [None, 1, 2]}, target=target)
     fs.save(str(tmp_path / "a.parq"))

@@ -7,11 +7,13 @@ import contextlib
 import os
 from collections.abc import Iterable
 from glob import has_magic
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 
+from refshard_fs.errors import redacted
 from refshard_fs.filesystem.savable import Savable
 from refshard_fs.filesystem.written_file import WrittenFile
 from refshard_fs.model import Inline, Span
@@ -161,7 +163,10 @@ class Writable(Savable):
         """
         key = self._key(path)
         overlay = self._writing(f"write {key!r}")
-        span = Span(self._respelling()(url) or url, offset, None if length is None else offset + length)
+        start, size = index(offset), None if length is None else index(length)
+        if min(start, size or 0) < 0 or start + (size or 0) >= 2**63:
+            raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {redacted(url)}")
+        span = Span(self._respelling()(url) or url, start, None if size is None else start + size)
         if overlay.worker is None and overlay.base is not None:
             overlay.put(key, span)
         else:

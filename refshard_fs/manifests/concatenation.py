@@ -51,7 +51,7 @@ class _Joining:
         self.digests: dict[str, dict[int, bytes]] = {}
         self.tables: dict[str, ChunkTable] = {}
         self.side: dict[str, Value] = {}
-        self.inline = [inline_of(part.refs) for part in sets]
+        self.inline = [inline_of(part.refs, part.name) for part in sets]
         self.fit = Fit(sets, dim, self.inline)
 
     def refs(self) -> ReferenceSet:

@@ -78,7 +78,7 @@ class LazyReferences(Mapping[str, Any]):
 
 def _spelled(value: Value | None) -> Any:
     match value:
-        case (url, Row(_, offset, length)):
-            return [url] if length is None else [url, offset, length]
+        case (url, Row() as row):
+            return row.spelled(url)
         case _:
             return value

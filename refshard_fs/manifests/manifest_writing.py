@@ -37,6 +37,8 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
         doc = object_in(value, repr(key))
         if name == "zarr.json":
             found[path] = {k: v for k, v in doc.items() if k != "consolidated_metadata"}
+            if doc.get("node_type") not in ("array", "group"):
+                raise ManifestError(f"{key!r} describes neither an array nor a group")
             if doc.get("storage_transformers"):
                 raise ManifestError(f"{key!r} has storage_transformers, which cannot be carried over")
         else:

@@ -177,8 +177,7 @@ class References(Mapping[str, Any]):
             raise KeyError(key)
         if not isinstance(value, Row):
             return value
-        url = self._refs.urls[value.target]
-        return [url] if value.length is None else [url, value.offset, value.length]
+        return value.spelled(self._refs.urls[value.target])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._refs)

@@ -107,8 +107,7 @@ class FlatStream:
         return None if self._pins is None else self._pins.spelled(self._urls)
 
     def _spelled(self, row: Row) -> list[Any]:
-        url = self._urls[row.target]
-        return [url] if row.length is None else [url, row.offset, row.length]
+        return row.spelled(self._urls[row.target])
 
 
 def _checks(pins: Pins, table: ChunkTable, numbers: range) -> dict[int, dict[str, str]]:

@@ -83,12 +83,17 @@ def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str)
     meta = zarrmeta.array_meta(doc, f"{key!r} of {where}")
     if meta is None:
         return None
-    attributes: Mapping[str, Any] = doc.get("attributes") or {}
+    attributes: Any = doc.get("attributes") or {}
     aside = refs.side.get(join(path, ".zattrs"))
     if meta.zarr_format == 2:
         attributes = {} if aside is None else object_in(aside, f"{join(path, '.zattrs')!r} of {where}")
+    if not isinstance(attributes, dict):
+        raise ManifestError(f"{key!r} of {where}: its attributes are no object, but {type(attributes).__name__}")
     names = doc.get("dimension_names") or attributes.get("_ARRAY_DIMENSIONS") or [None] * len(meta.shape)
-    return Variable(key, meta, attributes, tuple(names))
+    match names:
+        case [*_] if len(names) == len(meta.shape) and all(name is None or isinstance(name, str) for name in names):
+            return Variable(key, meta, attributes, tuple(names))
+    raise ManifestError(f"{key!r} of {where}: {names!r:.100} are no names of its {len(meta.shape)} dimensions")
 
 
 def digest(chunk: bytes) -> bytes:
@@ -96,13 +101,16 @@ def digest(chunk: bytes) -> bytes:
     return hashlib.sha256(chunk).digest()
 
 
-def inline_of(refs: ReferenceSet) -> dict[str, dict[int, bytes]]:
+def inline_of(refs: ReferenceSet, where: str) -> dict[str, dict[int, bytes]]:
     """Return the chunks that are data, by array and number."""
     found: dict[str, dict[int, bytes]] = {}
     for key, value in refs.side.items():
         at = None if type(value) is Row or zarrmeta.is_metadata(key) else place(refs.grids, key)
         if at is not None and type(value) is not Row:
-            found.setdefault(at.array, {})[at.number] = decode(value)
+            try:
+                found.setdefault(at.array, {})[at.number] = decode(value)
+            except ValueError as e:
+                raise ManifestError(f"{key!r} of {where}: {e}") from e
     return found
 
 

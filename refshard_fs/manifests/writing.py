@@ -54,7 +54,7 @@ def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> b
 
 def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Partition, *, dry: bool = False) -> bytes:
     """Return the parquet file of the chunks ``numbers`` of ``array``; ``dry``: only see whether there can be one."""
-    _refuse_extras(array, grid, numbers, partition)
+    _refuse(array, grid, numbers, partition)
     there = partition.targets != ABSENT
     spans = there & (partition.lengths != WHOLE)
     beyond = spans & ((partition.offsets >= OFFSETS) | (partition.lengths >= OFFSETS))
@@ -66,12 +66,26 @@ def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Pa
         row = int(np.flatnonzero(there & (partition.targets == partition.urls.index(None)))[0])
         key = join(array, grid.tail(numbers.start + row))
         raise ManifestError(f"{key!r} has no URL, which to parquet is no reference: open the source with target=")
+    for target, url in enumerate(partition.urls):
+        if url is not None and not _is_utf8(url):
+            key = join(array, grid.tail(numbers.start + int(np.flatnonzero(partition.targets == target)[0])))
+            raise ManifestError(f"{key!r} has the URL {url!r}, which is no UTF-8, as parquet has it")
     return b"" if dry else encode(partition)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def member(key: str, value: Any, version: int) -> bytes:
     """Return one member of a JSON set; ``value`` is an object, text, data or a list."""
     match value:
+        case [_, offset, None]:
+            raise _open_end(key, offset)
         case [url, *_]:
             _url(url, version)
             return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(value)
@@ -86,7 +100,7 @@ def member(key: str, value: Any, version: int) -> bytes:
 
 def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partition, version: int) -> bytes:
     """Return the members of a JSON set for all chunks in ``partition``, which are among ``numbers``."""
-    _refuse_extras(array, grid, numbers, partition)
+    _refuse(array, grid, numbers, partition)
     rows = partition.present(0, len(partition))
     stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
     tails = _tails(grid, np.array(rows, np.int64) + numbers.start)
@@ -111,7 +125,7 @@ def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partit
     return ",".join(out).encode()
 
 
-def _refuse_extras(array: str, grid: ChunkGrid, numbers: range, partition: Partition) -> None:
+def _refuse(array: str, grid: ChunkGrid, numbers: range, partition: Partition) -> None:
     """Raise ManifestError for what a chunk manifest says and a reference set cannot."""
     for row, extras in partition.extras.items():
         key = join(array, grid.tail(numbers.start + row))
@@ -121,6 +135,16 @@ def _refuse_extras(array: str, grid: ChunkGrid, numbers: range, partition: Parti
             if what
             else f"{key!r} is empty on purpose, which a reference set cannot say: only format='chunk-manifest' can"
         )
+    open_ends = (partition.lengths == WHOLE) & (partition.offsets > 0) & (partition.targets != ABSENT)
+    for row in np.flatnonzero(open_ends).tolist():
+        raise _open_end(join(array, grid.tail(numbers.start + row)), int(partition.offsets[row]))
+
+
+def _open_end(key: str, offset: int) -> ManifestError:
+    return ManifestError(
+        f"{key!r} begins at byte {offset} of its target and ends with it, which a reference set cannot say: give its "
+        "length, or write it with format='chunk-manifest'"
+    )
 
 
 def _tails(grid: ChunkGrid, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Iterable[str]:

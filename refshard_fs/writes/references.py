@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
+from refshard_fs.columns import Row
 from refshard_fs.edits import REMOVED, Edits
 from refshard_fs.manifests.values import decode
 from refshard_fs.model import Inline, Span
@@ -45,7 +46,7 @@ class WritableReferences(MutableMapping[str, Any]):
             case Spooled() as aside:
                 return _text(aside.read())
             case Span(url, start, stop):
-                return [url] if stop is None else [url, start, stop - start]
+                return Row(0, start, None if stop is None else stop - start).spelled(url)
         raise KeyError(key)
 
     def __setitem__(self, key: str, value: Any) -> None:

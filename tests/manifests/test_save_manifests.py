@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
-from refshard_fs import ManifestError
+from refshard_fs import ManifestError, concat
 from refshard_fs.cli import main
 from refshard_fs.manifests.version_3 import array_3
 from tests.manifests.test_chunk_manifest import metadata, needs_zarr_3, opened, write
@@ -183,6 +183,13 @@ def test_relative_urls_keep_their_meaning(tmp_path: Path, references: dict[str, 
     assert opened(str(tmp_path / "deep/er/out")).cat_file("g/x/0") == (tmp_path / "raw.bin").read_bytes()[:12]
 
 
+@pytest.mark.parametrize("key", ["zarr.json", "x/zarr.json"])
+def test_a_document_of_no_node_is_refused_by_name(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ManifestError, match=f"'{key}' describes neither"):
+        opened({key: '{"zarr_format": 3}'}).save(str(tmp_path / "new.zarr"))
+    assert not (tmp_path / "new.zarr").exists()
+
+
 def test_checks_and_empty_chunks_are_kept_or_refused(tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     manifest = {
@@ -210,6 +217,21 @@ def test_checks_and_empty_chunks_are_kept_or_refused(tmp_path: Path) -> None:
     (tmp_path / "a/manifest.json").write_text('{"1": {}}')
     with pytest.raises(ManifestError, match=r"'c/1' is empty"):
         opened(source).save(str(tmp_path / "d.json"))
+
+
+@pytest.mark.parametrize("name", ["set.json", "set.parq"])
+def test_what_reaches_from_within_a_target_to_its_end_is_no_reference_of_a_set(tmp_path: Path, name: str) -> None:
+    (tmp_path / "raw").write_bytes(b"0123456789")
+    source = opened(str(write(tmp_path / "a", {"0": {"path": "../raw", "offset": 4}})))
+    assert source.cat_file("c/0") == b"456789"
+    with pytest.raises(ManifestError, match=r"'c/0' begins at byte 4 of its target and ends with it"):
+        source.save(str(tmp_path / name))
+    assert not (tmp_path / name).exists()
+    joined = concat([source])
+    assert opened(joined).cat_file("c/0") == b"456789"
+    assert joined.references["c/0"] == [str(tmp_path / "raw"), 4, None]
+    with pytest.raises(ManifestError, match="'c/0' begins at byte 4"):
+        joined.save(str(tmp_path / name))
 
 
 @needs_zarr_3

@@ -141,6 +141,25 @@ def test_a_coordinate_whose_metadata_break_the_rules_is_named_or_left_as_it_is(m
         assert joined.cat_file("time/1") == np.arange(2, 4, dtype="<i4").tobytes()
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": 5}'}, r"'air/.zarray' of set 1: 5 are no names of its 2 dimensions"),
+        ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"]}'}, "are no names of its 2 dimensions"),
+        ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", 5]}'}, "are no names of its 2 dimensions"),
+        ({"air/.zattrs": "[]"}, "'air/.zattrs' of set 1 is no JSON object"),
+        ({"time/0": "\ud800"}, "'time/0'.*surrogates"),
+        ({"air/.zarray": None, "air/zarr.json": {"zarr_format": 3, "node_type": "array", "shape": [2, 5], "attributes":
+          "K", "data_type": "float32", "chunk_key_encoding": {"name": "default"},
+          "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}}}, "attributes are no object"),
+    ],
+)  # fmt: skip
+def test_odd_metadata_is_named(change: dict[str, Any], why: str) -> None:
+    other = {key: value for key, value in (day(2, 2) | change).items() if value is not None}
+    with pytest.raises(ManifestError, match=why):
+        refshard_fs.concat([day(0, 2), other], dim="time")
+
+
 def test_a_variable_that_one_set_lacks_is_named() -> None:
     other = {key: value for key, value in day(4, 2).items() if not key.startswith("air")}
     with pytest.raises(ManifestError, match="set 1 has no variable 'air'"):

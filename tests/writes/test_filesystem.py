@@ -366,6 +366,29 @@ def test_keys_that_a_format_cannot_hold_are_refused_by_name_and_kept(tmp_path: P
     assert sorted(RefShardFileSystem(str(tmp_path / "refs.parq")).find("")) == ["a/zarr.json", "zarr.json"]
 
 
+@pytest.mark.parametrize("format", ["json", "parquet"])
+def test_a_range_whose_end_no_set_can_say_is_not_committed(tmp_path: Path, path: Path, format: str) -> None:
+    fs = writable(tmp_path / format, format)
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((2,))})
+    fs.refer("a/c/0", str(tmp_path / "data"), 10)
+    assert fs.cat_file("a/c/0") == LARGE[10:]
+    assert fs.references["a/c/0"][1:] == [10, None]
+    with pytest.raises(ManifestError, match="'a/c/0' begins at byte 10"):
+        fs.commit()
+    fs.refer("a/c/0", str(tmp_path / "data"), 10, len(LARGE) - 10)
+    fs.commit()
+    assert RefShardFileSystem(str(tmp_path / format)).cat_file("a/c/0") == LARGE[10:]
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, None), (-1, 5), (0, -1), (5, 2**63), (2**63, None)])
+def test_what_is_no_range_is_refused_at_once(path: Path, offset: int, length: int | None) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    with pytest.raises(ValueError, match="'a' cannot be"):
+        fs.refer("a", "data", offset, length)
+    with pytest.raises(TypeError):
+        fs.refer("a", "data", "0", length)  # type: ignore[arg-type]  # what is tested
+
+
 @pytest.mark.parametrize("text", [b"{", b"[]"])
 def test_metadata_that_is_none_is_refused_by_name_where_all_of_it_becomes_one_document(
     tmp_path: Path, text: bytes
