@@ -138,7 +138,8 @@ class _Layout:
             self._shapes.append(Cells("faint", tuple(below)))
         radius = 2.0 if min(wide, high) >= 10 else 0.0
         if rows * columns <= POINTED:
-            titles = {at(r, c): self._title(r, c) for r in range(rows) for c in range(columns)}
+            places = ((r, c) for r in range(rows) for c in range(columns) if plane.room[r, c])
+            titles = {at(*place): self._title(*place) for place in places}
             self._shapes += [
                 Box(*cell, fill, opacity=opacity, radius=radius, title=titles[cell])
                 for (fill, opacity), cells in groups.items()

@@ -82,10 +82,11 @@ class _Flight:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.is_deaf = False  # its event loop stands still: it may be waiting for one that follows
 
     @property
     def is_stranded(self) -> bool:
-        return self.loop.is_closed() or not self.loop.is_running()
+        return self.is_deaf or self.loop.is_closed() or not self.loop.is_running()
 
 
 _flights: dict[Hashable, _Flight] = {}
@@ -161,9 +162,13 @@ async def _follow(flight: _Flight) -> Any:
     done = asyncio.wrap_future(flight.done)
     done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be left to ask
     while True:
+        heard = threading.Event()
+        with contextlib.suppress(RuntimeError):  # it has been closed
+            flight.loop.call_soon_threadsafe(heard.set)
         await asyncio.wait({done}, timeout=PATIENCE)
         if done.done():
             return done.result()
+        flight.is_deaf |= not heard.is_set()
         if flight.is_stranded:
             return _given_up
 

@@ -86,6 +86,13 @@ def test_each_chunk_has_a_cell_with_its_place() -> None:
     assert "chunk 2, 1, 3: f3.nc" in titles
 
 
+@pytest.mark.parametrize("count", [3, 101, 251, 256, 397])
+def test_the_last_line_of_a_folded_grid_may_be_short(count: int) -> None:
+    shapes = picture(source((count, 1), in_files(count))).scene.shapes
+    titles = [shape.title for shape in shapes if isinstance(shape, Box) and shape.title.startswith("chunk ")]
+    assert titles == [f"chunk {number}, 0" for number in range(count)]
+
+
 def test_a_million_chunks_become_few_shapes() -> None:
     counts = (1000, 1000)
     grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))

@@ -125,6 +125,29 @@ def test_a_loop_that_stopped_in_between_holds_nobody_up(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("small_pieces")
+def test_a_loop_that_waits_for_another_one_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "PATIENCE", 0.05)
+    data = document()
+    cache = Cache(1 << 30)
+    found: list[int] = []
+
+    def other() -> None:
+        refs, _ = asyncio.run(load("waited for", need(data), Reads(data), cache, None))
+        found.append(len(refs))
+
+    async def lead() -> None:
+        leading = asyncio.ensure_future(load("waited for", need(data), Reads(data, 0.1), cache, None))
+        await asyncio.sleep(0.01)
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        thread.join(20)  # as a synchronous read does, in the middle of an event loop
+        assert found == [5002]
+        assert len((await leading)[0]) == 5002
+
+    asyncio.run(lead())
+
+
+@pytest.mark.usefixtures("small_pieces")
 def test_an_error_reaches_everybody_and_is_not_remembered() -> None:
     data = document()[:-9]
     reads, cache = Reads(data), Cache(1 << 20)
