@@ -105,6 +105,15 @@ def test_a_column_through_all_shards_waits_four_times(counter: Counter) -> None:
     assert kinds == ["index", "chunks", "index", "chunks"]
 
 
+def test_the_next_column_reads_no_index_and_nothing_of_a_third(counter: Counter) -> None:
+    counter.server.latency = 0.05
+    counter.read(slice(None), slice(0, SIDE))
+    counter.server.clear()
+    assert counter.read(slice(None), slice(5 * SIDE, 6 * SIDE)) <= 30
+    assert counter.server.log.bytes_sent <= 1.5 * 100 * CHUNK
+    assert all(r.sent != 1604 for r in counter.server.requests())
+
+
 @pytest.mark.parametrize(("concurrency", "most"), [(10, 10), (128, 6)])
 def test_each_of_several_whole_shards_is_read_together_with_its_index(
     counter: Counter, concurrency: int, most: int
