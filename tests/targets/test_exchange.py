@@ -115,3 +115,20 @@ def test_a_body_longer_than_what_was_asked_for_is_read_no_further() -> None:
         assert owner.kept == []
 
     asyncio.run(go())
+
+
+def test_the_wait_that_is_told_ends_with_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        connection = connected(Owner())
+        told = answer(bytes(9000))
+        at = loop.time()
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "time", lambda: at)
+            asked = connection.ask(b"", judge(0, 9000), Buffers(), 9000)
+            for now, data in ((at + 1, told[:20]), (at + 3, told[20:500]), (at + 7, told[500:])):
+                patch.setattr(loop, "time", lambda now=now: now)
+                receive(connection, data)
+        assert asked.result()[0][3] == pytest.approx(3)
+
+    asyncio.run(go())
