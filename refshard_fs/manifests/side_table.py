@@ -299,8 +299,10 @@ class SideTable(Mapping[str, Value]):
         sought = {*marks} if not is_escaped.all() else set[bytes]()
         if is_escaped.any():
             sought |= {msgspec.json.encode(mark.decode())[1:-1] for mark in marks}
-        if 2 * int(sizes.sum()) > len(data) and not any(part in data for part in _parts(sought)):
-            return True
+        if 2 * int(sizes.sum()) > len(data):
+            whole = bytes(data) if type(data) is memoryview else data  # which has no search
+            if not any(part in whole for part in _parts(sought)):
+                return True
         pieces = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
         texts = b"\n".join([bytes(data[start:stop]) for start, stop in pieces])
         return not any(mark in texts for mark in sought)
