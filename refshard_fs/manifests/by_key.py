@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
-from refshard_fs.columns import ChunkTable
+from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.manifests.side_table import SideTable, Value
 from refshard_fs.manifests.values import METADATA, grid_of
@@ -47,7 +47,8 @@ class ByKey:
 
     def _read(self, path: str) -> ChunkGrid | None:
         for row in sorted(self.table.rows_of([join(path, name) for name in METADATA]), reverse=True):
-            grid = grid_of(self.table.key(row), self.table.value(row), self.where)
+            value = self.table.value(row)
+            grid = None if type(value) is Row else grid_of(self.table.key(row), value, self.where)
             if grid is not None:
                 return grid
         return None

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.settling import set_by_key
 from refshard_fs.manifests.side_table import Columns, SideTable, Value
 from refshard_fs.pins import Pins
 from refshard_fs.texts import Texts
@@ -27,7 +28,7 @@ __all__ = ["VERSION", "pack", "unpack"]
 
 Bytes: TypeAlias = bytes | memoryview
 
-VERSION: Final = 3
+VERSION: Final = 4
 _MAGIC: Final = b"refshard index" + VERSION.to_bytes(2, "little")
 _FIXED: Final = struct.Struct("<16sQI")
 _ALIGN: Final = 64
@@ -78,6 +79,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     version: int | None = None  # of the document
     pins: _Pins | None = None
     aside: _Aside | None = None
+    named: str | None = None  # in errors: a set that is all by key
 
 
 class _Layout:
@@ -111,11 +113,11 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
             layout.add(table.lengths),
             None if table.numbers is None else layout.add(table.numbers),
         )
-        for path, table in refs.tables.items()
+        for path, table in refs.in_columns.items()
     ]
     members: Mapping[Any, Value]
     aside = None
-    match refs.side:
+    match refs.by_key:
         case SideTable() as found:
             spelled, data = (np.frombuffer(part, np.uint8) for part in (found.spelled, found.data))
             aside = _Aside(
@@ -138,7 +140,7 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
     urls, ends = layout.add(refs.urls.data), layout.add(refs.urls.ends)
     pins = None if refs.pins is None else _Pins(*map(layout.add, _pin_columns(refs.pins)))
     header = msgspec.msgpack.encode(
-        _Header(urls, ends, tables, layout.add(np.frombuffer(side, np.uint8)), refs.version, pins, aside)
+        _Header(urls, ends, tables, layout.add(np.frombuffer(side, np.uint8)), refs.version, pins, aside, refs.named)
     )
     padding = _columns_start(len(header)) - _FIXED.size - len(header)
     length = _columns_start(len(header)) + layout.size
@@ -189,7 +191,10 @@ def _build(header: _Header, columns: memoryview) -> ReferenceSet:
     if header.pins is not None:
         etags, etag_ends, times, time_ends, sizes = map(array, msgspec.structs.astuple(header.pins))
         pins = Pins(Texts(etags, etag_ends), Texts(times, time_ends), sizes)
-    return ReferenceSet(Texts(array(header.urls), array(header.url_ends)), tables, side, header.version, pins)
+    urls = Texts(array(header.urls), array(header.url_ends))
+    if header.named is not None and isinstance(side, SideTable):
+        return msgspec.structs.replace(set_by_key(urls, side, header.named), version=header.version, pins=pins)
+    return ReferenceSet(urls, tables, side, header.version, pins)
 
 
 def _pin_columns(pins: Pins) -> tuple[npt.NDArray[Any], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -21,6 +21,8 @@ __all__ = ["FlatKeySpace"]
 
 FEW: Final = 64  # names that are put among many others one by one
 
+_NOTHING: Final[dict[str, bool]] = {}
+
 
 class FlatKeySpace:
     """The keys of a reference set, its URLs resolved: ``resolve`` maps a URL as written to an absolute one."""
@@ -33,7 +35,8 @@ class FlatKeySpace:
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._pins: dict[int, Pin | None] = {}
         self._tree: dict[str, dict[str, bool]] | None = None
-        self._rows: Mapping[str, Positions] = {}  # of a table of what lies aside, by directory; made with the tree
+        # Of a table of what lies aside, by directory. Made with the tree, in which directories without others are not.
+        self._rows: Mapping[str, Positions] = {}
         self._holds_all_metadata: bool | None = None
         self._document_rows: Positions | None = None
 
@@ -110,7 +113,7 @@ class FlatKeySpace:
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         yield from ()
         tree = self._directories()
-        names = tree.get(prefix)
+        names = tree.get(prefix, _NOTHING if prefix in self._rows else None)
         stem = prefix + "/" if prefix else ""
         found = [chunks_below(self.refs.in_columns[path], below, stem) for path, below in self._tables_at(prefix)]
         many = [chunks for chunks in found if chunks]
@@ -119,14 +122,16 @@ class FlatKeySpace:
         else:
             aside = [
                 Listed(name, None if is_directory else self._size(join(prefix, name)), is_directory)
-                for name, is_directory in names.items()
+                for name, is_directory in sorted(names.items())
             ]
             many += self._files_in_columns(prefix, stem)
             if not many:
-                return sorted(aside, key=by_name)
+                return aside
         listings = [listing for listing in many if isinstance(listing, Listing)]
         if len(listings) == len(many) > 1:  # of one name, what is aside hides what is in columns: it is the last
-            together = {path: size for part in listings for path, size in zip(part.paths, part.sizes, strict=True)}
+            together = dict[str, int | None]()
+            for part in listings:
+                together.update(zip(part.paths, part.sizes, strict=True))
             paths = sorted(together)
             many = [Listing(stem, paths, list(map(together.__getitem__, paths)))]
         match many:
@@ -142,7 +147,7 @@ class FlatKeySpace:
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
-        if prefix in self._directories():
+        if prefix in self._directories() or prefix in self._rows:
             return True
         return any(has_chunks_below(self.refs.in_columns[path], below) for path, below in self._tables_at(prefix))
 
@@ -182,44 +187,34 @@ class FlatKeySpace:
             case SideTable() as table if prefix in self._rows:
                 rows = self._rows[prefix]
                 paths = table.keys_of(rows)
-                order = sorted(range(len(rows)), key=paths.__getitem__)
                 sizes = table.sizes(rows)
                 closer = {-1} if self.refs.pins is None else {-1, None}
                 for i in [i for i, size in enumerate(sizes) if size in closer]:
                     sizes[i] = self._size_of(paths[i], table.value(int(rows[i])))
-                yield Listing(stem, [paths[i] for i in order], [sizes[i] for i in order])
+                known = dict(zip(paths, sizes, strict=True))
+                paths.sort()
+                yield Listing(stem, paths, list(map(known.__getitem__, paths)))
 
     def _directories(self) -> dict[str, dict[str, bool]]:
         """Directory → name → whether that is one, of all that is not in columns; built at the first listing."""
         if self._tree is None:
             tree: dict[str, dict[str, bool]] = {"": {}}
-
-            def add(path: str, is_directory: bool) -> None:
-                while path:
-                    directory, name = parent(path)
-                    below = tree.setdefault(directory, {})
-                    known = below.get(name)
-                    below[name] = is_directory or bool(known)
-                    if known is not None and directory in tree:
-                        return
-                    path, is_directory = directory, True
-
             match self.refs.by_key:
                 case SideTable() as table:
                     self._rows = table.directories()
-                    for path in self._rows:
-                        tree.setdefault(path, {})
-                        add(path, True)
+                    _add_directories(tree, self._rows)
                 case side:
                     for key in side:
-                        add(key, False)
+                        directory, name = parent(key)
+                        if directory not in tree:
+                            tree[directory] = {}
+                            _add_directories(tree, [directory])
+                        tree[directory].setdefault(name, False)
             match self.refs.in_columns:
                 case Tables() as tables:
-                    full = tables.full()
+                    _add_directories(tree, tables.full())
                 case own:
-                    full = (path for path, chunks in own.items() if chunks)
-            for path in full:
-                add(path, True)
+                    _add_directories(tree, (path for path, chunks in own.items() if chunks))
             self._tree = tree
         return self._tree
 
@@ -233,3 +228,19 @@ class FlatKeySpace:
             path = prefix[:end] if end >= 0 else ""
             if path in self.refs.in_columns:
                 yield path, prefix[end + 1 :]
+
+
+def _add_directories(tree: dict[str, dict[str, bool]], paths: Iterable[str]) -> None:
+    """Put directories, and those that they lie in, into a tree."""
+    while paths:
+        new = list[str]()
+        for path in paths:
+            if path:
+                directory, _, name = path.rpartition("/")
+                below = tree.get(directory)
+                if below is None:
+                    tree[directory] = {name: True}
+                    new.append(directory)
+                else:
+                    below[name] = True
+        paths = new

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.reference_set import ReferenceSet
+from refshard_fs.manifests.settling import set_by_key
 from refshard_fs.manifests.side_table import Run, SideTable, Value
 from refshard_fs.manifests.words import Buffer
 from refshard_fs.pins import Pins
@@ -47,6 +48,7 @@ class _Set(msgspec.Struct, frozen=True, array_like=True):
     side: dict[str, Any]  # a Row is an array
     pins: list[list[bytes]] | None = None  # ETags, their ends, times, their ends, sizes
     aside: _Aside | None = None
+    named: str | None = None  # in errors: a set that is all by key
 
 
 _DTYPES: Final = (np.uint32, np.uint64, np.uint64, np.uint64)
@@ -55,12 +57,12 @@ _DTYPES: Final = (np.uint32, np.uint64, np.uint64, np.uint64)
 def shrink(refs: ReferenceSet) -> bytes:
     """Return bytes that `swell` makes ``refs`` of; ValueError where something in it cannot be written."""
     tables = []
-    for path, t in refs.tables.items():
+    for path, t in refs.in_columns.items():
         columns: list[list[bytes] | None] = [_packed(_steps(t.targets)), _packed(_steps(t.offsets)), _packed(t.lengths)]
         columns.append(None if t.numbers is None else _packed(_steps(t.numbers)))
         tables.append(_Table(path, t.grid, columns))
     side, aside = dict[str, Any](), None
-    match refs.side:
+    match refs.by_key:
         case SideTable() as table:
             aside = _shrunk(table.run())
         case members:
@@ -70,7 +72,9 @@ def shrink(refs: ReferenceSet) -> bytes:
         texts = (refs.pins.etags, refs.pins.times)
         pins = [_packed(column) for t in texts for column in (t.data, _steps(t.ends))] + [_packed(refs.pins.sizes)]
     try:
-        return msgspec.msgpack.encode(_Set(_packed(urls.data), _packed(_steps(urls.ends)), tables, side, pins, aside))
+        return msgspec.msgpack.encode(
+            _Set(_packed(urls.data), _packed(_steps(urls.ends)), tables, side, pins, aside, refs.named)
+        )
     except (TypeError, OverflowError, RecursionError) as e:
         raise ValueError(f"the data among the references cannot be written: {e}") from e
 
@@ -105,7 +109,10 @@ def _built(found: _Set) -> ReferenceSet:
     if found.pins is not None:
         etags, etag_ends, times, time_ends, sizes = found.pins
         pins = Pins(_texts(etags, etag_ends), _texts(times, time_ends), _unpacked(sizes, np.uint64))
-    return ReferenceSet(_texts(found.urls, found.url_ends), tables, side, pins=pins)
+    urls = _texts(found.urls, found.url_ends)
+    if found.named is not None and isinstance(side, SideTable):
+        return msgspec.structs.replace(set_by_key(urls, side, found.named), pins=pins)
+    return ReferenceSet(urls, tables, side, pins=pins)
 
 
 def _shrunk(run: Run) -> _Aside:

@@ -53,6 +53,15 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
             case tables:
                 return tables
 
+    @property
+    def named(self) -> str | None:
+        """What errors call the set, where nothing of it is in columns yet."""
+        match self.side:
+            case LateSide(kept=kept):
+                return kept.where
+            case _:
+                return None
+
     def __len__(self) -> int:
         """Number of keys."""
         match self.in_columns:

@@ -135,7 +135,9 @@ class _Settling:
             self._aside.append(run)
         elif len(chosen):
             columns = run.targets[chosen], run.offsets[chosen], run.lengths[chosen]
-            self._aside.append(Run(records.spelled_keys(chosen), run.sizes[chosen], *columns, run.data))
+            places = enumerate(chosen.tolist()) if run.objects else ()
+            objects = {place: run.objects[row] for place, row in places if row in run.objects}
+            self._aside.append(Run(records.spelled_keys(chosen), run.sizes[chosen], *columns, run.data, objects))
 
     def _is_near(self, directory: str) -> bool:
         """Whether it is an array, or lies in one."""

@@ -299,8 +299,10 @@ class SideTable(Mapping[str, Value]):
         sought = {*marks} if not is_escaped.all() else set[bytes]()
         if is_escaped.any():
             sought |= {msgspec.json.encode(mark.decode())[1:-1] for mark in marks}
-        if 2 * int(sizes.sum()) > len(data) and not any(part in data for part in _parts(sought)):
-            return True
+        if 2 * int(sizes.sum()) > len(data):
+            whole = bytes(data) if type(data) is memoryview else data  # which has no search
+            if not any(part in whole for part in _parts(sought)):
+                return True
         pieces = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
         texts = b"\n".join([bytes(data[start:stop]) for start, stop in pieces])
         return not any(mark in texts for mark in sought)
@@ -355,17 +357,23 @@ class SideTable(Mapping[str, Value]):
         firsts, groups = grouped(hashes(text, starts, ends, self.seed))
         sizes, chosen = ends - starts, firsts[groups]
         if (sizes != sizes[chosen]).any() or not alike(text, starts, text, starts[chosen], sizes).all():
-            known: dict[bytes, int] = {}
+            known: dict[str, int] = {}
             spans = zip(starts.tolist(), ends.tolist(), strict=True)
-            found = [known.setdefault(text[start:stop], len(known)) for start, stop in spans]
+            pieces = (text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans)
+            found = [known.setdefault(piece, len(known)) for piece in pieces]
             names, groups = list(known), np.array(found, np.uint32)
         else:
             spans = zip(starts[firsts].tolist(), ends[firsts].tolist(), strict=True)
-            names = [text[start:stop] for start, stop in spans]
+            string = text.decode() if text.isascii() else None
+            names = (
+                [string[start:stop] for start, stop in spans]
+                if string is not None
+                else [text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans]
+            )
         groups = groups.repeat(np.diff(begun, append=len(stops)))
         order = np.argsort(groups, kind="stable")
         bounds = groups[order].searchsorted(np.arange(len(names) + 1)).tolist()
-        return Directories([name.decode("utf-8", "surrogatepass") for name in names], order, bounds)
+        return Directories(names, order, bounds)
 
 
 def _index(hashes: UInt64s) -> UInt64s:

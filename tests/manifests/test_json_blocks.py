@@ -31,13 +31,18 @@ ARRAY_3 = {
 }
 
 
-@pytest.fixture(autouse=True, params=[(0, 1024), (256, 1024), (256, 0)], ids=str)
+@pytest.fixture(
+    autouse=True, params=[(0, 1024, 512), (256, 1024, 512), (256, 0, 512), (256, 0, 0), (256, 0, 2)], ids=str
+)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Cut often: most false cuts happen in what is larger than a block.
 
-    Arrays are placed singly, or together; what is no chunk is in a dictionary, or in columns.
+    Arrays are placed singly, or together; what is no chunk is in a dictionary, or in columns; or all is by its key, or
+    is until it turns out to be too much.
     """
-    small, many = request.param
+    small, many, documents = request.param
+    monkeypatch.setattr(gathering, "MANY", documents)
+    monkeypatch.setattr(gathering, "EACH", 16 if documents else 10**9)
     monkeypatch.setattr(placing, "SMALL", small)
     monkeypatch.setattr(settling, "MANY", many)
     monkeypatch.setattr(url_column, "FEW", 2 if many else 256)

@@ -73,6 +73,9 @@ def configured() -> Iterator[None]:
 
 def one_input(data: bytes) -> None:
     quick = _outcome(lambda: _INDEX.decode(data))
+    with mock.patch.multiple(gathering, MANY=0, EACH=10**9):
+        by_key = _outcome(lambda: _INDEX.decode(data))
+    assert quick is None or quick == by_key, (quick, by_key)  # which looks at no metadata
     plain = _outcome(lambda: parse_document(_object(data), "refs.json", {}))
     if quick == plain:
         return
