@@ -10,23 +10,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from refshard_fs.manifests.page_values import Booleans, Column, Numbers
-from refshard_fs.manifests.parquet_pages import BYTE_ARRAY, WIDTHS, Footer, Room, pages
+from refshard_fs.manifests.page_values import ROWS, Booleans, Column, Numbers
+from refshard_fs.manifests.parquet_pages import WIDTHS, Encoding, Footer, Room, Type, pages
 from refshard_fs.manifests.thrift import Damaged
 
 __all__ = ["NOT_READ", "arrow_columns", "require_pyarrow"]
 
 NOT_READ: Final = "it is no parquet file that can be read"
-ADVICE: Final = (
-    "is read only of one group of rows, 131072 at most, plain or compressed by snappy or zstd: write it so, or with a "
-    "dictionary"
-)
 THINGS: Final = 100_000  # that a list in a footer may have
-# By those of texts pyarrow makes what they like of a few bytes. What others make (PLAIN, those of dictionaries, RLE,
-# BIT_PACKED, DELTA_BINARY_PACKED, BYTE_STREAM_SPLIT) is as long as the page tells, or as its values are.
-_BOUNDED: Final = frozenset([0, 2, 3, 4, 5, 8, 9])
-_UNBOUNDED: Final = {6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
-_TYPES: Final = {"INT32": 1, "INT64": 2, "INT96": 3, "FLOAT": 4, "DOUBLE": 5, "BYTE_ARRAY": 6}
+# Of these pyarrow makes what they like from a few bytes. What others make is as long as page or values say.
+_UNBOUNDED: Final = frozenset([Encoding.DELTA_LENGTH_BYTE_ARRAY, Encoding.DELTA_BYTE_ARRAY])
+_BOUNDED: Final = frozenset(Encoding) - _UNBOUNDED
 _KINDS: Final = {
     **dict.fromkeys(("string", "large_string"), "text"),
     **dict.fromkeys(("binary", "large_binary"), "bytes"),
@@ -50,7 +44,7 @@ def arrow_columns(data: bytes, footer: Footer, names: Collection[str]) -> dict[s
     pa, _ = require_pyarrow()
     try:
         with pa.BufferReader(data) as source:
-            texts = [leaf.name.decode(errors="replace") for leaf in footer.schema if leaf.type == BYTE_ARRAY]
+            texts = [leaf.name.decode(errors="replace") for leaf in footer.schema if leaf.type == Type.BYTE_ARRAY]
             file = _opened(source, len(data), [name for name in texts if name in names])
             there = _leaves(file.schema, names)
             _check_pages(data, footer, there)
@@ -89,11 +83,11 @@ def _leaves(schema: Any, names: Collection[str]) -> dict[str, tuple[int, int]]:
             continue
         if column.path != name or column.max_repetition_level or column.max_definition_level > 1:
             raise ValueError(f"its column {name!r} is nested")
-        if column.physical_type not in _TYPES:
+        if column.physical_type not in Type.__members__:
             raise ValueError(f"its column {name!r} is of the type {column.physical_type}")
         if name in found:
             raise ValueError(f"it has the column {name!r} twice")
-        found[name] = number, WIDTHS[_TYPES[column.physical_type]]
+        found[name] = number, WIDTHS[Type[column.physical_type]]
     return found
 
 
@@ -107,10 +101,18 @@ def _check_pages(data: bytes, footer: Footer, leaves: dict[str, tuple[int, int]]
             try:
                 for page in pages(data, chunks[number], rows, room, width):
                     if page.encoding not in _BOUNDED:
-                        encoding = _UNBOUNDED.get(page.encoding, page.encoding)
-                        raise ValueError(f"a page has the encoding {encoding}, which {ADVICE}")
+                        raise ValueError(_unreadable(page.encoding))
             except ValueError as e:
                 raise ValueError(f"its column {name!r} cannot be read: {e}") from e
+
+
+def _unreadable(encoding: int) -> str:
+    if encoding not in _UNBOUNDED:
+        return f"a page has the encoding {encoding}, which nobody knows"
+    return (
+        f"a page has the encoding {Encoding(encoding).name}, which is read only of one group of {ROWS} rows at most, "
+        "uncompressed or compressed by snappy or zstd: write it so, or with a dictionary"
+    )
 
 
 # Arrow arrays are read through their buffers: Arrow's own ways to numpy import pandas, if there is one.

@@ -19,37 +19,39 @@ from refshard_fs.manifests.deltas import texts_by_differences, texts_by_lengths
 from refshard_fs.manifests.hybrid import hybrid
 from refshard_fs.manifests.inflate import zstd_size
 from refshard_fs.manifests.parquet_pages import (
-    BYTE_ARRAY,
     DATA,
     DATA_V2,
     DICTIONARY,
-    INT32,
-    INT64,
     WIDTHS,
     Chunk,
+    Encoding,
     Footer,
     Leaf,
     Page,
     Room,
     TooMuch,
+    Type,
     pages,
 )
 
 __all__ = ["Booleans", "Column", "Numbers", "Unusual", "usual_columns"]
 
-ROWS: Final = 1 << 17  # with more of them it is not the beginning that takes the time
+ROWS: Final = 1 << 17  # with more of them it is not the beginning that takes the time,
+TEXTS: Final = 1 << 11  # nor with more of these
 _REQUIRED, _OPTIONAL = 0, 1
-_PLAIN, _OF_DICTIONARY, _BY_DICTIONARY = 0, (0, 2), (2, 8)  # encodings
-_ZSTD: Final = b"\x28\xb5\x2f\xfd"
-_DTYPES: Final[dict[int, np.dtype[Any]]] = {INT32: np.dtype("<i4"), INT64: np.dtype("<i8")}
-_KINDS: Final = {  # by physical type, the older logical one (INT_32, INT_64, UTF8), and whether the newer one is STRING
-    (INT32, None, None): "whole numbers",
-    (INT32, 17, None): "whole numbers",
-    (INT64, None, None): "whole numbers",
-    (INT64, 18, None): "whole numbers",
-    (BYTE_ARRAY, None, None): "bytes",
-    (BYTE_ARRAY, 0, None): "text",
-    (BYTE_ARRAY, 0, True): "text",
+_UNCOMPRESSED, _SNAPPY, _ZSTD = 0, 1, 6
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_DTYPES: Final[dict[int, np.dtype[Any]]] = {Type.INT32: np.dtype("<i4"), Type.INT64: np.dtype("<i8")}
+_KINDS: Final[
+    dict[tuple[int, int | None, bool | None], str]
+] = {  # by physical type, the older logical one (INT_32, INT_64, UTF8), and whether the newer one is STRING
+    (Type.INT32, None, None): "whole numbers",
+    (Type.INT32, 17, None): "whole numbers",
+    (Type.INT64, None, None): "whole numbers",
+    (Type.INT64, 18, None): "whole numbers",
+    (Type.BYTE_ARRAY, None, None): "bytes",
+    (Type.BYTE_ARRAY, 0, None): "text",
+    (Type.BYTE_ARRAY, 0, True): "text",
 }
 
 Numbers = npt.NDArray[Any]
@@ -150,7 +152,11 @@ class _Values:
 
     def learn(self, page: Page, body: bytes) -> None:
         """Take the dictionary that a column may begin with."""
-        if page.encoding not in _OF_DICTIONARY or self._dictionary is not None or self._places:
+        if (
+            page.encoding not in (Encoding.PLAIN, Encoding.PLAIN_DICTIONARY)
+            or self._dictionary is not None
+            or self._places
+        ):
             raise Unusual
         if self._kind in _DTYPES:
             self._dictionary = self._plain(body, 0, page.values)
@@ -161,23 +167,22 @@ class _Values:
         """Return ``count`` numbers, which begin ``at`` a place of a page's bytes."""
         if not count:
             return np.zeros(0, np.int32)
-        if encoding in _BY_DICTIONARY:
+        if encoding in (Encoding.PLAIN_DICTIONARY, Encoding.RLE_DICTIONARY):
             numbers = hybrid(body, at + 1, body[at], count)
             if self._dictionary is not None:
                 return self._dictionary[numbers]
             if int(numbers.max()) >= len(self._places):
                 raise Unusual
             return numbers
-        if self._kind in _DTYPES and encoding == _PLAIN:
-            return self._plain(body, at, count)
-        if self._kind == BYTE_ARRAY:
-            match encoding:
-                case 0:
-                    return self._placed(_texts(body, at, count))
-                case 6:
-                    return self._placed(texts_by_lengths(body, at, count))
-                case 7:
-                    return self._placed(texts_by_differences(body, at, count, self._room.take))
+        match self._kind, encoding:
+            case ((Type.INT32 | Type.INT64), Encoding.PLAIN):
+                return self._plain(body, at, count)
+            case Type.BYTE_ARRAY, Encoding.PLAIN:
+                return self._placed(_texts(body, at, count))
+            case Type.BYTE_ARRAY, Encoding.DELTA_LENGTH_BYTE_ARRAY:
+                return self._placed(texts_by_lengths(body, at, count))
+            case Type.BYTE_ARRAY, Encoding.DELTA_BYTE_ARRAY:
+                return self._placed(texts_by_differences(body, at, count, self._room.take))
         raise Unusual
 
     def texts(self, kind: str) -> Sequence[str | bytes]:
@@ -195,6 +200,8 @@ class _Values:
 
 
 def _texts(body: bytes, at: int, count: int) -> list[bytes]:
+    if count > TEXTS:
+        raise Unusual
     texts = []
     for _ in range(count):
         start = at + 4
@@ -215,14 +222,14 @@ def _body(data: bytes, page: Page, codec: int) -> tuple[bytes, bytes]:
         if not 0 <= page.levels <= min(page.stored, made):
             raise Unusual
         levels, stored, made = stored[: page.levels], stored[page.levels :], made - page.levels
-    if codec == 0 or not page.is_compressed:
+    if codec == _UNCOMPRESSED or not page.is_compressed:
         if len(stored) != made:
             raise Unusual
         return levels, stored
     # pyarrow's codecs do not say how much they have made: they make what the first bytes say, or raise an error.
-    if codec == 1 and _snappy_size(stored) == made:
+    if codec == _SNAPPY and _snappy_size(stored) == made:
         return levels, _codec("snappy").decompress(stored, made, asbytes=True)
-    if codec == 6 and stored.startswith(_ZSTD) and zstd_size(stored) == made:
+    if codec == _ZSTD and stored.startswith(_ZSTD_MAGIC) and zstd_size(stored) == made:
         return levels, _codec("zstd").decompress(stored, made, asbytes=True)
     raise Unusual
 

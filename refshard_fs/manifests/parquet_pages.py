@@ -7,34 +7,32 @@ footer and headers of the columns that will be read are followed as such a reade
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from refshard_fs.manifests.inflate import GRACE, RATIO
 from refshard_fs.manifests.thrift import BINARY, BOOL, I32, I64, Damaged, Fields, Reader
 
 __all__ = [
-    "BYTE_ARRAY",
     "DATA",
     "DATA_V2",
     "DICTIONARY",
-    "INT32",
-    "INT64",
     "WIDTHS",
     "Chunk",
+    "Encoding",
     "Footer",
     "Group",
     "Leaf",
     "Page",
     "Room",
     "TooMuch",
+    "Type",
     "page_at",
     "pages",
 ]
 
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # kinds of pages; others are skipped by readers
-INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY = 1, 2, 3, 4, 5, 6  # physical types; columns of others are none of ours
-WIDTHS: Final = {INT32: 4, INT64: 8, INT96: 12, FLOAT: 4, DOUBLE: 8, BYTE_ARRAY: 4}  # bytes of a value at least
 DECODED: Final = 1 << 30  # bytes that are made of a file, at most
 _LATE: Final = 100  # bytes that the column chunks of an old writer have more than it says: readers read on
 _TAIL: Final = 8  # bytes: the footer's length, and the magic
@@ -61,6 +59,42 @@ _HEADER: Final[Fields] = {
 }
 # where each kind tells of itself, and its encoding
 _OWN: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
+
+
+class Type(IntEnum):
+    """Physical types; columns of others are none of ours."""
+
+    INT32 = 1
+    INT64 = 2
+    INT96 = 3
+    FLOAT = 4
+    DOUBLE = 5
+    BYTE_ARRAY = 6
+
+
+class Encoding(IntEnum):
+    """Encodings of values."""
+
+    PLAIN = 0
+    PLAIN_DICTIONARY = 2
+    RLE = 3
+    BIT_PACKED = 4
+    DELTA_BINARY_PACKED = 5
+    DELTA_LENGTH_BYTE_ARRAY = 6
+    DELTA_BYTE_ARRAY = 7
+    RLE_DICTIONARY = 8
+    BYTE_STREAM_SPLIT = 9
+
+
+# Bytes of a value at least.
+WIDTHS: Final[Mapping[int, int]] = {
+    Type.INT32: 4,
+    Type.INT64: 8,
+    Type.INT96: 12,
+    Type.FLOAT: 4,
+    Type.DOUBLE: 8,
+    Type.BYTE_ARRAY: 4,
+}
 
 
 class Leaf(NamedTuple):

@@ -147,7 +147,6 @@ def _partition(columns: Mapping[str, Column | None], rows: int, chunks: int) -> 
     if rows > chunks:
         targets, offsets, lengths = targets[:chunks].copy(), offsets[:chunks].copy(), lengths[:chunks].copy()
     if inline:
-        targets = targets.copy()
         targets[np.fromiter(inline, np.int64, len(inline))] = ABSENT
     spans, sizes = offsets.view(np.uint64), lengths.view(np.uint64)
     if int(spans.max()) + int(sizes.max()) >= OFFSETS:  # as negative ones are, too
@@ -161,6 +160,7 @@ def _partition(columns: Mapping[str, Column | None], rows: int, chunks: int) -> 
 
 
 def _paths(column: Column | None, rows: int) -> tuple[tuple[str, ...], UInt32s]:
+    """Return the URLs, and which of them each row has."""
     if column is None:
         return (), np.full(rows, ABSENT, np.uint32)
     if column.kind not in ("text", "bytes"):
@@ -244,10 +244,7 @@ def encode(partition: Partition) -> bytes:
         out,
         compression="zstd",
         use_dictionary=["path"],
-        write_statistics=[
-            "offset",
-            "size",
-        ],  # pandas takes columns without for ones with nulls, and makes floats of them
+        write_statistics=["offset", "size"],  # without, pandas takes them for columns with nulls, and makes floats
         store_schema=False,
         write_page_checksum=True,
         row_group_size=max(len(partition), 1),

@@ -77,6 +77,15 @@ class Document:
             self.fs.pipe_file(self.path, data)
             self.made = _facts(self.fs, self.path)
 
+    def may_be(self, data: bytes) -> bool:
+        """Whether the object is ``data`` or may still become it, after `put` raised what is no ConflictError."""
+        if type(self.fs) not in (LocalFileSystem, MemoryFileSystem):
+            return True  # a server may do what it was asked for after nobody waits for it any more
+        try:
+            return bool(self.fs.cat_file(self.path) == data)
+        except FileNotFoundError:
+            return False
+
     def facts(self) -> Facts | None:
         """Return what the object is now; None if there is none."""
         match self.fs:

@@ -77,7 +77,7 @@ class _Commit(DirectoryCommit):
             changed = sorted({*changed, *_unfinished(old.get("", {}), "pending").intersection(nodes)})
             gone = sorted({*gone, *_unfinished(old.get("", {}), "gone").difference(nodes)})
             commit = Document(self._url, self._given, self._base.facts)
-            commit.put(zarrmeta.dumps(root_with(nodes, changed, gone, done)))
+            self._publish(commit, zarrmeta.dumps(root_with(nodes, changed, gone, done)))
         except BaseException:
             with contextlib.suppress(OSError):
                 self._store.remove(map(self._store.url_of, self._written))

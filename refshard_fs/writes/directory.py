@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+from refshard_fs.errors import ConflictError
+from refshard_fs.targets.document import Document
 from refshard_fs.targets.store import Store
 from refshard_fs.writes.committing import Committing
 
@@ -23,3 +25,14 @@ class DirectoryCommit:
         self._given = committing.given(self._url)
         self._token = uuid.uuid4().hex  # in the names of new objects, which nobody else has
         self._written: list[str] = []
+
+    def _publish(self, document: Document, data: bytes) -> None:
+        """Put the document that is the commit. Where nobody can tell whether that was done, what it names stays."""
+        try:
+            document.put(data)
+        except ConflictError:
+            raise
+        except BaseException:
+            if document.may_be(data):
+                self._written.clear()
+            raise

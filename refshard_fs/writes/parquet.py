@@ -71,7 +71,7 @@ class _Commit(DirectoryCommit):
             self._renamed = {array: names for array, names in self._renamed.items() if names}
             visible = document_with(document, self._renamed, self._token, now)
             commit = Document(self._url, self._given, facts)
-            commit.put(visible)
+            self._publish(commit, visible)
         except BaseException:
             with contextlib.suppress(OSError):
                 self._store.remove(map(self._store.url_of, self._written))

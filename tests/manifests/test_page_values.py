@@ -173,8 +173,10 @@ def test_what_fsspec_writes_is_read_without_pyarrows_reader(
         ({"offset": [1, 2]}, {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED"}),
         ({"offset": [[1], [2]]}, {}),
         ({"offset": range(2**17 + 1)}, {}),
+        ({"path": [str(i) for i in range(2**11 + 1)]}, {}),
+        ({"path": [str(i) for i in range(2**11 + 1)]}, {"use_dictionary": False}),
     ],
-    ids=str,
+    ids=lambda given: str(given)[:50],
 )
 def test_all_else_is_left_to_pyarrow(columns: dict[str, Any], options: dict[str, Any]) -> None:
     data = written(columns, **options)

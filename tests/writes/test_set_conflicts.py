@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from refshard_fs import ConflictError, ReadOnlyError, RefShardFileSystem
+from refshard_fs.targets.document import Document
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.writes.model import FORMATS, array_document, group_document, path_of, writable
@@ -169,6 +170,32 @@ def test_a_commit_whose_answer_was_lost_is_no_conflict_with_itself(
     fs.commit()
     assert len(s3_proxy.log.requests(method="PUT")) == 2
     assert RefShardFileSystem(url, target_options=options).cat_file("a") == b"text"
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+def test_a_commit_whose_fate_is_unknown_leaves_what_it_may_name(
+    opens: Callable[[str], Open], format: str, is_applied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its PUT timed out: the store may have done it."""
+    opened = opens(format)
+    begin(opened)
+    fs = opened()
+    fs.pipe({"a/c/0": b"new", "a/c/1": LARGE + b"1"})
+    put = Document.put
+
+    def times_out(document: Document, data: bytes) -> None:
+        if is_applied:
+            put(document, data)
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Document, "put", times_out)
+        with pytest.raises(OSError, match="no answer"):
+            fs.commit()
+    found = opened(mode="r").cat("a/c", recursive=True)
+    assert found == ({"a/c/0": b"new", "a/c/1": LARGE + b"1"} if is_applied else {"a/c/0": LARGE})
+    fs.discard()
 
 
 def test_sources_that_take_no_commit_say_what_does(tmp_path: Path) -> None:
