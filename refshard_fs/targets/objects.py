@@ -13,11 +13,12 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
@@ -36,7 +37,25 @@ from refshard_fs.targets.s3 import is_s3fs
 from refshard_fs.targets.store import opened
 from refshard_fs.targets.transfers import LARGE, Buffer, Fetched, fetch_any, fetch_local, fetch_s3, put_s3
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 __all__ = ["ABSENT", "Absent", "Condition", "Fetched", "Objects", "is_version"]
+
+
+def _speaking(call: Callable[P, T]) -> Callable[P, T]:
+    """Let whatever the client of S3 raises be an OSError, as those of all other filesystems are."""
+
+    @wraps(call)
+    def speaking(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except Exception as e:
+            if not type(e).__module__.startswith(("botocore.", "aiobotocore.")):
+                raise
+            raise _as_os_error(e) from e
+
+    return speaking
 
 
 class Absent(Enum):
@@ -85,6 +104,7 @@ class Objects:
 
     # ------------------------------------------------------------------ reading
 
+    @_speaking
     def fetch(self, name: str) -> Fetched | None:
         """Return the object ``name``, with one request; None if there is none."""
         path = self._path(name)
@@ -102,6 +122,7 @@ class Objects:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    @_speaking
     def facts(self, name: str) -> Facts | None:
         """Return what tells the version of the object ``name`` from others; None if there is none."""
         return _facts(self._fs, self._path(name))
@@ -110,6 +131,7 @@ class Objects:
         """Return the names of all objects below the directory ``prefix`` (empty: of all)."""
         return sorted(self.found(prefix))
 
+    @_speaking
     def found(self, prefix: str) -> dict[str, Facts]:
         """Return all objects below the directory ``prefix`` (empty: all there are), by name, as listings tell them.
 
@@ -183,6 +205,7 @@ class Objects:
                 self._fs.put_file(draft, path)
         return None
 
+    @_speaking
     def copy(self, name: str, new: str, found: Facts | None = None) -> bool:
         """Let the object ``new`` be what ``name`` is; return whether there is one.
 
@@ -199,6 +222,7 @@ class Objects:
             raise _conflict(self.url_of(name), found) from e
         return True
 
+    @_speaking
     def remove(self, name: str, condition: Condition = None) -> None:
         """Let there be no object ``name``; one that is not there is none already.
 
@@ -220,6 +244,7 @@ class Objects:
             raise _conflict(self.url_of(name), condition) from e
         fs.invalidate_cache(path)
 
+    @_speaking
     def clear(self, folder: str) -> None:
         """Remove all objects below the directory ``folder``, and that."""
         path = self._path(folder)

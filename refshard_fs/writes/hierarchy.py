@@ -110,7 +110,6 @@ class HierarchyCommit:
             raise ConflictError(f"{e}. {_KEPT}{_MERGE if self._torn else _DISCARD}") from e
         finally:
             self._overlay.replaced({self._objects.url_of(name) for name in self._touched})
-        ours.update({self._objects.url_of(name): found for name, found in self._put.items()})
         for shard, read in self._read:
             self._costs.put(shard.key, shard.array, len(shard.changes), read=read)
 
@@ -132,10 +131,11 @@ class HierarchyCommit:
             self._objects.sweep([*plan.names(), NAME])
             if len(seen) > 1:
                 self._make_undoably(plan, gone, seen)
-                return
-            if not self._objects.excludes:
-                self._know(give_way(self._objects, [*plan.names(), *gone]))
-            self._write(plan, gone, self._precheck(plan))
+            else:
+                if not self._objects.excludes:
+                    self._know(give_way(self._objects, [*plan.names(), *gone]))
+                self._write(plan, gone, self._precheck(plan))
+            ours.update({self._objects.url_of(name): found for name, found in self._put.items()})
 
     def _make_undoably(self, plan: Plan, gone: Mapping[str, Facts | None], seen: Sequence[str]) -> None:
         undo = self._undo = self._begin()

@@ -514,3 +514,33 @@ def test_one_object_takes_no_record_and_two_take_few_requests(s3_server: Seaweed
         proxy.clear()
         assert RefShardFileSystem(url, target_options=options, skip_instance_cache=True).cat_file("zarr.json")
         assert not [r for r in proxy.requests() if "refshard" in r.path], "the listing tells that there is none"
+
+
+def test_many_objects_are_listed_and_not_asked_for_one_by_one(s3_server: SeaweedServer) -> None:
+    s3_server.create_bucket("undone")
+    count = 300
+    array = {**state(1)["p/zarr.json"], "shape": [2 * count]}
+    with CountingProxy(s3_server.endpoint_url) as proxy:
+        options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": proxy.url}}
+        url = f"s3://undone/{uuid.uuid4().hex}"
+
+        def opened() -> RefShardFileSystem:
+            given: dict[str, Any] = {"target_options": options, "format": "zarr-hierarchy"}
+            return RefShardFileSystem(url, mode="a", skip_instance_cache=True, **given)
+
+        def asked(method: str, part: str) -> int:
+            return sum(r.method == method and part in r.path + "?" + r.query for r in proxy.requests())
+
+        fs = opened()
+        fs.pipe({"zarr.json": json.dumps(state(1)["zarr.json"]).encode(), "p/zarr.json": json.dumps(array).encode()})
+        fs.pipe({f"p/c/{i}": b"first" for i in range(0, count, 2)})
+        fs.commit()
+        assert asked("PUT", ".refshard/") == 3, "there was nothing to keep"
+        fs = opened()
+        fs.pipe({f"p/c/{i}": b"again" for i in range(count)})
+        proxy.clear()
+        fs.commit()
+        assert asked("HEAD", "/p/c/") == 0
+        assert asked("GET", "list-type=2") <= 4
+        assert asked("PUT", ".refshard/") == 3 + count // 2
+        assert opened().cat_file("p/c/299") == b"again"
