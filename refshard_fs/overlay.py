@@ -241,6 +241,8 @@ class Overlay:
             self.edits = edits.copy()
             self.edits.number = number
             self._pending.count = len(edits)
+            if not len(edits):
+                self.spool.clear()
             left = self._forget()
             if self.worker is not None:
                 left += [url for before, url in self.worker.staged if before >= edits.number]

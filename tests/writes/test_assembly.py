@@ -119,6 +119,14 @@ def test_what_is_taken_back_leaves_nothing_of_a_complete_shard(
     assert np.array_equal(stored(tmp_path)[...], data)
 
 
+def test_chunks_of_a_transaction_that_is_taken_back_take_no_memory(fs: RefShardFileSystem, data: Any) -> None:
+    with pytest.raises(KeyboardInterrupt), fs.transaction:
+        array(fs)[0:2, 0:3] = data[0:2, 0:3]
+        assert held(fs) == 24
+        raise KeyboardInterrupt
+    assert held(fs) == 0
+
+
 def test_an_array_that_grew_has_complete_shards_too(fs: RefShardFileSystem, tmp_path: Path, data: Any) -> None:
     seen = array(fs)
     with fs.transaction:
