@@ -42,7 +42,8 @@ def with_compared(
         if path in same:
             continue
         holders = [number for number, part in enumerate(parts) if path in part.variables]
-        own = [axis for axis, dim in enumerate(dims) if dim in parts[holders[0]].variables[path].dims]
+        along = parts[holders[0]].variables[path].dims
+        own = [axis for axis, dim in enumerate(dims) if dim is not None and dim in along]
         first: dict[tuple[int, ...], Named] = {}
         if all(
             has_same_references(first.setdefault(tuple(places[number][axis] for axis in own), part), part, path)

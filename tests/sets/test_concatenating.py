@@ -235,6 +235,16 @@ def test_copies_along_one_of_two_dimensions_are_compared_along_the_other(version
         joined(parts | {(6, 2): part(6, 2, 1)})
 
 
+def test_copies_without_names_of_dimensions_are_compared_where_sets_are_merged() -> None:
+    parts = [own(day(start, 2), "table", np.arange(6.0).reshape(2, 3), [], 2) for start in (0, 2)]
+    for part in parts:
+        del part["table/.zattrs"]
+        for key in [key for key in part if key.startswith(("time", "air"))]:
+            del part[key]
+    fs = RefShardFileSystem(refshard_fs.concat(parts))
+    assert np.frombuffer(fs.cat_file("table/0.0")).tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_copies_that_differ_are_refused_and_large_ones_are_not_read() -> None:
     one, two = day(0, 2), day(2, 2)
     with pytest.raises(ManifestError, match="different bytes of 'crs'.*same="):
