@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple, overload
 
@@ -69,6 +70,8 @@ def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list
     if not grid.counts:
         return [stem + (head or "0")] * len(numbers), numbers
     stem += head + separator if head else ""
+    if grid.size <= 2 * len(numbers):
+        return _most_names(grid, numbers, stem)
     left = numbers
     spelled: list[npt.NDArray[np.object_]] = []
     ranks = np.zeros(len(numbers), np.uint64)
@@ -77,6 +80,8 @@ def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list
     while dimensions:
         # The spellings of the last dimensions together, as many as are few enough.
         count = dimensions.pop()
+        if not dimensions:
+            count = int(left.max(initial=0)) + 1  # as far as there are any
         labels = [str(i) for i in range(count)] if count <= 2 * len(numbers) + MERGED else None
         while dimensions and labels is not None and count * dimensions[-1] <= min(MERGED, len(numbers)):
             outer = dimensions.pop()
@@ -99,6 +104,24 @@ def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list
         names = names + spelled.pop()[order]
     out: list[str] = names.tolist()
     return out, numbers[order]
+
+
+def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str], UInt64s]:
+    """Return the same as `chunk_names`, by spelling all keys of the grid in order."""
+    names, places = [stem], np.zeros(1, np.int64)
+    for dimension, count in enumerate(grid.counts):
+        labels = np.array([str(i) for i in range(count)])
+        order = np.argsort(labels, kind="stable")
+        separator = grid.encoding.separator if dimension < len(grid.counts) - 1 else ""
+        spelled = [label + separator for label in labels[order].tolist()]
+        names = [before + label for before in names for label in spelled]
+        places = (places[:, None] * count + order).ravel()
+    if len(numbers) < grid.size:
+        there = np.zeros(grid.size, np.bool_)
+        there[numbers] = True
+        there = there[places]
+        names, places = list(compress(names, there.tolist())), places[there]
+    return names, places.view(np.uint64)
 
 
 class _Level(NamedTuple):

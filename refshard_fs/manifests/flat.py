@@ -191,9 +191,8 @@ class FlatKeySpace:
                 closer = {-1} if self.refs.pins is None else {-1, None}
                 for i in [i for i, size in enumerate(sizes) if size in closer]:
                     sizes[i] = self._size_of(paths[i], table.value(int(rows[i])))
-                known = dict(zip(paths, sizes, strict=True))
-                paths.sort()
-                yield Listing(stem, paths, list(map(known.__getitem__, paths)))
+                order = sorted(range(len(paths)), key=paths.__getitem__)
+                yield Listing(stem, [paths[i] for i in order], [sizes[i] for i in order])
 
     def _directories(self) -> dict[str, dict[str, bool]]:
         """Directory → name → whether that is one, of all that is not in columns; built at the first listing."""
