@@ -173,6 +173,7 @@ def test_what_fsspec_writes_is_read_without_pyarrows_reader(
         ({"offset": [1, 2]}, {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED"}),
         ({"offset": [[1], [2]]}, {}),
         ({"offset": range(2**17 + 1)}, {}),
+        ({"offset": range(10_000)}, {"use_dictionary": False, "data_page_size": 8, "write_batch_size": 8}),
         ({"path": [str(i) for i in range(2**11 + 1)]}, {}),
         ({"path": [str(i) for i in range(2**11 + 1)]}, {"use_dictionary": False}),
     ],
