@@ -62,7 +62,7 @@ def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Pa
     for row in np.flatnonzero(beyond).tolist():
         key = join(array, grid.tail(numbers.start + row))
         raise ManifestError(
-            f"{key!r} has the offset {offsets[row]} and the length {lengths[row]}: parquet has 63 bits for where it ends"
+            f"{key!r} has the offset {offsets[row]} and the length {lengths[row]}: parquet has 63 bits for its end"
         )
     if None in partition.urls:
         row = int(np.flatnonzero(there & (partition.targets == partition.urls.index(None)))[0])
