@@ -180,6 +180,7 @@ def test_other_filesystems_take_sets_too(target: str) -> None:
         ("b/.zattrs", "[1]", "'b/.zattrs' is no JSON object"),
         ("a/1", [None, 1, 2], "'a/1' has no URL"),
         ("a/1", ["u", 2**63, 2], "'a/1' has the offset 9223372036854775808"),
+        ("a/1", ["u", 2**62, 2**62], "'a/1' has the offset 4611686018427387904"),
     ],
 )
 def test_what_parquet_cannot_hold_is_an_error_that_names_the_key(

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from refshard_fs.edits import Edits
-from refshard_fs.errors import ReadOnlyError
+from refshard_fs.errors import ReadOnlyError, RefShardError
 from refshard_fs.filesystem.sourced import Sourced
 from refshard_fs.overlay import Base, Overlay
 from refshard_fs.targets.store import Store
@@ -73,7 +73,14 @@ class Committable(Sourced):
             if self._write_options.data_url is not None:
                 self._store().settle(overlay.objects())
             given, values = self._session.given, self._writer_over(overlay, base)
-            stored = commit(Committing(source, base, edits, overlay, self._look, given, self._write_options, values))
+            committing = Committing(source, base, edits, overlay, self._look, given, self._write_options, values)
+            try:
+                stored = commit(committing)
+            except RefShardError:  # nothing was committed
+                raise
+            except BaseException:  # the store may have done it all the same: `discard` removes no object that it names
+                overlay.entrust()
+                raise
             left = overlay.settle(edits, stored)
         self._remove_objects(left)
 

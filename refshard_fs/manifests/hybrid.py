@@ -70,9 +70,8 @@ def unpacked(data: bytes, width: int, count: int) -> Numbers:
         return np.frombuffer(data, _WHOLE[width], count)
     if width == 1:
         return np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
-    first = np.arange(count, dtype=np.uint64) * np.uint64(
-        width
-    )  # bits, each number in the word of the byte it begins in
+    # Where each begins, in bits: it is in the word that begins with the same byte.
+    first = np.arange(count, dtype=np.uint64) * np.uint64(width)
     words: Numbers = np.ndarray(len(data) + 1, "<u8", data + bytes(8), strides=(1,))
     out: Numbers = (words[first >> np.uint64(3)] >> (first & np.uint64(7))) & np.uint64((1 << width) - 1)
     return out

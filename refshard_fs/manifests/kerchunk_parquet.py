@@ -213,7 +213,7 @@ class ParquetKeySpace:
         return found
 
     def partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Partition | None]]:
-        """Return several partitions, read together."""
+        """Return several partitions that are `stored`, read together."""
         renamed = self.layout.renamed.get(array, {})
         found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
         out = []

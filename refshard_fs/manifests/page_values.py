@@ -37,7 +37,8 @@ from refshard_fs.manifests.parquet_pages import (
 __all__ = ["Booleans", "Column", "Numbers", "Unusual", "usual_columns"]
 
 ROWS: Final = 1 << 17  # with more of them it is not the beginning that takes the time,
-TEXTS: Final = 1 << 11  # nor with more of these
+TEXTS: Final = 1 << 11  # nor with more of these,
+PAGES: Final = 1 << 10  # and many pages take longer here than there
 _REQUIRED, _OPTIONAL = 0, 1
 _UNCOMPRESSED, _SNAPPY, _ZSTD = 0, 1, 6
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -103,7 +104,7 @@ def _column(data: bytes, leaf: Leaf, chunk: Chunk, rows: int, room: Room) -> Col
     parts: list[Numbers] = []
     masks: list[Booleans] = []
     for page in pages(data, chunk, rows, room, WIDTHS.get(chunk.type, 1)):
-        if page.kind not in (DATA, DATA_V2) and (page.kind != DICTIONARY or parts):
+        if (page.kind not in (DATA, DATA_V2) and (page.kind != DICTIONARY or parts)) or len(parts) == PAGES:
             raise Unusual
         try:
             levels, body = _body(data, page, chunk.codec)

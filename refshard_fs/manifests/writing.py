@@ -57,11 +57,13 @@ def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Pa
     _refuse(array, grid, numbers, partition)
     there = partition.targets != ABSENT
     spans = there & (partition.lengths != WHOLE)
-    beyond = spans & ((partition.offsets >= OFFSETS) | (partition.lengths >= OFFSETS))
+    offsets, lengths = partition.offsets, partition.lengths
+    beyond = spans & ((offsets >= OFFSETS) | (lengths >= OFFSETS) | (offsets + lengths >= OFFSETS))
     for row in np.flatnonzero(beyond).tolist():
-        offset, length = int(partition.offsets[row]), int(partition.lengths[row])
         key = join(array, grid.tail(numbers.start + row))
-        raise ManifestError(f"{key!r} has the offset {offset} and the length {length}: parquet has 63 bits for each")
+        raise ManifestError(
+            f"{key!r} has the offset {offsets[row]} and the length {lengths[row]}: parquet has 63 bits for its end"
+        )
     if None in partition.urls:
         row = int(np.flatnonzero(there & (partition.targets == partition.urls.index(None)))[0])
         key = join(array, grid.tail(numbers.start + row))

@@ -142,8 +142,8 @@ def test_what_is_written_here_is_read_without_pyarrows_reader(monkeypatch: pytes
 def test_what_fsspec_writes_is_read_without_pyarrows_reader(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pandas")
-    pytest.importorskip(engine)
+    for needed in ("pandas", "kerchunk", engine):
+        pytest.importorskip(needed)
     reference = pytest.importorskip("fsspec.implementations.reference")
     mapper = reference.LazyReferenceMapper.create(str(tmp_path), record_size=100, engine=engine)
     array = {"zarr_format": 2, "shape": [200], "chunks": [1], "dtype": "<i4", "fill_value": 0, "order": "C"}
@@ -173,6 +173,7 @@ def test_what_fsspec_writes_is_read_without_pyarrows_reader(
         ({"offset": [1, 2]}, {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED"}),
         ({"offset": [[1], [2]]}, {}),
         ({"offset": range(2**17 + 1)}, {}),
+        ({"offset": range(10_000)}, {"use_dictionary": False, "data_page_size": 8, "write_batch_size": 8}),
         ({"path": [str(i) for i in range(2**11 + 1)]}, {}),
         ({"path": [str(i) for i in range(2**11 + 1)]}, {"use_dictionary": False}),
     ],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 import pytest
@@ -173,7 +175,7 @@ def test_a_commit_whose_answer_was_lost_is_no_conflict_with_itself(
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
-@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_commit_whose_fate_is_unknown_leaves_what_it_may_name(
     opens: Callable[[str], Open], format: str, is_applied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,20 +184,31 @@ def test_a_commit_whose_fate_is_unknown_leaves_what_it_may_name(
     begin(opened)
     fs = opened()
     fs.pipe({"a/c/0": b"new", "a/c/1": LARGE + b"1"})
-    put = Document.put
+    put, stream = Document.put, Document.stream
 
-    def times_out(document: Document, data: bytes) -> None:
+    def put_times_out(document: Document, data: bytes) -> None:
         if is_applied:
             put(document, data)
         raise TimeoutError("no answer")
 
+    @contextlib.contextmanager
+    def stream_times_out(document: Document) -> Iterator[BinaryIO]:
+        with stream(document) if is_applied else io.BytesIO() as file:
+            yield file
+        raise TimeoutError("no answer")
+
     with monkeypatch.context() as patch:
-        patch.setattr(Document, "put", times_out)
+        if format == "json":
+            patch.setattr(Document, "stream", stream_times_out)
+        else:
+            patch.setattr(Document, "put", put_times_out)
         with pytest.raises(OSError, match="no answer"):
             fs.commit()
     found = opened(mode="r").cat("a/c", recursive=True)
-    assert found == ({"a/c/0": b"new", "a/c/1": LARGE + b"1"} if is_applied else {"a/c/0": LARGE})
+    expected = {"a/c/0": b"new", "a/c/1": LARGE + b"1"} if is_applied else {"a/c/0": LARGE}
+    assert found == expected
     fs.discard()
+    assert opened(mode="r").cat("a/c", recursive=True) == expected
 
 
 def test_sources_that_take_no_commit_say_what_does(tmp_path: Path) -> None:
