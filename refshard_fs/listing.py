@@ -11,6 +11,7 @@ from refshard_fs.keyspace import is_empty
 from refshard_fs.model import Entry, Listed, Span, Stat
 from refshard_fs.names import Listing
 from refshard_fs.reading.engine import Request
+from refshard_fs.reading.failures import blame
 from refshard_fs.session import Session
 
 __all__ = ["find", "info", "ls"]
@@ -109,7 +110,7 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
         level = []
         for name, found in zip(below, lists, strict=True):
             if isinstance(found, Exception):
-                raise found
+                raise blame(name, found) from found
             level.append((name, found or []))
     return {name: out[name] for name in sorted(out)}
 

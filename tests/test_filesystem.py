@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable, catalog, session
+from tests.shards.test_packing import sharding, version_3
 
 DATA = bytes(range(200))
 ZARRAY = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 2], "dtype": "|u1"}
@@ -320,3 +321,13 @@ def test_a_download_that_fails_leaves_no_part_of_a_file(tmp_path: Path, monkeypa
     with pytest.raises(ReferenceNotReachable):
         fs.get_file("k", str(tmp_path / "out"), callback=Meanwhile())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_shard_that_is_not_there_is_no_missing_directory_to_who_lists(tmp_path: Path) -> None:
+    group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}})
+    array = json.dumps(version_3((4,), (4,), [sharding([2])]))
+    refs = {"zarr.json": group, "a/zarr.json": array, "a/c/0": [str(tmp_path / "gone")]}
+    fs = RefShardFileSystem(refs, skip_instance_cache=True)
+    for listing in (lambda: fs.find(""), lambda: fs.find("a"), lambda: fs.ls("a/c")):
+        with pytest.raises(ReferenceNotReachable, match="gone"):
+            listing()

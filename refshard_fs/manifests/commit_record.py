@@ -94,7 +94,7 @@ class RecordIndex(msgspec.Struct, frozen=True):
         """Return the record; ManifestError if it is damaged."""
         try:
             return _checked(data)
-        except ValueError as e:  # msgspec's own is one
+        except (ValueError, RecursionError) as e:  # msgspec's own are such
             raise ManifestError(
                 f"{redacted(self.where)}, the record of a commit that is under way or was cut short, is damaged: {e}. "
                 "What lies beside it are the old bytes of what that commit was to replace. Remove both if you know "
