@@ -82,7 +82,7 @@ class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight
         Ranges of one target are merged over gaps up to that many bytes (negative: never).
     max_block:
         Bytes of a request up to which ranges are merged. Of a server that is known to take
-        its time, few bytes come in requests down to 384 KiB, up to 16 at once.
+        its time, few bytes come in requests down to 512 KiB, up to 16 at once.
     retries:
         Further tries of a request that fails for a passing reason.
     timeout:

@@ -14,7 +14,7 @@ __all__ = ["KIB", "MIB", "Block", "Limits", "Planned", "coalesce", "parts", "req
 KIB = 1024
 MIB = 1024 * KIB
 
-SMALL = 384 * KIB  # that a request has at least where there could be more of them
+SMALL = 512 * KIB  # that a request has at least where there could be more of them
 PARTS = 1 << 14  # that a range is read in, at most: it may be as long as a manifest says
 MANY = 512  # ranges from which on numpy sorts them faster
 
