@@ -90,8 +90,10 @@ class Decoder:
                     self._take(piece)
             except DamagedStream as e:
                 raise self._damaged(e) from e
-        self._reader.finish()
-        return _reference_set(self._reader, self._index)
+        # What was read lies in it as well: nobody who still has the decoder shall keep that in memory.
+        reader, self._reader = self._reader, Reader(self._index.where)
+        reader.finish()
+        return _reference_set(reader, self._index)
 
     def _begin(self) -> bytes:
         self._started = True

@@ -12,26 +12,34 @@ jinja's own rules hold otherwise, with two exceptions: an undefined name is an e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, LoopContext, StrictUndefined, Undefined
+from jinja2.runtime import Context, LoopContext, StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.evaluator import Column, Computed, Constant, Rows, pad, power
+from refshard_fs.manifests.evaluator import Column, Computed, Constant, Rows
 from refshard_fs.manifests.expressions import INTEGERS, Source, TemplateLimits
+from refshard_fs.manifests.sandbox_functions import (
+    ARITHMETICS,
+    BUDGET,
+    COUNTED,
+    FILTERS,
+    JOINED,
+    TESTS,
+    Budget,
+    Function,
+    arithmetic,
+    budget_of,
+)
 
 __all__ = ["JinjaCompiler"]
 
-# Cannot be spelled in a template, as names there have no spaces.
-BUDGET: Final = "the budget"
-COUNTED: Final = "counted loop"
-JOINED: Final = "joined"
 STEP: Final = 10  # what a step here takes, in operations over a column
 
 _ARITHMETIC: Final = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow)
@@ -48,206 +56,28 @@ _FAILURES: Final = (jinja2.TemplateError, ArithmeticError, LookupError, TypeErro
 _TOO_DEEP: Final = (RecursionError, SyntaxError, MemoryError)  # of Python's compiler, as jinja compiles to Python
 
 
-class _Budget:
-    """What is left to one rendered text; used by one thread."""
-
-    def __init__(self, limits: TemplateLimits) -> None:
-        self.limits = limits
-        self.steps = limits.steps
-        self.depth = 0
-
-    def charge(self, steps: int) -> None:
-        self.steps -= steps
-        if self.steps < 0:
-            raise SecurityError(f"it takes more than {self.limits.steps} steps")
-
-    def value(self, value: Any) -> Any:
-        """Return ``value``, known to be small and plain."""
-        match value:
-            case StrictUndefined():
-                str(value)  # raises jinja's error for this name
-            case Undefined():  # an "if" without "else"
-                return ""
-            case str():
-                self.length(len(value))
-                self.charge(len(value) >> 10)
-                return value
-            case bool() | float() | None:
-                return value
-            case int() if value in INTEGERS:
-                return value
-            case int():
-                raise SecurityError("an integer is more than 64 bits hold")
-            case _Function():
-                raise SecurityError(f"the template {value.name!r} takes arguments: {value.name}(argument=value)")
-        raise SecurityError(f"a value may be text or a number, not {type(value).__name__}")
-
-    def text(self, value: Any) -> str:
-        plain: str = value if isinstance(value, str) else str(self.value(value))
-        return plain
-
-    def length(self, characters: int) -> None:
-        if characters > self.limits.output:
-            raise SecurityError(f"a text gets longer than {self.limits.output} characters")
-
-
-def _of(context: Context) -> _Budget:
-    budget: _Budget = context.get(BUDGET)
-    return budget
-
-
-class _Function:
-    """A template that holds ``{{ }}``: callable with keyword arguments from other templates."""
-
-    def __init__(self, name: str, compiler: JinjaCompiler) -> None:
-        self.name = name
-        self.compiler = compiler
-
-    @jinja2.pass_context
-    def __call__(self, context: Context, /, *unnamed: Any, **arguments: Any) -> str:
-        budget = _of(context)
-        if unnamed:
-            raise SecurityError(f"the template {self.name!r} takes keyword arguments: {self.name}(argument=value)")
-        budget.depth += 1
-        if budget.depth > budget.limits.depth:
-            raise SecurityError(f"templates nest more than {budget.limits.depth} deep: {self.name!r} uses itself?")
-        values = {key: budget.value(value) for key, value in arguments.items()}
-        try:
-            return self.compiler.render(self.compiler.definitions[self.name], values, budget)
-        finally:
-            budget.depth -= 1
-
-
-# Filters and methods: the same functions, called with the text first.
-
-
-def _padded(fill: Callable[[str, int], str]) -> Callable[..., str]:
-    def padded(context: Context, value: Any, width: int) -> str:
-        _of(context).length(int(width))
-        return fill(_of(context).text(value), width)
-
-    return padded
-
-
-def _changed(change: Callable[[str], Any]) -> Callable[..., Any]:
-    return lambda context, value: change(_of(context).text(value))
-
-
-def _replace(context: Context, value: Any, old: str, new: str) -> str:
-    text = _of(context).text(value)
-    _of(context).length(len(text) + text.count(old) * len(new))
-    return text.replace(old, new)
-
-
-def _int(context: Context, value: Any) -> int:
-    return int(_of(context).value(value))  # Python itself refuses text of more than 4,300 digits
-
-
-def _default(context: Context, value: Any, other: Any = "", boolean: bool = False) -> Any:
-    return other if isinstance(value, Undefined) or (boolean and not value) else value
-
-
-def _format(context: Context, value: str, number: int) -> str:
-    return pad(_of(context).text(value))[0](_integer(number))
-
-
-def _integer(value: Any) -> int:
-    match value:
-        case int():
-            return value
-    raise TypeError(f"an integer is needed, not {type(value).__name__}")
-
-
-def _counted(context: Context, values: Iterable[Any], steps: int) -> Iterator[Any]:
-    for value in values:
-        _of(context).charge(steps)
-        yield _of(context).value(value)
-
-
-def _joined(context: Context, *values: Any) -> str:
-    texts = [_of(context).text(value) for value in values]
-    _of(context).length(sum(map(len, texts)))
-    return "".join(texts)
-
-
-_FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    **{name: _changed(getattr(str, name)) for name in ("lower", "upper", "title", "capitalize")},
-    **{name: _changed(getattr(str, name)) for name in ("strip", "lstrip", "rstrip")},
-    **{name: _padded(getattr(str, name)) for name in ("zfill", "rjust", "ljust", "center")},
-    "abs": lambda context, value: abs(_of(context).value(value)),
-    "count": _changed(len),
-    "d": _default,
-    "default": _default,
-    "format": _format,
-    "int": _int,
-    "length": _changed(len),
-    "replace": _replace,
-    "string": _changed(str),
-    "trim": _changed(str.strip),
-    COUNTED: _counted,
-    JOINED: _joined,
-}
-_TESTS: Final[Mapping[str, Callable[..., bool]]] = {
-    # jinja's own even and odd take '%999999999d' % 2 of a text
-    "defined": lambda value: not isinstance(value, Undefined),
-    "divisibleby": lambda value, other: _integer(value) % _integer(other) == 0,
-    "even": lambda value: _integer(value) % 2 == 0,
-    "none": lambda value: value is None,
-    "odd": lambda value: _integer(value) % 2 == 1,
-    "undefined": lambda value: isinstance(value, Undefined),
-}
-
-
-def _arithmetic(operator: str, left: Any, right: Any) -> Any:
-    match operator, left, right:
-        case "+", str(), str():
-            return left + right
-        case "%", str(), int():
-            return pad(left)[0](right)
-        case _, (int() | float()), (int() | float()):
-            return _ARITHMETICS[operator](left, right)
-    raise TypeError(f"{operator!r} does not work on {type(left).__name__} and {type(right).__name__}")
-
-
-def _power(left: float, right: float) -> float:
-    whole = isinstance(left, int) and isinstance(right, int) and right >= 0
-    raised: float = power(int(left), int(right)) if whole else float(left) ** right
-    return raised
-
-
-_ARITHMETICS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
-    "+": lambda left, right: left + right,
-    "-": lambda left, right: left - right,
-    "*": lambda left, right: left * right,
-    "/": lambda left, right: left / right,
-    "//": lambda left, right: left // right,
-    "%": lambda left, right: left % right,
-    "**": _power,
-}
-
-
 class _Environment(ImmutableSandboxedEnvironment):
     """jinja2's immutable sandbox, with nothing in it but the functions above."""
 
-    intercepted_binops = frozenset(_ARITHMETICS)
+    intercepted_binops = frozenset(ARITHMETICS)
     intercepted_unops = frozenset("+-")
 
     def __init__(self) -> None:
         # Not optimised: constants are computed while rendering, where the budget is.
         super().__init__(undefined=StrictUndefined, keep_trailing_newline=True, optimized=False, finalize=_finalize)
         self.globals = {}
-        self.filters = {name: jinja2.pass_context(function) for name, function in _FILTERS.items()}
-        self.tests = dict(_TESTS)
+        self.filters = {name: jinja2.pass_context(function) for name, function in FILTERS.items()}
+        self.tests = dict(TESTS)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        budget = _of(context)
-        return budget.value(_arithmetic(operator, budget.value(left), budget.value(right)))
+        budget = budget_of(context)
+        return budget.value(arithmetic(operator, budget.value(left), budget.value(right)))
 
     def call_unop(self, context: Context, operator: str, arg: Any) -> Any:
         return self.call_binop(context, operator, 0, arg)
 
     def is_safe_callable(self, obj: Any) -> bool:
-        return isinstance(obj, _Function)
+        return isinstance(obj, Function)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, LoopContext) and attribute in _LOOP:
@@ -263,7 +93,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 @jinja2.pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    return _of(context).value(value)
+    return budget_of(context).value(value)
 
 
 class _Guard(NodeTransformer):
@@ -319,7 +149,7 @@ class _Guard(NodeTransformer):
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise self._refused(node, "a call with * or **")
         match node.node:
-            case nodes.Getattr(attr=str(method), node=nodes.Node() as text) if method in _FILTERS and not node.kwargs:
+            case nodes.Getattr(attr=str(method), node=nodes.Node() as text) if method in FILTERS and not node.kwargs:
                 return self.generic_visit(self._filter(method, text, node.args))
             case nodes.Name(name=str(name)) if name in self.functions:
                 return self.generic_visit(node)
@@ -357,8 +187,8 @@ class JinjaCompiler:
         self.definitions = definitions
         self._environment = _Environment()
         self._compiled: dict[str, tuple[jinja2.Template, int]] = {}
-        self._values: dict[str, str | _Function] = {
-            name: _Function(name, self) if "{{" in source.text else source.text for name, source in definitions.items()
+        self._values: dict[str, str | Function] = {
+            name: Function(name, self) if "{{" in source.text else source.text for name, source in definitions.items()
         }
 
     def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
@@ -372,7 +202,7 @@ class JinjaCompiler:
             nonlocal spent
             for row in range(rows.count):
                 values = {name: column[row] for name, column in rows.columns.items()}
-                budget = _Budget(self.limits)
+                budget = Budget(self.limits)
                 yield self.render(source, {**constants, **values}, budget)
                 spent += STEP * (self.limits.steps - budget.steps)
                 if spent > self.limits.generated_steps:
@@ -380,7 +210,7 @@ class JinjaCompiler:
 
         return Computed("text", self.limits.output, STEP * self._template(source)[1], 1, run)
 
-    def render(self, source: Source, variables: Mapping[str, Any], budget: _Budget) -> str:
+    def render(self, source: Source, variables: Mapping[str, Any], budget: Budget) -> str:
         """Return ``source`` with every expression and statement done; ManifestError where that fails."""
         template, steps = self._template(source)
         pieces: list[str] = []
@@ -403,7 +233,7 @@ class JinjaCompiler:
         if found is None:
             if len(source.text) > self.limits.text:
                 raise source.error(None, f"a template may have {self.limits.text} characters")
-            functions = {name for name, value in self._values.items() if isinstance(value, _Function)}
+            functions = {name for name, value in self._values.items() if isinstance(value, Function)}
             guard = _Guard(source, self._environment, functions)
             try:
                 tree = guard.visit(self._environment.parse(source.text))
