@@ -150,15 +150,6 @@ class Fetcher:
                 self._settle(block)
         self.requests.pump()
 
-    def drop_all(self) -> None:
-        """Hold nothing, and stop all requests that no reader waits for."""
-        for block in list(self._shelf):
-            self._stats.add(ahead_wasted=sum(block.held.values()))
-            block.held.clear()
-            if not block.readers:
-                self._forget(block)
-        self.requests.pump()
-
     async def close(self) -> None:
         """Stop everything that is under way."""
         await asyncio.gather(*self._abandon(), return_exceptions=True)
