@@ -24,6 +24,7 @@ Value = str | bytes | dict[str, Any] | Row
 # In the offset of a text that is kept as it stands in JSON: without \u and \/, so that there is one way to spell each.
 ESCAPED: Final = 1 << 63
 
+FEW: Final = 16  # keys that are spelled one by one
 PART: Final = 5  # bytes that are looked for of several marks at once
 
 _LOW: Final = 2**32 - 1
@@ -201,7 +202,10 @@ class SideTable(Mapping[str, Value]):
 
     def keys_of(self, rows: Positions) -> list[str]:
         """Return the keys of some rows."""
-        spelled = gathered(bytes(self.spelled), self._starts()[rows], self.ends[rows].view(np.int64) + 1)
+        if len(rows) <= FEW:
+            return list(map(self.key, rows.tolist()))
+        starts = np.where(rows > 0, self.ends[rows - 1].view(np.int64) + 1, len(PAD))
+        spelled = gathered(bytes(self.spelled), starts, self.ends[rows].view(np.int64) + 1)
         names = spelled.decode("utf-8", "surrogatepass").split('"')[:-1]
         return names if len(names) == len(rows) else list(map(self.key, rows.tolist()))
 
@@ -332,7 +336,8 @@ class SideTable(Mapping[str, Value]):
             characters, begins = np.frombuffer(self.data, np.uint8), starts[encoded] + 7
             length = sizes[texts[encoded]] - 7
             ends = begins + length
-            spaces = np.flatnonzero(characters <= ord(" "))  # which are not counted
+            first, last = int(begins.min()), int(ends.max())
+            spaces = np.flatnonzero(characters[first:last] <= ord(" ")) + first  # which are not counted
             regular = (length % 4 == 0) & (spaces.searchsorted(begins) == spaces.searchsorted(ends))
             padding = (characters[ends - 1] == ord("=")).astype(np.int64) + (characters[ends - 2] == ord("="))
             sizes[texts[encoded]] = np.where(regular, length // 4 * 3 - padding, -1)
