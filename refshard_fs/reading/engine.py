@@ -22,6 +22,7 @@ from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.prefetch import Ahead, Chunk
+from refshard_fs.reading.queued import Queued
 from refshard_fs.stats import Stats
 from refshard_fs.zarrmeta import METADATA_NAMES
 
@@ -78,7 +79,10 @@ class Engine(Lookups):
         """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
         super().__init__(fetcher, cache, stats, token, longest)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
-        self.ahead = Ahead(fetcher, self.run_all, self._drive, self._advance, self._start, most, near)
+        self._queued = Queued()
+        self.ahead = Ahead(
+            fetcher, self.run_all, self._drive, self._advance, self._start, most, near, self._queued.count
+        )
         fetcher.on_cancel = self.ahead.give_up
         self._batch: list[_Read] = []
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
@@ -96,8 +100,7 @@ class Engine(Lookups):
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
-        if not self._batch:
-            loop.call_soon(self._depart)
+        self._depart_soon(loop)
         self._batch.append(_Read(keyspace, request, future, guess, entry))
         return future
 
@@ -107,13 +110,18 @@ class Engine(Lookups):
             return None
         data = self.fetcher.take(entry)
         if data is not None:  # what to fetch next is guessed from all that is read in this tick
-            if not self._batch:
-                asyncio.get_running_loop().call_soon(self._depart)
+            self._depart_soon(asyncio.get_running_loop())
             self._batch.append(_Read(keyspace, request, None, True, entry))
         return data
 
+    def _depart_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._batch:
+            self._queued.asked()
+            loop.call_soon(self._depart)
+
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
+        self._queued.came(len(batch))
         results: list[Any] = [read.entry for read in batch]
         waiting: list[tuple[int, Any]] = []
         many: dict[int, Steps[Entry | None]] = {}
