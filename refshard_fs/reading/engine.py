@@ -63,6 +63,12 @@ def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Futur
         future.add_done_callback(ended)
 
 
+def _fail(batch: Sequence[_Read], error: Exception) -> None:
+    for _, request, future, _, _ in batch:
+        if future is not None and not future.done():
+            future.set_exception(blame(request.key, error))
+
+
 class Engine(Lookups):
     """Reads keys of key spaces on one event loop; to be used from that loop only."""
 
@@ -115,13 +121,21 @@ class Engine(Lookups):
         return data
 
     def _depart_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._queued.came()
         if not self._batch:
             self._queued.asked()
             loop.call_soon(self._depart)
 
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
-        self._queued.came(len(batch))
+        try:
+            self._look_up(batch)
+        except Exception as e:  # a bug must not leave readers waiting
+            _fail(batch, e)
+            raise
+
+    def _look_up(self, batch: Sequence[_Read]) -> None:
+        """Find what ``batch`` asks for; what is found at once is served at once."""
         results: list[Any] = [read.entry for read in batch]
         waiting: list[tuple[int, Any]] = []
         many: dict[int, Steps[Entry | None]] = {}
@@ -160,9 +174,7 @@ class Engine(Lookups):
                     read.future.cancel()
             raise
         except Exception as e:  # a bug must not leave readers waiting
-            for _, request, future, _, _ in batch:
-                if future is not None and not future.done():
-                    future.set_exception(blame(request.key, e))
+            _fail(batch, e)
             raise
         finally:
             self.fetcher.release(begun)

@@ -18,6 +18,7 @@ from refshard_fs.reading import paces
 from refshard_fs.reading.blocks import Block
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import MIB
+from refshard_fs.reading.readahead import ReadAhead
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
 
@@ -286,6 +287,15 @@ def test_what_has_arrived_ahead_is_returned_at_once_and_followed(http_server: Ra
     stats = fs.stats()
     assert (stats["keys"], stats["ahead_hits"]) == (256, 246)
     assert stats["bytes_wanted"] == stats["bytes_fetched"] == 256 * CHUNK
+
+
+def test_readers_are_told_of_a_bug_in_the_read_ahead(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(*_: Any) -> None:
+        raise ArithmeticError("a bug")
+
+    monkeypatch.setattr(ReadAhead, "observe", observe)
+    with pytest.raises(ReferenceNotReachable, match="ArithmeticError: a bug"):
+        zarr_reads(open_fs(chunked), chunked.keys(range(20)))
 
 
 def test_a_loop_over_slabs_backwards_is_read_ahead(http_server: RangeServer) -> None:

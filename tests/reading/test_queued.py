@@ -28,6 +28,7 @@ def test_tasks_that_wait_for_the_same_semaphore_are_counted(count: int, limit: i
     seen: list[int | None] = []
 
     async def read(number: int) -> None:
+        queued.came()
         queued.asked()
         await asyncio.sleep(0)  # others come through in the same tick
         seen.append(queued.count())
@@ -49,8 +50,8 @@ def test_reads_that_came_are_not_counted_again_while_others_wait() -> None:
     seen: list[int | None] = []
 
     async def read(number: int) -> None:
+        queued.came()
         queued.asked()
-        queued.came(1)
         await asyncio.sleep(0)
         if number % 10 == 0:
             seen.append(queued.count())
@@ -60,14 +61,39 @@ def test_reads_that_came_are_not_counted_again_while_others_wait() -> None:
     assert [n for n in seen if n is not None] == [40, 30, 20, 10, 0]
 
 
+def test_tasks_of_the_same_kind_that_do_something_else_are_no_reads_that_follow_the_last() -> None:
+    """As zarr's decoding of one chunk while it reads the next."""
+    queued = Queued()
+    seen: list[int | None] = []
+    decoding: list[asyncio.Task[None]] = []
+
+    async def decode(number: int) -> None:
+        await asyncio.sleep(0)
+
+    async def read(number: int) -> None:
+        queued.came()
+        queued.asked()
+        await asyncio.sleep(0)
+        seen.append(queued.count())
+        decoding.append(asyncio.create_task(limited(decode, 30, 1)))
+        await asyncio.sleep(0)
+
+    asyncio.run(limited(read, 10, 3))
+    assert seen[0] == 7
+    assert seen[-1] == 0
+
+
 def test_nothing_is_known_where_no_task_asks() -> None:
     queued = Queued()
-    assert queued.count() is None
+
+    def ask(asked: asyncio.Event) -> None:
+        queued.came()
+        queued.asked()
+        asked.set()
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         asked = asyncio.Event()
-        loop.call_soon(lambda: (queued.asked(), asked.set()))
+        asyncio.get_running_loop().call_soon(ask, asked)
         await asked.wait()
         assert queued.count() is None
 
@@ -79,12 +105,14 @@ def test_a_queue_that_has_ended_is_not_remembered() -> None:
     counts: list[int | None] = []
 
     async def stop(number: int) -> None:
+        queued.came()
         queued.asked()
         await asyncio.sleep(0)
         counts.append(queued.count())
         raise RuntimeError
 
     async def alone() -> None:
+        queued.came()
         queued.asked()
         counts.append(queued.count())
 
@@ -113,6 +141,7 @@ def test_zarr_makes_a_task_of_each_chunk_that_it_will_read() -> None:
     class Store(MemoryStore):
         async def get(self, key: str, *args: object, **kwargs: object) -> object:
             if key.startswith("c/") and not counts:
+                queued.came()
                 queued.asked()
                 counts.append(-1)
                 await asyncio.sleep(0)
