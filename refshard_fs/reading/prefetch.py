@@ -126,7 +126,7 @@ class Ahead:
                 array.chunk = span.size if not array.chunk else (3 * array.chunk + span.size) // 4
         ahead: list[Span] = []
         for array, numbers in by_array.values():
-            if numbers:
+            if numbers and (array.chunk or not found):  # of no known size, nothing can be fetched ahead
                 ahead += self._follow(array, numbers, found=found)
         return ahead
 
