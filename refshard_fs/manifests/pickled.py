@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.reference_set import ReferenceSet
@@ -27,7 +28,7 @@ BLOCK: Final = 1 << 30  # bytes that blosc takes at a time, at most
 
 
 class _Table(msgspec.Struct, frozen=True, array_like=True):
-    path: str
+    path: bytes  # in UTF-8, with half surrogate pairs
     grid: ChunkGrid
     columns: list[list[bytes] | None]  # targets, offsets, lengths, numbers
 
@@ -60,13 +61,15 @@ def shrink(refs: ReferenceSet) -> bytes:
     for path, t in refs.in_columns.items():
         columns: list[list[bytes] | None] = [_packed(_steps(t.targets)), _packed(_steps(t.offsets)), _packed(t.lengths)]
         columns.append(None if t.numbers is None else _packed(_steps(t.numbers)))
-        tables.append(_Table(path, t.grid, columns))
+        tables.append(_Table(path.encode("utf-8", "surrogatepass"), t.grid, columns))
     side, aside = dict[str, Any](), None
     match refs.by_key:
         case SideTable() as table:
             aside = _shrunk(table.run())
-        case members:
+        case members if _is_text(members):
             side = dict(members)
+        case members:
+            aside = _shrunk(Run.of(members))
     urls, pins = refs.urls, None
     if refs.pins is not None:
         texts = (refs.pins.etags, refs.pins.times)
@@ -97,8 +100,9 @@ def _built(found: _Set) -> ReferenceSet:
         if targets is None or offsets is None or lengths is None:
             raise ValueError("a table lacks a column")
         absolute = None if numbers is None else _sums(numbers)
-        tables[t.path] = ChunkTable(t.grid, _sums(targets), _sums(offsets), lengths, absolute)
-        tables[t.path].check()
+        path = t.path.decode("utf-8", "surrogatepass")
+        tables[path] = ChunkTable(t.grid, _sums(targets), _sums(offsets), lengths, absolute)
+        tables[path].check()
     side: Mapping[str, Value]
     if found.aside is None:
         side = {key: Row(*value) if type(value) is list else value for key, value in found.side.items()}
@@ -117,7 +121,22 @@ def _built(found: _Set) -> ReferenceSet:
 
 def _shrunk(run: Run) -> _Aside:
     columns = [_packed(run.sizes), _packed(_steps(run.targets)), _packed(_steps(run.offsets)), _packed(run.lengths)]
-    return _Aside(shrink_bytes(run.keys), shrink_bytes(run.data), columns, dict(run.objects))
+    objects = {  # an object that has half a surrogate pair, as the JSON that it is read as
+        place: zarrmeta.dumps(value) if isinstance(value, dict) and not _is_text(value) else value
+        for place, value in run.objects.items()
+    }
+    return _Aside(shrink_bytes(run.keys), shrink_bytes(run.data), columns, objects)
+
+
+def _is_text(value: Mapping[str, Any]) -> bool:
+    """Whether nothing in ``value`` is half a surrogate pair, which UTF-8 cannot spell."""
+    try:
+        msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        return False
+    except (TypeError, OverflowError, RecursionError):  # which is told when all is written
+        return True
+    return True
 
 
 def _swollen(found: _Aside) -> Run:

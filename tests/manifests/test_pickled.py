@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 
+from refshard_fs.columns import Row
 from refshard_fs.manifests import pickled
-from refshard_fs.manifests.kerchunk_json import parse
+from refshard_fs.manifests.kerchunk_json import parse, parse_document
 from refshard_fs.manifests.reference_set import References
+from refshard_fs.manifests.values import Value, decode
 
 ARRAY = {"zarr_format": 2, "shape": [64], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -20,6 +23,33 @@ def test_references_are_those_that_were_pickled() -> None:
     refs = parse(json.dumps(REFS).encode(), "refs", {})
     again = pickled.swell(pickled.shrink(refs))
     assert dict(References(again)) == dict(References(refs))
+
+
+def decoded(value: Value) -> bytes | str:
+    try:
+        return decode(value)
+    except UnicodeEncodeError:
+        return str(value)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"\ud800": "x", "k": b"bytes"},
+        {"k": "\ud800", "r": ["s3://b/\ud800", 1, 2]},
+        {"k": {"attribute": "\ud800"}},
+        {"\ud800/.zarray": json.dumps(ARRAY), "\ud800/3": ["s3://b/k", 3, 10]},
+    ],
+)
+def test_half_a_surrogate_pair_is_pickled_wherever_it_stands(document: dict[str, Any]) -> None:
+    refs = parse_document(document, "refs", {})
+    again = pickled.swell(pickled.shrink(refs))
+    assert sorted(again) == sorted(refs)
+    for key in refs:
+        found, value = again.value(key), refs.value(key)
+        assert found is not None
+        assert value is not None
+        assert found == value if isinstance(value, Row) else decoded(found) == decoded(value)
 
 
 def test_a_flipped_bit_of_a_column_is_an_error_and_nothing_worse() -> None:
