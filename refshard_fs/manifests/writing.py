@@ -81,9 +81,7 @@ def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Pa
 def check_name(key: str) -> None:
     """Raise ManifestError where ``key`` cannot name a file."""
     if not is_utf8(key):
-        raise ManifestError(
-            f"{key!r} has half a surrogate pair, which no file can be named by: save it as JSON"
-        )
+        raise ManifestError(f"{key!r} has half a surrogate pair, which no file can be named by: save it as JSON")
 
 
 def is_utf8(text: str) -> bool:
