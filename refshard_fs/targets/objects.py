@@ -146,6 +146,7 @@ class Objects:
         names = {str(path)[stem:]: _told(info) for path, info in found.items() if not is_draft(str(path))}
         return {name: facts for name, facts in names.items() if not is_reserved(name)}
 
+    @_speaking
     def age(self, name: str) -> float | None:
         """Return how many seconds ago the object ``name`` was written, by the store's clock if it has one.
 
