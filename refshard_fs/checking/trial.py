@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from refshard_fs import zarrmeta
+from refshard_fs.encodings import unsafe
 from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["Trial", "zarr_version"]
@@ -23,10 +24,14 @@ def zarr_version() -> int | None:
 class Trial:
     """One array without chunks, into which one after the other is put and read. Not thread-safe.
 
-    Raises ValueError where the array's chunks cannot be tried: no zarr here reads it, or they differ in shape.
+    Raises ValueError where the array's chunks cannot be tried: no zarr here reads it, they differ in shape, or decoding
+    them may do harm.
     """
 
     def __init__(self, meta: ArrayMeta, version: int) -> None:
+        harm = unsafe(meta)
+        if harm is not None:
+            raise ValueError(harm)
         if meta.chunks is None or meta.grid is None:
             raise ValueError("its chunks are of no one known shape")
         if meta.zarr_format == 2 and "shards" in meta.raw:

@@ -10,7 +10,7 @@ import numcodecs
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.encodings import undecodable
+from refshard_fs.encodings import undecodable, unsafe
 from refshard_fs.manifests.plain_values import dtype_of
 from refshard_fs.zarrmeta import ArrayMeta
 
@@ -23,7 +23,7 @@ def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
     ValueError where the bytes are damaged.
     """
     dtype = dtype_of(meta)
-    if dtype is None or meta.chunks is None or undecodable(meta, "") is not None:
+    if dtype is None or meta.chunks is None or undecodable(meta, "") or unsafe(meta):
         return None
     pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
     if pipeline is None:

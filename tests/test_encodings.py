@@ -1,0 +1,86 @@
+"""Codecs that may do harm are known wherever they stand in metadata, and nothing is decoded with them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numcodecs import pickles
+
+from refshard_fs import RefShardFileSystem, check
+from refshard_fs.encodings import unsafe
+from refshard_fs.manifests.chunk_values import decode_chunk
+from refshard_fs.zarrmeta import ArrayMeta, array_meta, dumps
+
+V2 = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<i8", "order": "C", "fill_value": 0}
+V2 |= {"filters": None, "compressor": None}
+V3 = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [2],
+    "data_type": "int64",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+    "chunk_key_encoding": {"name": "default"},
+    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    "fill_value": 0,
+}
+PICKLE = {"id": "pickle", "protocol": 5}
+DEADLY = {"id": "delta", "dtype": "m8[s/0]"}
+
+
+def meta_of(doc: dict[str, Any]) -> ArrayMeta:
+    meta = array_meta(doc, "'a'")
+    assert meta is not None
+    return meta
+
+
+@pytest.mark.parametrize(
+    ("doc", "reason"),
+    [
+        (V2 | {"compressor": PICKLE}, "pickles"),
+        (V2 | {"filters": [{"id": "delta", "dtype": "<i8"}, PICKLE]}, "pickles"),
+        (V2 | {"filters": [DEADLY]}, "end the process"),
+        (V2 | {"filters": [{"id": "other", "codec": {"id": "pickle"}}]}, "pickles"),
+        (V3 | {"codecs": [{"name": "numcodecs.pickle", "configuration": {}}]}, "pickles"),
+        (V3 | {"codecs": [{"name": "sharding_indexed", "configuration": {"codecs": [DEADLY]}}]}, "end the process"),
+    ],
+)
+def test_what_may_do_harm_is_told(doc: dict[str, Any], reason: str) -> None:
+    assert reason in (unsafe(meta_of(doc)) or "")
+    assert decode_chunk(meta_of(doc), bytes(16)) is None
+
+
+@pytest.mark.parametrize("doc", [V2, V3, V2 | {"compressor": {"id": "zlib"}, "filters": [{"id": 3}, None, "pickle"]}])
+def test_all_else_is_harmless(doc: dict[str, Any]) -> None:
+    assert unsafe(meta_of(doc)) is None
+
+
+class MakesDirectory:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_no_pickle_is_read_whatever_numcodecs_permits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zarr")
+    monkeypatch.setattr(pickles, "ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)  # as older ones do
+    data = pickle.dumps(MakesDirectory(tmp_path / "made"))
+    doc = V2 | {"filters": [PICKLE]}
+    assert decode_chunk(meta_of(doc), data) is None
+    fs = RefShardFileSystem({"a/.zarray": dumps(doc), "a/0": data})
+    assert fs.cat_file("a/0") == data
+    report = check(fs, "full")
+    assert [(finding.kind, finding.key) for finding in report.findings] == [("not-decoded", "a")]
+    assert "pickles" in report.findings[0].text
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_type_that_would_end_the_process_is_refused_where_metadata_are_read() -> None:
+    deadly = {"a/.zarray": dumps(V2 | {"dtype": "<M8[D/0]"}), "a/0": bytes(16)}
+    with pytest.raises(ValueError, match=r"'a/\.zarray' .* a unit of time with a divisor"):
+        RefShardFileSystem(deadly)
