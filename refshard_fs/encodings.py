@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from refshard_fs.zarrmeta import ArrayMeta, dumps, is_divided
 
-__all__ = ["codecs_of", "lost", "names_codecs", "undecodable", "unsafe"]
+__all__ = ["check_blosc", "codecs_of", "is_blosc", "lost", "names_codecs", "undecodable", "unsafe"]
 
 _CODECS: Final = ("codecs", "compressor", "filters")
 _PICKLES: Final = frozenset(["pickle", "numcodecs.pickle"])
@@ -60,6 +60,22 @@ def unsafe(meta: ArrayMeta) -> str | None:
             case [*items]:
                 pending += items
     return None
+
+
+def is_blosc(meta: ArrayMeta) -> bool:
+    """Whether the last codec that encodes an array's chunks is blosc."""
+    codecs = meta.raw.get("codecs") if meta.zarr_format == 3 else [meta.raw.get("compressor")]
+    match codecs:
+        case [*_, {"id": "blosc"} | {"name": "blosc"}]:
+            return True
+    return False
+
+
+def check_blosc(data: bytes) -> None:
+    """Raise ValueError where a frame of blosc says that it is longer than ``data``: blosc reads on behind their end."""
+    said = int.from_bytes(data[12:16], "little")
+    if len(data) < 16 or said > len(data):
+        raise ValueError(f"it is a frame of {max(said, 16)} bytes, and {len(data)} are there")
 
 
 def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:

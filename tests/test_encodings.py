@@ -1,4 +1,4 @@
-"""Codecs that may do harm are known wherever they stand in metadata, and nothing is decoded with them."""
+"""Codecs and chunks that may do harm are known beforehand, and nothing is decoded then."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from numcodecs import pickles
+from numcodecs import blosc, pickles
 
 from refshard_fs import RefShardFileSystem, check
-from refshard_fs.encodings import unsafe
+from refshard_fs.encodings import is_blosc, unsafe
 from refshard_fs.manifests.chunk_values import decode_chunk
 from refshard_fs.zarrmeta import ArrayMeta, array_meta, dumps
 
@@ -27,6 +28,7 @@ V3 = {
     "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
     "fill_value": 0,
 }
+CODECS: Any = V3["codecs"]
 PICKLE = {"id": "pickle", "protocol": 5}
 DEADLY = {"id": "delta", "dtype": "m8[s/0]"}
 
@@ -78,6 +80,33 @@ def test_no_pickle_is_read_whatever_numcodecs_permits(tmp_path: Path, monkeypatc
     assert [(finding.kind, finding.key) for finding in report.findings] == [("not-decoded", "a")]
     assert "pickles" in report.findings[0].text
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("doc", [V2 | {"compressor": {"id": "blosc"}}, V3 | {"codecs": [*CODECS, {"name": "blosc"}]}])
+def test_a_frame_of_blosc_that_is_cut_short_is_not_decoded(doc: dict[str, Any]) -> None:
+    frame = bytes(blosc.compress(np.arange(2, dtype="<i8"), b"lz4", 5, 1))
+    values = decode_chunk(meta_of(doc), frame)
+    assert values is not None
+    assert values.tolist() == [0, 1]
+    assert is_blosc(meta_of(doc))
+    for damaged in (frame[:-1], frame[:12] + b"\xff\xff\xff\x7f" + frame[16:], frame[:15], b""):
+        with pytest.raises(ValueError, match=rf"a frame of \d+ bytes, and {len(damaged)} are there"):
+            decode_chunk(meta_of(doc), damaged)
+
+
+def test_a_full_check_tells_of_frames_that_are_cut_short() -> None:
+    pytest.importorskip("zarr")
+    frame = bytes(blosc.compress(np.arange(2, dtype="<i8"), b"lz4", 5, 1))
+    doc = V2 | {"shape": [4], "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}}
+    report = check(RefShardFileSystem({"a/.zarray": dumps(doc), "a/0": frame, "a/1": frame[:-1]}), "full")
+    assert [(finding.kind, finding.key) for finding in report.findings] == [("undecodable", "a/1")]
+    assert report.decoded == 1
+
+
+@pytest.mark.parametrize("name", ["vlen-array", "vlen-bytes", "vlen-utf8", "json2", "msgpack2", "categorize"])
+def test_codecs_that_make_objects_are_not_asked_for_numbers(name: str) -> None:
+    doc = V2 | {"filters": [{"id": name, "dtype": "<i8", "labels": []}]}
+    assert decode_chunk(meta_of(doc), b"\xff\xff\xff\xff" + bytes(12)) is None
 
 
 def test_a_type_that_would_end_the_process_is_refused_where_metadata_are_read() -> None:

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from refshard_fs import zarrmeta
-from refshard_fs.encodings import unsafe
+from refshard_fs.encodings import check_blosc, is_blosc, unsafe
 from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["Trial", "zarr_version"]
@@ -40,6 +40,7 @@ class Trial:
         self._grid, self._shape = meta.grid, meta.shape
         self._held: MutableMapping[str, Any] = {}
         self._version = version
+        self._is_blosc = is_blosc(meta)
         name = ".zarray" if meta.zarr_format == 2 else "zarr.json"
         self._held[name] = self._packed(zarrmeta.dumps(dict(meta.raw)))
         zarr = importlib.import_module("zarr")
@@ -56,6 +57,8 @@ class Trial:
             return
         starts = [c * size for c, size in zip(self._grid.coords(number), self._chunks, strict=True)]
         ends = [min(s + size, n) for s, size, n in zip(starts, self._chunks, self._shape, strict=True)]
+        if self._is_blosc:
+            check_blosc(data)
         self._held[tail] = self._packed(data)
         try:
             self._array[tuple(map(slice, starts, ends))]
