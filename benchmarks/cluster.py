@@ -3,13 +3,15 @@
     python -m benchmarks.cluster [--quick]
 
 Two processes of two threads read 2000 chunks of 4 KB of a set of a million references, given by its path and as a dict:
-a chunk a task, which nobody would do with chunks so small and which measures dask's scheduling above all; and 20 chunks
-a task, a multiple of what is stored, as dask's documentation has it. Each reading has a cluster of its own, in which a
-few chunks from memory have been read before, so that no import is in the figures but of what a filesystem alone needs.
-Times are of opening and computing; CPU is that of client, scheduler and workers; memory is what the workers' peaks have grown by, together. *memory* is the same
-computation over chunks that the workers hold, in a set whose metadata is the same: what dask, xarray and zarr cost by
-themselves, which nobody can undercut. *ours, first* has nobody open the set before: no index cache has it. For the
-others the medians are of a set that this machine has opened.
+a chunk a task, which nobody would do with chunks so small, for it is dask's scheduling that takes the time; and 20
+chunks a task, a multiple of what is stored, as dask's documentation has it. Each reading has a cluster of its own, in
+which some chunks from memory have been read before, so that no import is in the figures but of what a filesystem alone
+needs. Times are of opening and computing; CPU is that of client, scheduler and workers; memory is what the workers'
+peaks have grown by, together.
+
+*memory* is the same computation over chunks that the workers hold, in a set whose metadata is the same: what dask,
+xarray and zarr cost by themselves, which nobody can undercut. *ours, first* has nobody open the set before: it is in no
+index cache. For the others the medians are of a set that this machine has opened.
 """
 
 from __future__ import annotations
@@ -181,7 +183,8 @@ def compare(what: str, kind: str, contenders: Contenders, each: int, held: str, 
     print(what)
     for name, seconds in took.items():
         print(
-            f"  {name:12}{seconds:8.2f} s (opening {opening[name]:5.2f}, CPU {cpu[name]:5.2f}) {grown[name] / 1e6:9.1f} MB"
+            f"  {name:12}{seconds:8.2f} s (opening {opening[name]:5.2f}, CPU {cpu[name]:5.2f})"
+            f"{grown[name] / 1e6:9.1f} MB"
             f"   {took['reference'] / seconds:5.1f} x faster, "
             f"{grown['reference'] / max(grown[name], 1):5.1f} x less memory",
             flush=True,

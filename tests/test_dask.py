@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from refshard_fs import ReferenceNotReachable
+from refshard_fs.manifests import pickled
 from tests.test_zarr import VALUES, reference_set
 
 xr = pytest.importorskip("xarray")
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
+cloudpickle = pytest.importorskip("cloudpickle")
 ZARR_2 = pytest.importorskip("zarr").__version__.startswith("2.")
 
 pytestmark = pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesystem with zarr 3")
@@ -94,3 +96,44 @@ def test_threads_fetch_each_chunk_once(http_server: Any) -> None:
         data = opened(refs, "engine").x.data
         np.testing.assert_array_equal(data.compute(scheduler="threads", num_workers=threads), values)
         assert http_server.bytes_sent == count * size
+
+
+def _counted(dask_worker: Any) -> None:
+    """Have the worker count how often it unpacks references."""
+    swell = pickled.swell
+    dask_worker.unpacked = 0
+
+    def counting(data: bytes) -> Any:
+        dask_worker.unpacked += 1
+        return swell(data)
+
+    pickled.swell = counting
+
+
+def test_references_in_memory_are_packed_once_and_unpacked_once_a_worker(
+    tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, size = 400, 64
+    values = np.arange(1, count * size // 8 + 1)  # 0 is the fill value
+    (tmp_path / "x.bin").write_bytes(values.astype("<i8").tobytes())
+    meta = {"zarr_format": 2, "shape": [values.size], "chunks": [size // 8], "dtype": "<i8", "order": "C"}
+    refs: dict[str, Any] = {f"x/{i}": [f"file://{tmp_path}/x.bin", i * size, size] for i in range(count)}
+    refs[".zgroup"] = '{"zarr_format": 2}'
+    refs["x/.zarray"] = json.dumps({**meta, "fill_value": 0, "filters": None, "compressor": None})
+    refs["x/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["i"]})
+    packed: list[bytes] = []
+
+    def shrink(refs: Any, original: Any = pickled.shrink) -> bytes:
+        packed.append(original(refs))
+        return packed[-1]
+
+    monkeypatch.setattr(pickled, "shrink", shrink)
+    cluster.run(_counted)
+    data = opened(refs, "engine").x.data
+    graph = cloudpickle.dumps(data.__dask_graph__())
+    assert len(packed) == 1
+    assert graph.count(packed[0]) == 1
+    assert int(data.sum().compute()) == values.sum()
+    assert len(packed) == 1
+    unpacked = set(cluster.run(lambda dask_worker: dask_worker.unpacked).values())
+    assert 1 in unpacked <= {0, 1}
