@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import ReferenceNotReachable
+from refshard_fs import ReferenceNotReachable, catalog
 from refshard_fs.manifests import pickled
 from tests.test_zarr import VALUES, reference_set
 
@@ -98,20 +98,34 @@ def test_threads_fetch_each_chunk_once(http_server: Any) -> None:
         assert http_server.bytes_sent == count * size
 
 
-def _counted(dask_worker: Any) -> None:
-    """Have the worker count how often it unpacks references."""
-    swell = pickled.swell
-    dask_worker.unpacked = 0
+def _counting(dask_worker: Any) -> None:
+    """Have the worker count how often it unpacks references, and opens a source."""
+    dask_worker.counts = {"unpacked": 0, "opened": 0}
 
-    def counting(data: bytes) -> Any:
-        dask_worker.unpacked += 1
-        return swell(data)
+    def counted(name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            dask_worker.counts[name] += 1
+            return function(*args, **kwargs)
 
-    pickled.swell = counting
+        return call
+
+    dask_worker.originals = [(pickled, "swell"), (catalog, "open_source"), (catalog, "open_references")]
+    dask_worker.originals = [(module, name, getattr(module, name)) for module, name in dask_worker.originals]
+    for module, name, function in dask_worker.originals:
+        setattr(module, name, counted("unpacked" if module is pickled else "opened", function))
 
 
-def test_references_in_memory_are_packed_once_and_unpacked_once_a_worker(
-    tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+def _counted(dask_worker: Any) -> dict[str, int]:
+    """Return what the worker has counted; it counts no longer."""
+    for module, name, function in dask_worker.originals:
+        setattr(module, name, function)
+    counts: dict[str, int] = dask_worker.counts
+    return counts
+
+
+@pytest.mark.parametrize("held", ["path", "dict"])
+def test_a_set_is_packed_once_and_opened_once_a_worker(
+    held: str, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, size = 400, 64
     values = np.arange(1, count * size // 8 + 1)  # 0 is the fill value
@@ -121,6 +135,7 @@ def test_references_in_memory_are_packed_once_and_unpacked_once_a_worker(
     refs[".zgroup"] = '{"zarr_format": 2}'
     refs["x/.zarray"] = json.dumps({**meta, "fill_value": 0, "filters": None, "compressor": None})
     refs["x/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["i"]})
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
     packed: list[bytes] = []
 
     def shrink(refs: Any, original: Any = pickled.shrink) -> bytes:
@@ -128,12 +143,15 @@ def test_references_in_memory_are_packed_once_and_unpacked_once_a_worker(
         return packed[-1]
 
     monkeypatch.setattr(pickled, "shrink", shrink)
-    cluster.run(_counted)
-    data = opened(refs, "engine").x.data
+    data = opened(refs if held == "dict" else str(tmp_path / "refs.json"), "engine").x.data
+    assert data.npartitions == count
     graph = cloudpickle.dumps(data.__dask_graph__())
-    assert len(packed) == 1
-    assert graph.count(packed[0]) == 1
-    assert int(data.sum().compute()) == values.sum()
-    assert len(packed) == 1
-    unpacked = set(cluster.run(lambda dask_worker: dask_worker.unpacked).values())
-    assert 1 in unpacked <= {0, 1}
+    cluster.run(_counting)
+    try:
+        assert int(data.sum().compute()) == values.sum()
+    finally:
+        counts = cluster.run(_counted).values()
+    assert len(packed) == (held == "dict")
+    assert all(graph.count(one) == 1 for one in packed)
+    assert 1 in {one["opened"] for one in counts} <= {0, 1}
+    assert {one["unpacked"] for one in counts} <= ({0, 1} if held == "dict" else {0})
