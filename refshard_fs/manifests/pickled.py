@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ from refshard_fs.texts import Texts
 __all__ = ["shrink", "shrink_bytes", "swell", "swell_bytes"]
 
 _CHECK: Final = struct.Struct("<I")  # stands before each part of a column
+_SIZE: Final = struct.Struct("<II")  # what blosc's header begins with: of four bytes each, and the size of the content
 BLOCK: Final = 1 << 30  # bytes that blosc takes at a time, at most
 
 
@@ -190,7 +192,19 @@ def _unpacked(parts: list[bytes], dtype: type[Any]) -> npt.NDArray[Any]:
     from numcodecs import blosc
 
     for part in parts:  # blosc ends the process over some damaged ones
-        if part[: _CHECK.size] != _CHECK.pack(zlib.crc32(part[_CHECK.size :])):
+        if part[: _CHECK.size] != _CHECK.pack(zlib.crc32(memoryview(part)[_CHECK.size :])):
             raise ValueError("its checksum is another one")
-    arrays = [np.frombuffer(blosc.decompress(part[_CHECK.size :]), dtype) for part in parts]
-    return arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays or [np.empty(0, dtype)])
+    sizes = [_size(part) for part in parts]
+    out = np.empty(sum(sizes), np.uint8)
+    for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
+        if size:
+            blosc.decompress(memoryview(part)[_CHECK.size :], out[end - size : end])
+    return out.view(dtype)
+
+
+def _size(part: bytes) -> int:
+    """Return the bytes that a part of a column has decompressed, as blosc's header says, which the checksum covers."""
+    if len(part) < _CHECK.size + _SIZE.size:
+        raise ValueError("a part of a column has no header")
+    size: int = _SIZE.unpack_from(part, _CHECK.size)[1]
+    return size
