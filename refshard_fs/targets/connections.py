@@ -91,6 +91,7 @@ class Connections:
         for _, task in self._found.values():
             task.cancel()
         self._found.clear()
+        SHARED.clear()
 
     def _sweep(self) -> None:
         self._sweeping = None
