@@ -7,7 +7,7 @@ import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from refshard_fs.arrays import Arrays
@@ -19,6 +19,7 @@ from refshard_fs.opening import Opening
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
+from refshard_fs.reading.strip import SMALL
 from refshard_fs.selection import Mode
 from refshard_fs.session_options import SessionOptions
 
@@ -91,27 +92,35 @@ class Session(Opening):
         """Return the bytes, or the error, of each request; ``tell(1)`` is called as each one ends."""
         keyspace = await self.keyspace()
         at_once = self._at_once_reader()
-        out: list[Any] = []
-        late: list[tuple[int, Request, Entry | None]] = []
-        size = 0
-        for request in requests:
-            entry = data = None
+        out: list[Any] = [None] * len(requests)
+        entries: dict[int, Entry | None] = {}
+        for number, request in enumerate(requests):
             try:
-                entry = at_once.find(keyspace, request.key)
-                data = None if entry is None else at_once.take(request, entry)
+                entries[number] = at_once.find(keyspace, request.key)
             except Exception as e:  # noqa: BLE001  # of this one alone
-                out.append(e)
-            else:
-                out.append(data)
-                if data is None:
-                    late.append((len(out) - 1, request, entry))
-                    continue
-                size += len(data)
+                out[number] = e
+        size = 0
+        for parts in at_once.together(_small(requests, entries)):
+            for number, part in parts.items():
+                out[number] = part
+                size += len(part)
+            size = await _yielding(size)
+        late: list[tuple[int, Request, Entry | None]] = []
+        for number, request in enumerate(requests):
+            if out[number] is None:
+                entry = entries[number]
+                try:
+                    data = None if entry is None else at_once.take(request, entry)
+                except Exception as e:  # noqa: BLE001  # of this one alone
+                    out[number] = e
+                else:
+                    if data is None:
+                        late.append((number, request, entry))
+                        continue
+                    out[number] = data
+                    size = await _yielding(size + len(data))
             if tell is not None:
                 tell(1)
-            if size > PIECE:  # what else there is to do on this loop has waited for long enough
-                size = 0
-                await asyncio.sleep(0)
         if not late:
             return out
         engine = self.engine()
@@ -230,6 +239,27 @@ class Session(Opening):
                 case Span(url) | Packed(Span(url)):
                     return self._at_once_reader().reaches(url)
         return False
+
+
+def _small(requests: Sequence[Request], entries: Mapping[int, Entry | None]) -> dict[int, Span]:
+    """Return those of ``entries`` that are asked for as a whole, and small."""
+    return {
+        number: entry
+        for number, entry in entries.items()
+        if type(entry) is Span
+        and entry.exact
+        and entry.stop is not None
+        and entry.stop - entry.start <= SMALL
+        and requests[number].start is requests[number].end is None
+    }
+
+
+async def _yielding(size: int) -> int:
+    """Return ``size``, or let whatever else there is to do on this loop go first, and return 0, where it is large."""
+    if size <= PIECE:
+        return size
+    await asyncio.sleep(0)
+    return 0
 
 
 async def _reading(engine: Engine, keyspace: KeySpace, request: Request, begun: threading.Event) -> bytes:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.model import Entry, Inline, Load, Names, Need, Packed, Pin, Span, Stat, Steps
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import DOCUMENTS, Request
 from refshard_fs.reading.failures import ABSENT, blame, describe, fail, too_large
+from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.reading.recall import bound, recalled
 from refshard_fs.reading.sizes import sized
+from refshard_fs.reading.strip import SMALL, Strip
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, TooLarge, check, hold
 
 __all__ = ["Found", "Immediate"]
 
 FACTS: Final = 256  # bytes of memory that facts are taken to need
+TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)
 
 
 class Found(NamedTuple):
@@ -38,6 +42,7 @@ class Immediate:
         self._stats = stats
         self._token = token
         self._loading = threading.Lock()
+        self._strip = Strip()
 
     def read(self, keyspace: KeySpace, request: Request, *, may_load: bool = False) -> bytes | None:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
@@ -48,6 +53,13 @@ class Immediate:
         """Return the bytes of ``request``, whose key is at ``entry``."""
         try:
             most = None
+            if type(entry) is Span and request.start is None and request.end is None and entry.exact:
+                stop = entry.stop
+                if stop is not None and stop - entry.start <= SMALL:
+                    data = self._strip.take(entry, stop) or self._widely(entry, stop)
+                    if data is not None:
+                        self._stats.add_taken(len(data))
+                        return data
             if request.start is not None or request.end is not None:
                 if entry.size is None and isinstance(entry, Span):
                     whole = self._fetch(Span(entry.url, 0, 0, optional=entry.optional))
@@ -66,6 +78,34 @@ class Immediate:
         if data is not None:
             self._stats.add_read(len(data))
         return data
+
+    def together(self, spans: Mapping[int, Span]) -> Iterator[dict[int, bytes]]:
+        """Yield the bytes of those ``spans``, which are exact, that touch each other: some are read at once.
+
+        What cannot be had like that is left out: reading it alone tells why.
+        """
+        groups: dict[tuple[str, Pin | None], list[int]] = {}
+        for number, span in spans.items():
+            groups.setdefault((span.url, span.pin), []).append(number)
+        for (url, pin), numbers in groups.items():
+            ranges = [(spans[number].start, spans[number].stop or 0) for number in numbers]
+            for first, last, members in coalesce(ranges, TOUCHING):
+                if len(members) < 2:
+                    continue
+                try:
+                    answer = self._fetch(Span(url, first, last, pin=pin))
+                except (OSError, RefShardError):
+                    break
+                if answer is None:
+                    break
+                data = bytes(answer.data)
+                parts = {}
+                for i in members:
+                    start, stop = ranges[i]
+                    parts[numbers[i]] = data[start - first : stop - first]
+                wanted = sum(map(len, parts.values()))
+                self._stats.add(keys=len(members), requests=1, bytes_wanted=wanted, bytes_fetched=len(data))
+                yield parts
 
     def find(self, keyspace: KeySpace, key: str, *, may_load: bool = False) -> Entry | None:
         """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
@@ -197,6 +237,16 @@ class Immediate:
         if len(parts) < len(spans):
             return None
         return entry.finish(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
+
+    def _widely(self, span: Span, stop: int) -> bytes | None:
+        """Return the bytes of ``span``, which ends at ``stop``, read with those behind it: where they were in order."""
+        wide = self._strip.widened(span, stop)
+        answer = None if wide is None else self._fetch(wide)
+        if answer is None or len(answer.data) < stop - span.start:
+            return None
+        self._stats.add(requests=1, bytes_fetched=len(answer.data))
+        self._strip.hold(span, bytes(answer.data))
+        return bytes(answer.data[: stop - span.start])
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
         place = self._pool.place(span.url)
