@@ -55,7 +55,10 @@ class Strip:
     def widened(self, span: Span, stop: int) -> Span | None:
         """Return what to read for ``span``, which ends at ``stop``: more than that, or None."""
         last, start, count = self._next
-        if start != span.start or last.url != span.url:
+        held = self._held
+        if held.start < span.start <= held.stop and held.span.url == span.url:
+            count = IN_ORDER  # all that is held was read
+        elif start != span.start or last.url != span.url:
             count = 0
         self._next = span, stop, count + 1
         if count + 1 < IN_ORDER:
