@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Coroutine, Iterable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -73,6 +74,7 @@ class Dispatch:
         self._times: deque[float] = deque(maxlen=8)
         self._waits: deque[float] = deque(maxlen=8)  # for the first bytes, where that is known
         self._changed: asyncio.Future[None] | None = None
+        self._pumping = self._again = False
 
     def latency(self, url: str) -> float | None:
         """Return the seconds that the fastest of the last requests took; before the first, those that the host of
@@ -130,7 +132,19 @@ class Dispatch:
     def pump(self) -> None:
         """Begin as many requests as host and budget allow."""
         self.changed()
-        for host in self._hosts.values():
+        self._again = True
+        if self._pumping:  # a request has ended as soon as it was begun
+            return
+        self._pumping = True
+        try:
+            while self._again:
+                self._again = False
+                self._begin_some()
+        finally:
+            self._pumping = False
+
+    def _begin_some(self) -> None:
+        for host in list(self._hosts.values()):
             while host.active < host.limit:
                 job = self._next(host)
                 if job is None:
@@ -168,7 +182,9 @@ class Dispatch:
         job.block.reserved += job.size
         self.used += job.size
         self.active += 1
-        job.task = asyncio.get_running_loop().create_task(self._request(job))
+        task = _started(self._request(job))
+        if not task.done():
+            job.task = task
 
     async def _request(self, job: Job) -> None:
         span = job.block.span
@@ -212,6 +228,14 @@ class Dispatch:
             job.host.active -= 1
             self.active -= 1
             self.pump()
+
+
+def _started(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Return a task of ``coroutine`` that has begun: a request is sent before whatever else this loop has to do."""
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(coroutine, loop=loop, eager_start=True)
+    return loop.create_task(coroutine)
 
 
 def _host_of(url: str) -> str:
