@@ -41,6 +41,8 @@ class Session(Opening):
 
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
+        loop = asyncio.get_running_loop()
+        self._home = weakref.ref(loop)  # also by metadata that are at hand: chunks will be read there
         keyspace = self._keyspace or self.opened() or await self.keyspace()
         at_once = self._immediate or self._at_once_reader()
         entry = at_once.find(keyspace, request.key)
@@ -48,8 +50,6 @@ class Session(Opening):
             data = at_once.take(request, entry)
             if data is not None:
                 return data
-        loop = asyncio.get_running_loop()
-        self._home = weakref.ref(loop)
         engine = self._engines.get(loop) or self.engine()
         if len(self._engines) > 1:
             elsewhere = self._expecting(request.key)

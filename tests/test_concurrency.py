@@ -76,6 +76,19 @@ def test_loops_in_threads_read_side_by_side(source: Any) -> None:
     assert failures == []
 
 
+def test_what_is_announced_is_fetched_on_the_loop_that_read_metadata_at_hand(source: Any) -> None:
+    refs, want = source
+    fs = RefShardFileSystem(fo=refs | {".zgroup": '{"zarr_format":2}'}, asynchronous=True, skip_instance_cache=True)
+
+    async def read() -> None:
+        await fs._cat_file(".zgroup")
+        await asyncio.to_thread(fs.prefetch, list(want)[:2], wait=False)
+        assert list(fs._session._engines) == [asyncio.get_running_loop()]
+        assert await fs._cat_file("k/0") == want["k/0"]
+
+    asyncio.run(read())
+
+
 def test_identical_and_overlapping_ranges_are_fetched_once(http_server: Any) -> None:
     data = bytes(range(250))
     url = http_server.put("/x.bin", data)
