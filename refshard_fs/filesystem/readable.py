@@ -80,7 +80,8 @@ class Readable(Sourced):
         callback = kwargs.get("callback", DEFAULT_CALLBACK)
         callback.set_size(len(paths))
         requests = [Request(p, kwargs.get("start"), kwargs.get("end")) for p in paths]
-        out = await self._session.read_all(requests, callback.relative_update)
+        tell = None if callback is DEFAULT_CALLBACK else callback.relative_update  # which nobody hears
+        out = await self._session.read_all(requests, tell)
         for value in out:
             if isinstance(value, BaseException) and (
                 on_error == "raise" or (on_error == "omit" and not isinstance(value, FileNotFoundError))
