@@ -106,6 +106,7 @@ class Overlay:
         self.openings = 0  # how often the source was to be opened anew
         self._travelling: Inherited | None = None
         self._expected: tuple[Facts | None] | None = None
+        self._held: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._guard = threading.Lock()
@@ -174,8 +175,26 @@ class Overlay:
             self._begin_anew()
         self._tell()
 
+    def hold(self, urls: Iterable[str]) -> None:
+        """Let the versions of these objects that were seen so far be the seen ones until no edits are left.
+
+        So a commit finds out that somebody else replaced one, also where the source is opened anew before that.
+        """
+        found = {url: facts for url in urls if (facts := self.seen(url)) is not None}
+        with self._guard:
+            self._held |= found
+
+    def let_go(self, urls: Iterable[str]) -> None:
+        """Have the edits of these objects be made on whatever is there now."""
+        with self._guard:
+            for url in urls:
+                self._held.pop(url, None)
+
     def seen(self, url: str) -> Facts | None:
         """Return which version of the object at ``url`` was read by somebody; None if none was."""
+        held = self._held.get(url)
+        if held is not None:
+            return held
         return next((facts for reader in list(self._readers) if (facts := reader.seen(url)) is not None), None)
 
     def replaced(self, urls: Collection[str]) -> None:
@@ -243,6 +262,7 @@ class Overlay:
             self._pending.count = len(edits)
             if not len(edits):
                 self.spool.clear()
+                self._held.clear()
             left = self._forget()
             if self.worker is not None:
                 left += [url for before, url in self.worker.staged if before >= edits.number]
@@ -261,6 +281,7 @@ class Overlay:
             self._pending.count = 0
             left = self._forget()
             self._expected = None
+            self._held.clear()
             self._begin_anew()
         self._tell()
         return left
@@ -277,6 +298,7 @@ class Overlay:
             self._pending.count = len(self.edits)
             left = self._forget()
             self._expected = None
+            self._held.clear()
             self._begin_anew()
         self._tell()
         return left

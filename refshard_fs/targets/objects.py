@@ -143,7 +143,8 @@ class Objects:
         except FileNotFoundError:
             return {}
         stem = len(self._root) + 1
-        names = {str(path)[stem:]: _told(info) for path, info in found.items() if not is_draft(str(path))}
+        objects = ((str(path), info) for path, info in found.items() if info.get("type") != "directory")
+        names = {path[stem:]: _told(info) for path, info in objects if not is_draft(path)}
         return {name: facts for name, facts in names.items() if not is_reserved(name)}
 
     def age(self, name: str) -> float | None:
@@ -224,13 +225,15 @@ class Objects:
 
     @_speaking
     def remove(self, name: str, condition: Condition = None) -> None:
-        """Let there be no object ``name``; one that is not there is none already.
+        """Let there be no object ``name``; one that is not there, whatever it was, is none already.
 
         Raises ConflictError, and changes nothing, if it is not what ``condition`` says.
         """
         path = self._path(name)
-        self.check(name, condition)
         if not is_s3fs(self._fs):
+            if condition is not None and self.facts(name) is None:
+                return
+            self.check(name, condition)
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
             return
@@ -239,10 +242,11 @@ class Objects:
         try:
             fs.call_s3("delete_object", Bucket=bucket, Key=key, **_when(condition))
         except OSError as e:
-            if condition is None or _status(e) not in (409, 412):
+            if condition is None or _status(e) not in (404, 409, 412):
                 raise
-            raise _conflict(self.url_of(name), condition) from e
-        fs.invalidate_cache(path)
+            if self.facts(name) is not None:
+                raise _conflict(self.url_of(name), condition) from e
+        fs.invalidate_cache(path)  # it is gone: also where it was removed, and the answer to that was lost
 
     @_speaking
     def clear(self, folder: str) -> None:

@@ -106,12 +106,19 @@ class HierarchyCommit:
                 self._objects.tidy(self._touched.keys() - self._put.keys())
         except ConflictError as e:
             if self._torn:
-                self._overlay.reopen()  # another try begins with what is there now
+                self._begin_anew(self._torn)
             raise ConflictError(f"{e}. {_KEPT}{_MERGE if self._torn else _DISCARD}") from e
         finally:
             self._overlay.replaced({self._objects.url_of(name) for name in self._touched})
         for shard, read in self._read:
             self._costs.put(shard.key, shard.array, len(shard.changes), read=read)
+
+    def _begin_anew(self, but: Iterable[str]) -> None:
+        """Let another try begin with what is there now, whatever that is ``but`` only of these objects."""
+        others = {self._objects.url_of(name) for name in but}
+        self._overlay.hold({self._objects.url_of(name) for name in self._edits.changes()} - others)
+        self._overlay.let_go(others)
+        self._overlay.reopen()
 
     def _planned(self) -> Plan:
         try:
@@ -147,7 +154,14 @@ class HierarchyCommit:
                 undo.finish()
             except BaseException as e:
                 back = undo.roll_back(self._touched, e)
-                ours.update({self._objects.url_of(name): found for name, found in back.items()})
+                if back is None and isinstance(e, OSError):  # all that failed is to hear that it is made
+                    return
+                made = self._put if back is None or not undo.is_done else back
+                ours.update({self._objects.url_of(name): found for name, found in made.items()})
+                if made is self._put:
+                    self._begin_anew(self._touched.keys() - self._put.keys())
+                if back is None:
+                    e.add_note(f"The commit to {self._objects.url} is made all the same.")
                 raise
 
     def _begin(self) -> Undo:

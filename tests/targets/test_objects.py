@@ -110,7 +110,19 @@ def test_an_object_that_is_gone_was_replaced_too(make: Make) -> None:
 
 
 def test_removing_what_is_not_there_is_no_error(make: Make) -> None:
-    make().remove("never/was")
+    objects = make()
+    objects.remove("never/was")
+    told = objects.put("a", [b"first"]) or objects.facts("a")
+    objects.remove("a", told)
+    objects.remove("a", told)  # as a client does that did not hear of the first time
+    objects.remove("a", ABSENT)
+
+
+def test_directories_are_no_objects(make: Make) -> None:
+    objects = make()
+    objects.put("a/c/0", [b"first"])
+    objects.remove("a/c/0")
+    assert objects.found("a") == objects.found("a/c") == {}
 
 
 def test_a_lock_lets_in_one_commit_at_a_time(tmp_path: Path) -> None:
