@@ -33,6 +33,7 @@ class Base(NamedTuple):
     urls: Iterable[str | None]
     facts: Facts | None  # of the document that a commit replaces; None if there is none yet
     url: str = ""  # of that document
+    url_of: Callable[[str], str] | None = None  # of the object that a key is; None where keys are no objects
 
 
 class Reader(Protocol):
@@ -167,28 +168,17 @@ class Overlay:
         """Have ``reader`` told when the source is another one."""
         self._readers.add(reader)
 
-    def reopen(self) -> None:
-        """Let everybody open the source anew, with the edits that there are."""
+    def reopen(self, but: Collection[str] = ()) -> None:
+        """Let everybody open the source anew, with the edits that there are.
+
+        A commit still compares the objects that they replace with what was seen of these before, ``but`` for some URLs.
+        """
         with self._guard:
+            self._hold(self.edits, but)
             if self.base is not None and self._expected is None and len(self.edits):
                 self._expected = (self.base.facts,)  # what the edits were made on
             self._begin_anew()
         self._tell()
-
-    def hold(self, urls: Iterable[str]) -> None:
-        """Let the versions of these objects that were seen so far be the seen ones until no edits are left.
-
-        So a commit finds out that somebody else replaced one, also where the source is opened anew before that.
-        """
-        found = {url: facts for url in urls if (facts := self.seen(url)) is not None}
-        with self._guard:
-            self._held |= found
-
-    def let_go(self, urls: Iterable[str]) -> None:
-        """Have the edits of these objects be made on whatever is there now."""
-        with self._guard:
-            for url in urls:
-                self._held.pop(url, None)
 
     def seen(self, url: str) -> Facts | None:
         """Return which version of the object at ``url`` was read by somebody; None if none was."""
@@ -201,6 +191,15 @@ class Overlay:
         """Take note that a commit put or removed these objects."""
         for reader in list(self._readers):
             reader.replaced(urls)
+
+    def _hold(self, edits: Edits, but: Collection[str] = ()) -> None:
+        """Remember which versions ``edits`` were made on, and no others: readers are about to forget them."""
+        url_of = None if self.base is None else self.base.url_of
+        if url_of is None:
+            self._held = {url: facts for url, facts in self._held.items() if url not in but}
+            return
+        urls = {url_of(key) for key in edits.changes()}.difference(but)
+        self._held = {url: facts for url in urls if (facts := self.seen(url)) is not None}
 
     def _begin_anew(self) -> None:
         self.base = None
@@ -256,13 +255,13 @@ class Overlay:
     def go_back(self, edits: Edits) -> list[str]:
         """Let ``edits``, a savepoint, be all there are; return the URLs of objects that nobody needs any more."""
         with self._guard:
+            self._hold(edits)
             number = self.edits.number
             self.edits = edits.copy()
             self.edits.number = number
             self._pending.count = len(edits)
             if not len(edits):
                 self.spool.clear()
-                self._held.clear()
             left = self._forget()
             if self.worker is not None:
                 left += [url for before, url in self.worker.staged if before >= edits.number]
@@ -292,13 +291,13 @@ class Overlay:
             needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
             self.edits = self.edits.since(committed)
+            self._hold(self.edits)
             self.commits += 1
             if not len(self.edits):
                 self.spool.clear()
             self._pending.count = len(self.edits)
             left = self._forget()
             self._expected = None
-            self._held.clear()
             self._begin_anew()
         self._tell()
         return left

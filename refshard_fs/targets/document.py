@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -22,13 +21,12 @@ from refshard_fs.errors import ConflictError
 from refshard_fs.model import Facts
 from refshard_fs.targets.draft import replacing
 from refshard_fs.targets.local import facts_of
+from refshard_fs.targets.locking import in_memory, locked
 from refshard_fs.targets.pool import AT_HAND, Given
 from refshard_fs.targets.s3 import is_s3fs
 from refshard_fs.targets.store import opened
 
 __all__ = ["Document"]
-
-_in_memory = threading.Lock()
 
 
 class Document:
@@ -49,7 +47,7 @@ class Document:
         """
         if type(self.fs) is LocalFileSystem:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with _lock(self.path):
+            with locked(os.path.dirname(self.path) or "."):
                 with replacing(self.path, check=self._check_local, durable=True) as file:
                     yield file
                 self.made = _local_facts(self.path)
@@ -67,7 +65,7 @@ class Document:
         elif is_s3fs(self.fs):
             self._put_s3(data)
         elif type(self.fs) is MemoryFileSystem:
-            with _in_memory:
+            with in_memory():
                 self._check(_in_memory_facts(self.path))
                 self.fs.makedirs(self.path.rpartition("/")[0], exist_ok=True)
                 self.fs.pipe_file(self.path, data)
@@ -179,19 +177,3 @@ def _facts(fs: AbstractFileSystem, path: str) -> Facts | None:
     etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
     modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
     return Facts(info.get("size"), None if etag is None else str(etag), None if modified is None else str(modified))
-
-
-@contextlib.contextmanager
-def _lock(path: str) -> Iterator[None]:
-    """Hold the lock of all commits to the directory of ``path``, where the platform has advisory locks."""
-    try:
-        import fcntl  # not on Windows
-    except ImportError:
-        yield
-        return
-    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

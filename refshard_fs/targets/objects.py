@@ -8,10 +8,8 @@ In memory: under a lock of this process. Others are asked for their version just
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -32,6 +30,7 @@ from refshard_fs.targets.copying import copy
 from refshard_fs.targets.draft import is_draft, replacing
 from refshard_fs.targets.failures import as_failure
 from refshard_fs.targets.local import facts_of
+from refshard_fs.targets.locking import HAS_LOCKS, in_memory, locked
 from refshard_fs.targets.pool import AT_HAND, Given
 from refshard_fs.targets.s3 import is_s3fs
 from refshard_fs.targets.store import opened
@@ -86,18 +85,18 @@ class Objects:
     @property
     def excludes(self) -> bool:
         """Whether who holds the `lock` knows that nobody else is at a commit."""
-        return isinstance(self._fs, MemoryFileSystem) or (isinstance(self._fs, LocalFileSystem) and _LOCKS)
+        return isinstance(self._fs, MemoryFileSystem) or (isinstance(self._fs, LocalFileSystem) and HAS_LOCKS)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other commits out, of this and of other processes, where that can be done."""
         match self._fs:
             case MemoryFileSystem():
-                with _in_memory:
+                with in_memory():
                     yield
             case LocalFileSystem():
                 os.makedirs(self._root, exist_ok=True)
-                with _flock(self._root):
+                with locked(self._root):
                     yield
             case _:
                 yield
@@ -298,25 +297,6 @@ class Objects:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
-
-
-_in_memory = threading.RLock()
-_LOCKS: Final = importlib.util.find_spec("fcntl") is not None  # Windows has none
-
-
-@contextlib.contextmanager
-def _flock(path: str) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 # ------------------------------------------------------------------ versions

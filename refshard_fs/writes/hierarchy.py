@@ -115,10 +115,7 @@ class HierarchyCommit:
 
     def _begin_anew(self, but: Iterable[str]) -> None:
         """Let another try begin with what is there now, whatever that is ``but`` only of these objects."""
-        others = {self._objects.url_of(name) for name in but}
-        self._overlay.hold({self._objects.url_of(name) for name in self._edits.changes()} - others)
-        self._overlay.let_go(others)
-        self._overlay.reopen()
+        self._overlay.reopen({self._objects.url_of(name) for name in but})
 
     def _planned(self) -> Plan:
         try:
