@@ -24,6 +24,7 @@ from refshard_fs.targets.local import facts_of
 from refshard_fs.targets.locking import in_memory, locked
 from refshard_fs.targets.pool import AT_HAND, Given
 from refshard_fs.targets.s3 import is_s3fs
+from refshard_fs.targets.speaking import speaking
 from refshard_fs.targets.store import opened
 
 __all__ = ["Document"]
@@ -57,6 +58,7 @@ class Document:
             file.seek(0)
             self.put(file.read())
 
+    @speaking()
     def put(self, data: bytes) -> None:
         """Replace the object by ``data``; ConflictError if it is not the one that was expected."""
         if type(self.fs) is LocalFileSystem:
@@ -75,6 +77,7 @@ class Document:
             self.fs.pipe_file(self.path, data)
             self.made = _facts(self.fs, self.path)
 
+    @speaking()
     def may_be(self, data: bytes) -> bool:
         """Whether the object is ``data`` or may still become it, after `put` raised what is no ConflictError."""
         if type(self.fs) not in (LocalFileSystem, MemoryFileSystem):
@@ -84,6 +87,7 @@ class Document:
         except FileNotFoundError:
             return False
 
+    @speaking()
     def facts(self) -> Facts | None:
         """Return what the object is now; None if there is none."""
         match self.fs:
