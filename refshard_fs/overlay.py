@@ -98,6 +98,7 @@ class Overlay:
         self.is_shared = False  # whether another process may have it
         self.commits = 0
         self.merged: set[str] = set()  # what other processes staged, and was taken in
+        self.sent: set[bytes] = set()  # sums of what was put by commits since the last that was made, without an answer
         self.names: set[str] = set()  # of objects that are named by their content, and are there
         self.lock = threading.RLock()
         self.base: Base | None = None
@@ -292,6 +293,7 @@ class Overlay:
             self._objects = {url: None for url in self._objects if url not in needed}
             self.edits = self.edits.since(committed)
             self._hold(self.edits)
+            self.sent.clear()
             self.commits += 1
             if not len(self.edits):
                 self.spool.clear()

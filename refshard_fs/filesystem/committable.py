@@ -54,6 +54,7 @@ class Committable(Sourced):
         written: then it is as it was, and what was written is kept for `save` or another try.
         """
         from refshard_fs.writes.commit import Committing, commit  # what writes: who reads need not wait for it
+        from refshard_fs.writes.costs import costs_of
         from refshard_fs.writes.recovery import recover_opened
 
         overlay = self._writing("commit")
@@ -83,6 +84,7 @@ class Committable(Sourced):
                 raise
             left = overlay.settle(edits, stored)
         self._remove_objects(left)
+        costs_of(overlay).tell()
 
     def _base(self, overlay: Overlay) -> Base:
         self._opened()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
@@ -26,19 +26,25 @@ from refshard_fs.targets.pool import AT_HAND, Given
 from refshard_fs.targets.s3 import is_s3fs
 from refshard_fs.targets.speaking import speaking
 from refshard_fs.targets.store import opened
+from refshard_fs.targets.transfers import sum_of
 
 __all__ = ["Document"]
 
 
 class Document:
-    """The object at ``url``, to be replaced if it is still what it was: ``expected`` (None: it does not exist)."""
+    """The object at ``url``, to be replaced if it is still what it was: ``expected`` (None: it does not exist).
 
-    def __init__(self, url: str, given: Given, expected: Facts | None) -> None:
+    ``sent`` are the sums of what the same writer has put there before, and heard no answer to: one of these may be
+    replaced as well. What is put here is among them while no answer has come.
+    """
+
+    def __init__(self, url: str, given: Given, expected: Facts | None, sent: set[bytes] | None = None) -> None:
         self.url = url
         self.fs, path = opened(url, given)
         self.path = path.rstrip("/")
         self.expected = expected
         self.made: Facts | None = None  # what it is after it was replaced
+        self._sent: set[bytes] = set() if sent is None else sent
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
@@ -64,7 +70,28 @@ class Document:
         if type(self.fs) is LocalFileSystem:
             with self.stream() as file:
                 file.write(data)
-        elif is_s3fs(self.fs):
+            return
+        known = frozenset(self._sent)
+        self._sent.add(sum_of([data]))
+        try:
+            self._put(data)
+        except ConflictError:
+            own = self._own(known)
+            if own is None:
+                raise
+            self.expected = own
+            self._put(data)
+        self._sent.clear()
+
+    def _own(self, known: Collection[bytes]) -> Facts | None:
+        """Return the version that is there if its content is one of those ``known``."""
+        facts = self.facts()
+        if not known or facts is None:
+            return None
+        return facts if sum_of([self.fs.cat_file(self.path)]) in known else None
+
+    def _put(self, data: bytes) -> None:
+        if is_s3fs(self.fs):
             self._put_s3(data)
         elif type(self.fs) is MemoryFileSystem:
             with in_memory():

@@ -23,6 +23,7 @@ class DirectoryCommit:
         self._store = Store(root, committing.given(root))
         self._url = self._store.url_of(name)
         self._given = committing.given(self._url)
+        self._sent = committing.overlay.sent
         self._token = uuid.uuid4().hex  # in the names of new objects, which nobody else has
         self._written: list[str] = []
 

@@ -27,6 +27,7 @@ from refshard_fs.overlay import Overlay
 from refshard_fs.shards.layout import Buffer
 from refshard_fs.spool import Spooled, buffers, views
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version
+from refshard_fs.targets.transfers import sum_of
 from refshard_fs.writes.assembly import assembly_of
 from refshard_fs.writes.committing import Committing
 from refshard_fs.writes.costs import costs_of
@@ -138,8 +139,17 @@ class HierarchyCommit:
             else:
                 if not self._objects.excludes:
                     self._know(give_way(self._objects, [*plan.names(), *gone]))
-                self._write(plan, gone, self._precheck(plan))
+                self._write_at_once(plan, gone)
             ours.update({self._objects.url_of(name): found for name, found in self._put.items()})
+
+    def _write_at_once(self, plan: Plan, gone: Mapping[str, Facts | None]) -> None:
+        conditions = self._precheck(plan)
+        try:
+            self._write(plan, gone, conditions)
+        except BaseException:
+            if self._touched:  # nobody knows whether the last one was put: another try finds out
+                self._begin_anew(self._touched.keys() & gone.keys())
+            raise
 
     def _make_undoably(self, plan: Plan, gone: Mapping[str, Facts | None], seen: Sequence[str]) -> None:
         undo = self._undo = self._begin()
@@ -248,7 +258,17 @@ class HierarchyCommit:
             read = before, None
         if read[0] is None or (found is not None and any(is_version(found, one) for one in read if one)):
             return
+        if self._has_put(name):
+            return
         raise ConflictError(f"{url} {_SINCE}")
+
+    def _has_put(self, name: str) -> bool:
+        """Whether the object is what a commit of the same writes has put, and heard no answer to."""
+        fetched = self._objects.fetch(name) if self._overlay.sent else None
+        if fetched is None or sum_of([fetched.data]) not in self._overlay.sent:
+            return False
+        ours.put(self._objects.url_of(name), fetched.facts)
+        return True
 
     def _unread(self, name: str) -> Facts | None:
         """Return the version to replace of an object that is not read for it; None where any will do."""
@@ -308,7 +328,11 @@ class HierarchyCommit:
 
     def _put_object(self, name: str, parts: Sequence[Buffer], condition: Condition) -> None:
         with self._touching(name):
-            self._put[name] = self._objects.put(name, parts, condition)
+            try:
+                self._put[name] = self._objects.put(name, parts, condition)
+            except OSError:
+                self._overlay.sent.add(sum_of(parts))
+                raise
 
     def _remove_object(self, name: str, condition: Condition) -> None:
         with self._touching(name):

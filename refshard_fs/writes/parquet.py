@@ -70,7 +70,7 @@ class _Commit(DirectoryCommit):
             now = int(time.time())
             self._renamed = {array: names for array, names in self._renamed.items() if names}
             visible = document_with(document, self._renamed, self._token, now)
-            commit = Document(self._url, self._given, facts)
+            commit = Document(self._url, self._given, facts, self._sent)
             self._publish(commit, visible)
         except BaseException:
             with contextlib.suppress(OSError):

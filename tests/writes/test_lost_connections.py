@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from refshard_fs import RefShardFileSystem
+from refshard_fs import ConflictError, RefShardFileSystem
+from refshard_fs.targets.objects import Objects
 from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
@@ -59,12 +60,17 @@ def is_last(format: str) -> Callable[[Head, bytes], bool]:
     return lambda head, body: b'"state":"done"' in body
 
 
-def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
+def options(endpoint: str) -> dict[str, Any]:
     once = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
-    s3: dict[str, Any] = {"key": "ak", "secret": "sk", "client_kwargs": {"endpoint_url": endpoint}, **once}
+    return {"key": "ak", "secret": "sk", "client_kwargs": {"endpoint_url": endpoint}, **once}
+
+
+def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
+    s3 = options(endpoint)
     settings: dict[str, Any] = {} if mode == "r" else {"format": format, "record_size": 4, "inline_threshold": 16}
-    options = {"target_options": s3, "options": {"s3://": s3}, "skip_instance_cache": True}
-    return RefShardFileSystem(url, mode=mode, **options, **settings)
+    return RefShardFileSystem(
+        url, mode=mode, target_options=s3, options={"s3://": s3}, skip_instance_cache=True, **settings
+    )
 
 
 def changed(url: str, format: str, proxy: Vanishing) -> RefShardFileSystem:
@@ -82,6 +88,86 @@ def is_whole(fs: RefShardFileSystem) -> bool:
     assert b'"title":1' in fs.cat_file("a/zarr.json").replace(b" ", b"")
     assert fs.cat("a/c", recursive=True) == {"a/c/0": LARGE[::-1], "a/c/1": LARGE + b"1", "a/c/2": LARGE + b"2"}
     return True
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("format", ALL)
+def test_a_commit_of_which_no_answer_came_can_be_made_again_by_who_made_it(
+    vanishing: Vanishing, format: str, *, more: bool
+) -> None:
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"
+    fs = changed(url, format, vanishing)
+    vanishing.is_last, vanishing.lost = is_last(format), True
+    with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+        fs.commit()
+    vanishing.return_()
+    if more:
+        fs.pipe_file("a/c/5", LARGE)
+    fs.commit()
+    seen = opened(url, format, vanishing.url, mode="r")
+    assert seen.exists("a/c/5") is more
+    seen.invalidate_cache()
+    if more:
+        fs.rm_file("a/c/5")
+        fs.commit()
+    assert is_whole(opened(url, format, vanishing.url, mode="r"))
+
+
+@pytest.mark.parametrize("appends", [False, True])
+@pytest.mark.parametrize("sees", [False, True])
+def test_one_document_of_which_no_answer_came_can_be_put_again_and_nobody_elses_is_written_over(
+    vanishing: Vanishing, *, appends: bool, sees: bool
+) -> None:
+    url = f"s3://vanishing/{uuid.uuid4().hex}/h.zarr"
+    changed(url, "zarr-hierarchy", vanishing).discard()
+    fs = opened(url, "zarr-hierarchy", vanishing.url)
+    assert fs.cat_file("a/zarr.json")
+    fs.pipe_file("a/zarr.json", array_document((10 if appends else 8,), 2))
+    if appends:
+        fs.pipe_file("a/c/9", LARGE)
+    vanishing.is_last, vanishing.lost = lambda head, body: head.path.endswith("a/zarr.json"), True
+    with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+        fs.commit()
+    vanishing.return_()
+    if sees:
+        assert b'"title": 2' in fs.cat_file("a/zarr.json")
+    fs.commit()
+    assert b'"title": 2' in opened(url, "zarr-hierarchy", vanishing.url, mode="r").cat_file("a/zarr.json")
+    assert opened(url, "zarr-hierarchy", vanishing.url, mode="r").exists("a/c/9") is appends
+
+    fs.pipe_file("a/zarr.json", fs.cat_file("a/zarr.json").replace(b'"title": 2', b'"title": 3'))
+    vanishing.is_last, vanishing.vanished = lambda head, body: head.path.endswith("a/zarr.json"), False
+    with pytest.raises(OSError):  # noqa: PT011  # as above
+        fs.commit()
+    vanishing.return_()
+    Objects(url, options(vanishing.url)).put("a/zarr.json", [array_document((8,), 4)])
+    for _ in range(2):
+        with pytest.raises(ConflictError):
+            fs.commit()
+    fs.discard()
+    assert b'"title": 4' in fs.cat_file("a/zarr.json")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_somebody_else_committed_after_a_commit_without_an_answer_is_not_written_over(
+    vanishing: Vanishing, format: str
+) -> None:
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name}"
+    fs = changed(url, format, vanishing)
+    vanishing.is_last, vanishing.lost = is_last(format), True
+    with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+        fs.commit()
+    vanishing.return_()
+    other = opened(url, format, vanishing.url)
+    other.pipe_file("a/c/7", LARGE)
+    other.commit()
+    with pytest.raises(ConflictError):
+        fs.commit()
+    fs.discard()
+    assert opened(url, format, vanishing.url, mode="r").cat_file("a/c/7") == LARGE
+    fs.rm_file("a/c/7")
+    fs.commit()
+    assert is_whole(opened(url, format, vanishing.url, mode="r"))
 
 
 @pytest.mark.parametrize("lost", [False, True])
