@@ -17,6 +17,7 @@ class DirectoryCommit:
 
     def __init__(self, committing: Committing, name: str) -> None:
         self._run = committing.run
+        self._stop = committing.stop
         self._edits = committing.edits
         self._base = committing.base
         root = str(committing.source).rstrip("/")

@@ -31,6 +31,7 @@ from refshard_fs.targets.transfers import sum_of
 from refshard_fs.writes.assembly import assembly_of
 from refshard_fs.writes.committing import Committing
 from refshard_fs.writes.costs import costs_of
+from refshard_fs.writes.interrupts import Stop
 from refshard_fs.writes.options import takes_objects
 from refshard_fs.writes.planning import Plan, ShardPlan, packed, planned
 from refshard_fs.writes.recovery import give_way, recover
@@ -61,7 +62,8 @@ def commit_hierarchy(committing: Committing) -> None:
     if not takes_objects(url):
         raise ReadOnlyError(f"{url} takes no objects: fs.save(url) writes references, and what you have written")
     objects = Objects(url, committing.given(url))
-    HierarchyCommit(committing.base.keyspace, committing.edits, objects, committing.run, committing.overlay).make()
+    keyspace, run, overlay = committing.base.keyspace, committing.run, committing.overlay
+    HierarchyCommit(keyspace, committing.edits, objects, run, overlay, committing.stop).make()
 
 
 class HierarchyCommit:
@@ -77,12 +79,14 @@ class HierarchyCommit:
         objects: Objects,
         run: Run,
         overlay: Overlay,
+        stop: Stop,
     ) -> None:
         self._keyspace = keyspace
         self._edits = edits
         self._objects = objects
         self._run = run
         self._overlay = overlay
+        self._stop = stop
         self._seen = overlay.seen
         self._assembly = assembly_of(overlay)
         self._costs = costs_of(overlay)
@@ -158,6 +162,7 @@ class HierarchyCommit:
                 before = self._before(plan, gone, seen)
                 undo.keep(dict.fromkeys(plan.names()) | before)
                 self._write(plan, gone, {name: ABSENT if found is None else found for name, found in before.items()})
+                self._stop.check()
                 undo.finish()
             except BaseException as e:
                 back = undo.roll_back(self._touched, e)
@@ -341,6 +346,7 @@ class HierarchyCommit:
     @contextlib.contextmanager
     def _touching(self, name: str) -> Iterator[None]:
         """Take note that the object is another one from now on, unless there is a conflict about it."""
+        self._stop.check()
         if self._undo is not None:
             self._undo.check()
         self._touched[name] = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import threading
 import time
 import uuid
@@ -407,6 +409,38 @@ def test_an_interrupted_commit_changes_nothing(place: Place, failing: Callable[.
         fs.commit()
     assert place.seen() == state(1)
     fs.discard()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="interrupts as POSIX does")
+@pytest.mark.parametrize("at", [0, 1, 4, 12, "done"])
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_is_raised_when_the_commit_has_been_undone_or_made_and_nothing_is_under_way(
+    place: Place, monkeypatch: pytest.MonkeyPatch, at: int | str, *, again: bool
+) -> None:
+    fs = place.written(2)
+    put, lock, count = Objects.put, threading.Lock(), [0]
+
+    def interrupted(self: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
+        with lock:
+            number, count[0] = count[0], count[0] + 1
+        if number == at or (at == "done" and b'"state":"done"' in b"".join(parts)):
+            for _ in range(1 + again):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.05)
+        return put(self, name, parts, condition)
+
+    monkeypatch.setattr(Objects, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        fs.commit()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("refshard-")]
+    monkeypatch.undo()
+    is_made = place.seen() == state(2)  # a handler is called when the main thread gets its turn
+    assert is_made or (at != "done" and place.seen() == state(1))
+    assert getattr(stopped.value, "__notes__", []) == (["It is made all the same."] if is_made else [])
+    assert place.objects.facts(NAME) is None
+    assert found(fs) == state(2)
+    fs.commit()
+    assert place.seen() == found(fs) == state(2)
 
 
 # ------------------------------------------------------------------ what readers see meanwhile
