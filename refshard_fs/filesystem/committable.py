@@ -79,8 +79,9 @@ class Committable(Sourced):
             if overlay.is_empty:
                 return
             base = self._base(overlay)
-            if recover_opened(base.keyspace, self._session.given):
-                overlay.reopen()
+            undone = recover_opened(base.keyspace, self._session.given)
+            if undone is not None:
+                overlay.reopen(undone)  # what was seen of these, where they lie, is of that commit
                 base = self._base(overlay)
             edits = overlay.savepoint()
             source = self._session.options.source

@@ -81,8 +81,8 @@ def recover_at(url: str, given: Given) -> bool:
     return undone is not None and undone.state != "done"
 
 
-def recover_opened(keyspace: KeySpace, given: Callable[[str], Given]) -> bool:
-    """Undo the commit that was under way when ``keyspace`` was opened, and return True; False if none was.
+def recover_opened(keyspace: KeySpace, given: Callable[[str], Given]) -> frozenset[str] | None:
+    """Undo the commit that was under way when ``keyspace`` was opened; return the URLs that it was about, None if none was.
 
     Raises ConflictError if its writer may be alive, or if it has ended since: then what was read is of the past.
     """
@@ -92,13 +92,13 @@ def recover_opened(keyspace: KeySpace, given: Callable[[str], Given]) -> bool:
             with objects.lock():
                 now = recover(objects)
                 if now is not None and (now.id, now.state) == (before.record.id, before.record.state):
-                    return True
+                    return frozenset(map(objects.url_of, now.concerns))
             raise ConflictError(
                 f"A commit to {url} by {before.record.by} was under way when it was opened, and has ended since. What "
                 "you have written is kept: discard() drops it and goes on with what is there now, save() writes it "
                 "elsewhere"
             )
-    return False
+    return None
 
 
 def _stored(objects: Objects) -> _Stored | None:

@@ -530,6 +530,29 @@ def test_the_next_commit_undoes_the_one_that_was_cut_short(
     assert place.seen() == state(3) | {"new/zarr.json": {}}
 
 
+def test_who_opens_what_was_cut_short_in_the_end_writes_over_the_state_before_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Objects.put
+    fs = place.written(2)
+
+    def ending(self: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
+        if name == NAME and b'"done"' in parts[0]:
+            monkeypatch.setattr(Undo, "roll_back", lambda *_: {})
+            raise Crash
+        return put(self, name, parts, condition)
+
+    monkeypatch.setattr(Objects, "put", ending)
+    with pytest.raises(Crash):
+        fs.commit()
+    monkeypatch.undo()
+    fs.discard()
+    ours.clear()
+    late = place.written(3)
+    late.commit()
+    assert place.seen() == found(late) == state(3)
+
+
 def test_one_chunk_that_an_unfinished_commit_is_not_about_can_be_committed(
     place: Place, failing: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
