@@ -82,7 +82,7 @@ def recover_at(url: str, given: Given) -> bool:
 
 
 def recover_opened(keyspace: KeySpace, given: Callable[[str], Given]) -> frozenset[str] | None:
-    """Undo the commit that was under way when ``keyspace`` was opened; return the URLs that it was about, None if none was.
+    """Undo the commit that was under way when ``keyspace`` was opened; return what it was about: URLs, or None.
 
     Raises ConflictError if its writer may be alive, or if it has ended since: then what was read is of the past.
     """
