@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from refshard_fs.zarrmeta import ArrayMeta, dumps
+from refshard_fs.zarrmeta import ArrayMeta, dumps, is_divided
 
-__all__ = ["codecs_of", "lost", "names_codecs", "undecodable"]
+__all__ = ["check_blosc", "codecs_of", "is_blosc", "lost", "names_codecs", "undecodable", "unsafe"]
+
+_CODECS: Final = ("codecs", "compressor", "filters")
+_PICKLES: Final = frozenset(["pickle", "numcodecs.pickle"])
 
 # Stands where codecs do, for that is what readers name in their error. VirtualiZarr 1.0.0 writes version 2's filters
 # there, or null, and leaves compressor, order and (mostly) the fill value out: what chunks hold cannot be told.
@@ -43,6 +46,38 @@ def undecodable(meta: ArrayMeta, path: str) -> str | None:
     return None
 
 
+def unsafe(meta: ArrayMeta) -> str | None:
+    """Return why the chunks of an array must not be decoded here, whoever wrote its metadata; None if they may be."""
+    pending = [meta.raw.get(member) for member in _CODECS]
+    while pending:
+        match pending.pop():
+            case str(text) if is_divided(text):
+                return f"its codecs have a type that numpy may end the process over: {text[:100]!r}"
+            case {**members}:
+                if not _PICKLES.isdisjoint(name for name in (members.get("id"), members.get("name")) if _is_str(name)):
+                    return "its chunks are pickles, which may run code: they are never read"
+                pending += members.values()
+            case [*items]:
+                pending += items
+    return None
+
+
+def is_blosc(meta: ArrayMeta) -> bool:
+    """Whether the last codec that encodes an array's chunks is blosc."""
+    codecs = meta.raw.get("codecs") if meta.zarr_format == 3 else [meta.raw.get("compressor")]
+    match codecs:
+        case [*_, {"id": "blosc"} | {"name": "blosc"}]:
+            return True
+    return False
+
+
+def check_blosc(data: bytes) -> None:
+    """Raise ValueError where a frame of blosc says that it is longer than ``data``: blosc reads on behind their end."""
+    said = int.from_bytes(data[12:16], "little")
+    if len(data) < 16 or said > len(data):
+        raise ValueError(f"it is a frame of {max(said, 16)} bytes, and {len(data)} are there")
+
+
 def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
     """Return the names of an array's codecs, in the order in which they encode; what shards hold in brackets."""
     if meta.zarr_format == 3:
@@ -57,6 +92,10 @@ def _spelled(value: Any) -> str:
 
 def _listed(codecs: Any) -> list[Any]:
     return codecs if isinstance(codecs, list) else [codecs]
+
+
+def _is_str(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _is_codec_2(codec: object) -> bool:

@@ -27,20 +27,24 @@ __all__ = [
 ]
 
 
-_USERINFO = re.compile(r"(?<=://)[^/?#\s@]+@")
+# None of them looks at a character more than some hundred times, however long a text is and whatever it holds.
+_USERINFO = re.compile(r"(?<=://)[^/?#\s@]++@")
 _PASSWORD = re.compile(
-    r"(?<![\w/])[^\s/:@'\"()\[\]]+:[^\s/:@'\"]+@(?=[\w\[])"
+    r"(?<![\w/])[^\s/:@'\"()\[\]]{1,256}+:[^\s/:@'\"]++@(?=[\w\[])"
 )  # where another's text left the scheme out
-_SIGNED = re.compile(
-    r"([?&;](?:x-(?:amz|goog)-[\w-]*|\w*(?:sig|signature|token|secret|password|passwd|credential|accesskeyid)\w*|key)=)"
-    r"[^&;#\s\])'\"]+",
-    re.IGNORECASE,
+_PARAMETER = re.compile(r"([?&;]([\w-]++)=)[^&;#\s\])'\"]++")
+_SECRET = re.compile(
+    r"^x-(?:amz|goog)-|^key$|sig|signature|token|secret|password|passwd|credential|accesskeyid", re.IGNORECASE
 )
 
 
 def redacted(text: str) -> str:
     """Return ``text`` with what gives access in its URLs (names, passwords, tokens, signatures) left out."""
-    return _SIGNED.sub(r"\1...", _PASSWORD.sub("...@", _USERINFO.sub("...@", text)))
+    return _PARAMETER.sub(_unsigned, _PASSWORD.sub("...@", _USERINFO.sub("...@", text)))
+
+
+def _unsigned(match: re.Match[str]) -> str:
+    return f"{match[1]}..." if _SECRET.search(match[2]) else match[0]
 
 
 class RefShardError(Exception):

@@ -42,9 +42,12 @@ class Held(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if isinstance(self.content, bytes):
-            return _unpickled, (self.digest, pickled.shrink_bytes(self.content))
-        return _unpickled, (self.digest, pickled.shrink(self.content))
+        packed = _packed.get(self)
+        if packed is None:
+            content = self.content
+            packed = pickled.shrink_bytes(content) if isinstance(content, bytes) else pickled.shrink(content)
+            _packed[self] = packed
+        return _unpickled, (self.digest, packed)
 
     def __repr__(self) -> str:  # fsspec tells instances apart by this
         return f"<held in memory: {self.digest}>"
@@ -59,6 +62,9 @@ class Held(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
 
 _held: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+
+# What was pickled is pickled again: dask does it twice to name an array, and once more for each graph.
+_packed: weakref.WeakKeyDictionary[Held, bytes | list[bytes]] = weakref.WeakKeyDictionary()
 
 
 def _unpickled(digest: str, content: bytes | list[bytes]) -> Held:

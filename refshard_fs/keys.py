@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["ChunkGrid", "ChunkKeyEncoding", "is_within", "join", "normalise", "parent"]
+__all__ = ["ChunkGrid", "ChunkKeyEncoding", "is_number", "is_within", "join", "normalise", "parent"]
 
 _RUNS = re.compile(r"/{2,}")
 _SMALL = {str(number): number for number in range(2048)}  # found sooner than made, and only as a key spells them
@@ -35,6 +35,11 @@ def parent(key: str) -> tuple[str, str]:
     """Split a normal key into its directory (empty: root) and its name."""
     head, _, name = key.rpartition("/")
     return head, name
+
+
+def is_number(text: str) -> bool:
+    """Whether ``text`` is a coordinate as a key spells it: digits without needless zeros, no more than 64 bits have."""
+    return text.isascii() and text.isdigit() and len(text) < 20 and (text[0] != "0" or text == "0")
 
 
 def is_within(key: str, prefix: str) -> bool:

@@ -96,11 +96,17 @@ class Span(msgspec.Struct, frozen=True):
             first, last = clamp(start, end, self.stop - self.start)
             return self._range(self.start + first, self.start + last) if last > first else Inline(b"")
         first = start or 0
-        if self.stop is not None or self.start < 0 or (end is not None and (end < 0 or first < 0)):
+        if self.stop is None and not self.start and first < 0 and end is None:
+            return self.suffix(-first)
+        if self.stop is not None or self.start < 0 or first < 0 or (end is not None and end < 0):
             raise ValueError(f"the size of {self.url} must be known to take [{start}:{end}] of it")
         if end is None:
-            return self._range(self.start + first if first >= 0 else first, None, exact=False)
+            return self._range(self.start + first, None, exact=False)
         return self._range(self.start + first, self.start + end, exact=False) if end > first else Inline(b"")
+
+    def suffix(self, length: int) -> Span:
+        """Return the last ``length`` bytes of the object, which may begin before this span does."""
+        return self._range(-length, None, exact=False)
 
     def part(self, offset: int, length: int) -> Entry:
         """Return exactly ``length`` bytes at ``offset``; ValueError where the span is known to be shorter."""

@@ -92,8 +92,11 @@ def _targets(urls: Sequence[str | None]) -> str:
 
 def _arrays(keyspace: KeySpace) -> str:
     grids = keyspace.grids
-    if not grids:
-        return "<p>no array is known yet</p>"
+    try:
+        if not grids:
+            return "<p>no array is known yet</p>"
+    except ManifestError as e:  # of many small arrays, metadata are read when they are asked for
+        return f"<p>its arrays cannot be told: {_escaped(str(e))}</p>"
     rows = [_row(("array", "shape", "dtype", "chunk", "chunks", "shard"), "th")]
     rows += [_row(_figures(keyspace, path, grids[path]), "td") for path in sorted(grids)[:ARRAYS]]
     more = f"<p>and {count_text(len(grids) - ARRAYS, 'more array')}</p>" if len(grids) > ARRAYS else ""

@@ -107,7 +107,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         """Return the pins that the JSON ``value`` spells for ``urls``; ManifestError where it is malformed."""
         try:
             spelled = msgspec.convert(value, _Spelled)
-        except msgspec.ValidationError as e:
+        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
             raise ManifestError(f"the pins of {where} are malformed: {e}") from e
         count = len(spelled.url)
         columns: list[list[Any]] = []

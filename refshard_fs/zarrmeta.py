@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -16,9 +17,20 @@ import msgspec
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding, join, parent
 
-__all__ = ["ArrayMeta", "array_meta", "consolidated_arrays", "dumps", "is_metadata", "loads", "object_in", "plain_grid"]
+__all__ = [
+    "ArrayMeta",
+    "array_meta",
+    "consolidated_arrays",
+    "dumps",
+    "is_divided",
+    "is_metadata",
+    "loads",
+    "object_in",
+    "plain_grid",
+]
 
 METADATA_NAMES: Final = frozenset({".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json"})
+_DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # as in m8[s/0]
 COUNTABLE: Final = 2**63  # elements along a dimension, and chunks of an array, are fewer
 
 
@@ -117,7 +129,7 @@ def plain_grid(text: str) -> ChunkGrid | None:
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
     shape, chunks = found.shape, found.chunks
-    if len(shape) != len(chunks) or found.shards is not msgspec.UNSET:
+    if len(shape) != len(chunks) or found.shards is not msgspec.UNSET or "/" in found.dtype:
         return None
     counts = tuple([-(-extent // chunk) for extent, chunk in zip(shape, chunks)])  # noqa: B905  # as has been seen
     return ChunkGrid(counts, _ENCODINGS[found.dimension_separator]) if math.prod(counts) < COUNTABLE else None
@@ -298,12 +310,20 @@ def _integer(value: object, field: str, where: str) -> int:
     raise ManifestError(f"{where}: its {field} holds {_shown(value)}, no integer from 0 to 2**63-1")
 
 
+def is_divided(dtype: str) -> bool:
+    """Whether a dtype's name has a unit of time with a divisor: numpy ends the process where that is 0."""
+    return _DIVIDED.search(dtype) is not None
+
+
 def _dtype(value: object, field: str, where: str) -> str:
+    text = value
     match value:
-        case str():
-            return value
         case {"name": str()} | [_, *_]:
-            return dumps(value).decode()
+            text = dumps(value).decode()
+    if isinstance(text, str):
+        if is_divided(text):  # which numpy does not write, and no reader after us may survive
+            raise ManifestError(f"{where}: its {field} is {_shown(value)}, a unit of time with a divisor")
+        return text
     raise ManifestError(f"{where}: its {field} is {_shown(value)}")
 
 

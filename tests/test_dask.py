@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import ReferenceNotReachable
+from refshard_fs import ReferenceNotReachable, catalog
+from refshard_fs.manifests import pickled
 from tests.test_zarr import VALUES, reference_set
 
 xr = pytest.importorskip("xarray")
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
+cloudpickle = pytest.importorskip("cloudpickle")
 ZARR_2 = pytest.importorskip("zarr").__version__.startswith("2.")
 
 pytestmark = pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesystem with zarr 3")
@@ -94,3 +96,62 @@ def test_threads_fetch_each_chunk_once(http_server: Any) -> None:
         data = opened(refs, "engine").x.data
         np.testing.assert_array_equal(data.compute(scheduler="threads", num_workers=threads), values)
         assert http_server.bytes_sent == count * size
+
+
+def _counting(dask_worker: Any) -> None:
+    """Have the worker count how often it unpacks references, and opens a source."""
+    dask_worker.counts = {"unpacked": 0, "opened": 0}
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            dask_worker.counts[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    dask_worker.originals = [(pickled, "swell"), (catalog, "open_source"), (catalog, "open_references")]
+    dask_worker.originals = [(module, name, getattr(module, name)) for module, name in dask_worker.originals]
+    for module, name, function in dask_worker.originals:
+        setattr(module, name, counted("unpacked" if module is pickled else "opened", function))
+
+
+def _counted(dask_worker: Any) -> dict[str, int]:
+    """Return what the worker has counted; it counts no longer."""
+    for module, name, function in dask_worker.originals:
+        setattr(module, name, function)
+    counts: dict[str, int] = dask_worker.counts
+    return counts
+
+
+@pytest.mark.parametrize("held", ["path", "dict"])
+def test_a_set_is_packed_once_and_opened_once_a_worker(
+    held: str, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, size = 400, 64
+    values = np.arange(1, count * size // 8 + 1)  # 0 is the fill value
+    (tmp_path / "x.bin").write_bytes(values.astype("<i8").tobytes())
+    meta = {"zarr_format": 2, "shape": [values.size], "chunks": [size // 8], "dtype": "<i8", "order": "C"}
+    refs: dict[str, Any] = {f"x/{i}": [f"file://{tmp_path}/x.bin", i * size, size] for i in range(count)}
+    refs[".zgroup"] = '{"zarr_format": 2}'
+    refs["x/.zarray"] = json.dumps({**meta, "fill_value": 0, "filters": None, "compressor": None})
+    refs["x/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["i"]})
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    packed: list[bytes] = []
+
+    def shrink(refs: Any, original: Any = pickled.shrink) -> bytes:
+        packed.append(original(refs))
+        return packed[-1]
+
+    monkeypatch.setattr(pickled, "shrink", shrink)
+    data = opened(refs if held == "dict" else str(tmp_path / "refs.json"), "engine").x.data
+    assert data.npartitions == count
+    graph = cloudpickle.dumps(data.__dask_graph__())
+    cluster.run(_counting)
+    try:
+        assert int(data.sum().compute()) == values.sum()
+    finally:
+        counts = cluster.run(_counted).values()
+    assert len(packed) == (held == "dict")
+    assert all(graph.count(one) == 1 for one in packed)
+    assert 1 in {one["opened"] for one in counts} <= {0, 1}
+    assert {one["unpacked"] for one in counts} <= ({0, 1} if held == "dict" else {0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import subprocess
@@ -46,6 +47,25 @@ def test_a_process_that_has_it_does_not_unpack_it(monkeypatch: pytest.MonkeyPatc
     assert again.fo is fs.fo
     options = {**fs.storage_options, "asynchronous": True}
     assert RefShardFileSystem(*fs.storage_args, **options).fo is fs.fo
+
+
+@pytest.mark.parametrize(("source", "packs"), [(references(), "shrink"), (b'{"a": "text"}', "shrink_bytes")])
+def test_what_was_pickled_is_not_packed_again(source: Any, packs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = RefShardFileSystem(source)
+    data = pickle.dumps(fs)
+    monkeypatch.delattr(held.pickled, packs)
+    assert pickle.dumps(fs) == data
+    assert pickle.dumps(RefShardFileSystem(source)) == data
+
+
+def test_the_packed_form_goes_with_its_source() -> None:
+    fs = RefShardFileSystem({**references(), "raw": b"of this test alone"})
+    pickle.dumps(fs)
+    count, digest = len(held._packed), fs.fo.digest
+    del fs
+    gc.collect()
+    assert digest not in {source.digest for source in held._packed}
+    assert len(held._packed) < count
 
 
 def test_equal_references_are_held_once() -> None:

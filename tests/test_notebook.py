@@ -83,6 +83,14 @@ def test_many_arrays_are_cut_short() -> None:
     assert said.count("<tr>") < 50
 
 
+def test_damaged_metadata_among_many_arrays_are_told_where_arrays_are_listed() -> None:
+    meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "compressor": None, "fill_value": 0}
+    refs = {f"v{i}/.zarray": json.dumps(meta) for i in range(1000)}
+    fs = RefShardFileSystem({**refs, "v7/.zarray": json.dumps(meta | {"shape": [-1]})})
+    assert len(fs.ls("")) == 1000
+    assert "its arrays cannot be told: &#x27;v7/.zarray&#x27;" in fs._repr_html_()
+
+
 def test_counters_are_a_dict_that_prints_as_a_table() -> None:
     fs = RefShardFileSystem({"a": "text"})
     fs.cat("a")

@@ -197,11 +197,25 @@ def test_what_parquet_cannot_hold_is_an_error_that_names_the_key(
     assert "a/2" in RefShardFileSystem(str(path)).references
 
 
-def test_half_a_surrogate_pair_in_a_url_is_told_by_its_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+def test_half_a_surrogate_pair_in_a_url_is_told_by_its_key(tmp_path: Path, format: Any) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([2], [1]), "a/1": ["memory://\ud800", 0, 1]})
     with pytest.raises(ManifestError, match=r"'a/1' has the URL .*no UTF-8"):
-        fs.save(str(tmp_path / "set.parq"))
+        fs.save(str(tmp_path / "set.parq"), format=format)
     assert not (tmp_path / "set.parq").exists()
+
+
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+def test_half_a_surrogate_pair_in_a_path_is_told_before_anything_is_written(tmp_path: Path, format: Any) -> None:
+    fs = RefShardFileSystem({"\ud800/.zarray": v2_array([2], [1]), "\ud800/1": ["memory://x", 0, 1]})
+    for place in (str(tmp_path / "set"), "memory://half-a-pair"):
+        with pytest.raises(ManifestError, match=r"'\\ud800/\.zarray' has half a surrogate pair.*save it as JSON"):
+            fs.save(place, format=format)
+    assert not (tmp_path / "set").exists()
+    fs.save(str(tmp_path / "set.json"))
+    assert dict(RefShardFileSystem(str(tmp_path / "set.json")).references) == dict(fs.references) | {
+        "\ud800/.zarray": json.dumps(v2_array([2], [1]), separators=(",", ":"))
+    }
 
 
 def test_references_to_the_default_target_name_it(tmp_path: Path, target: str) -> None:

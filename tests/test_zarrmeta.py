@@ -352,6 +352,9 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (V3, {"data_type": None}, "its data_type is missing"),
     (V3, {"chunk_grid": None}, "its chunk_grid is missing"),
     (V3, {"chunk_grid": 5}, "its chunk_grid is 5"),
+    (V2, {"dtype": "<m8[s/0]"}, "a unit of time with a divisor"),  # numpy divides by it, and the process ends
+    (V2, {"dtype": [["speed [m/s]", "<f4"], ["at", "M8[D/ 00]"]]}, "a unit of time with a divisor"),
+    (V3, {"data_type": "timedelta64[25s/4294967296]"}, "a unit of time with a divisor"),
     (V3, {"chunk_grid": {}}, "its chunk_grid is {}"),
     (V3, {"chunk_grid": {"name": "regular"}}, "lacks the configuration"),
     (V3, {"chunk_grid": {"name": "regular", "configuration": {}}}, "lacks the configuration"),
@@ -383,6 +386,12 @@ def test_what_contradicts_itself_is_an_error_that_names_the_key(
     with pytest.raises(ManifestError, match=rf"^'a/b' of x: .*{reason}") as caught:
         array_meta({**doc, **change}, "'a/b' of x")
     assert len(str(caught.value)) < 300
+
+
+def test_plain_metadata_are_looked_at_again_where_their_type_may_do_harm() -> None:
+    assert plain_grid(dumps({**V2, "dtype": "m8[s/0]"}).decode()) is None
+    meta = array_meta({**V2, "dtype": [["speed [m/s]", "<f4"], ["m[1/s]", "<f4"]]}, "'a/b' of x")
+    assert meta is not None
 
 
 fields = st.sampled_from([*V2, *V3, "dimension_separator", "shards"])

@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from refshard_fs import zarrmeta
+from refshard_fs.encodings import check_blosc, is_blosc, unsafe
 from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["Trial", "zarr_version"]
@@ -23,10 +24,14 @@ def zarr_version() -> int | None:
 class Trial:
     """One array without chunks, into which one after the other is put and read. Not thread-safe.
 
-    Raises ValueError where the array's chunks cannot be tried: no zarr here reads it, or they differ in shape.
+    Raises ValueError where the array's chunks cannot be tried: no zarr here reads it, they differ in shape, or decoding
+    them may do harm.
     """
 
     def __init__(self, meta: ArrayMeta, version: int) -> None:
+        harm = unsafe(meta)
+        if harm is not None:
+            raise ValueError(harm)
         if meta.chunks is None or meta.grid is None:
             raise ValueError("its chunks are of no one known shape")
         if meta.zarr_format == 2 and "shards" in meta.raw:
@@ -35,6 +40,7 @@ class Trial:
         self._grid, self._shape = meta.grid, meta.shape
         self._held: MutableMapping[str, Any] = {}
         self._version = version
+        self._is_blosc = is_blosc(meta)
         name = ".zarray" if meta.zarr_format == 2 else "zarr.json"
         self._held[name] = self._packed(zarrmeta.dumps(dict(meta.raw)))
         zarr = importlib.import_module("zarr")
@@ -51,6 +57,8 @@ class Trial:
             return
         starts = [c * size for c, size in zip(self._grid.coords(number), self._chunks, strict=True)]
         ends = [min(s + size, n) for s, size, n in zip(starts, self._chunks, self._shape, strict=True)]
+        if self._is_blosc:
+            check_blosc(data)
         self._held[tail] = self._packed(data)
         try:
             self._array[tuple(map(slice, starts, ends))]

@@ -18,6 +18,7 @@ from refshard_fs.amounts import printable
 from refshard_fs.cli import checks, comparing, completion, looking, making, picturing, reading, recovering
 from refshard_fs.cli.command import Command
 from refshard_fs.cli.opening import source_arguments
+from refshard_fs.cli.wording import as_options
 from refshard_fs.errors import RefShardError, redacted
 
 __all__ = ["COMMANDS", "main", "parser"]
@@ -83,6 +84,6 @@ def _warn(message: Warning | str, *where: object, **more: object) -> None:
 
 
 def _fail(reason: str) -> int:
-    line = " ".join(redacted(reason).split())
+    line = " ".join(as_options(redacted(reason)).split())
     print(f"refshard: {printable(line)}", file=sys.stderr)
     return FAILED

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numcodecs
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.encodings import undecodable
+from refshard_fs.encodings import check_blosc, undecodable, unsafe
 from refshard_fs.manifests.plain_values import dtype_of
 from refshard_fs.zarrmeta import ArrayMeta
 
 __all__ = ["decode_chunk"]
+
+# Make objects, as many as four bytes say, and no numbers.
+_OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
 
 
 def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
@@ -23,7 +26,7 @@ def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
     ValueError where the bytes are damaged.
     """
     dtype = dtype_of(meta)
-    if dtype is None or meta.chunks is None or undecodable(meta, "") is not None:
+    if dtype is None or meta.chunks is None or undecodable(meta, "") or unsafe(meta):
         return None
     pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
     if pipeline is None:
@@ -34,6 +37,8 @@ def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
     decoded: Any = data
     try:
         for codec in codecs:
+            if codec.codec_id == "blosc":
+                check_blosc(bytes(decoded))
             decoded = codec.decode(decoded)
         flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), dtype)
     except Exception as e:  # numcodecs' codecs raise what they like
@@ -47,6 +52,8 @@ def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
     if "shards" in doc:
         return None
     configured = [*([doc["compressor"]] if doc.get("compressor") else []), *reversed(doc.get("filters") or [])]
+    if any(codec.get("id") in _OBJECTS for codec in configured if codec is not None):
+        return None
     try:
         return [numcodecs.get_codec(dict(codec)) for codec in configured], None
     except (ValueError, TypeError, KeyError):

@@ -123,13 +123,19 @@ class Compiler:
         self.limits = limits
         self.definitions = definitions
         self._parsed: dict[str, tuple[str | Expression, ...]] = {}
+        self._spent = 0
 
     def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
         """Return the column that ``source`` expands to; a text that is one integer expression gives integers."""
+        spent = [0]
         try:
-            return _Scope(self, source, variables, (), [0]).template(parse(source, self.definitions, self.limits))
+            column = _Scope(self, source, variables, (), spent).template(parse(source, self.definitions, self.limits))
         except RecursionError:  # the reader's own stack was deep already
             raise source.error(None, "its templates and expressions nest too deep") from None
+        self._spent += spent[0]
+        if self._spent > self.limits.expanded_steps:
+            raise source.error(None, "all texts take more operations than limits.expanded_steps allows")
+        return column
 
     def body(self, name: str) -> tuple[str | Expression, ...]:
         """Return the parts of a template; without ``{{`` its text is literal, whatever it holds."""

@@ -247,8 +247,11 @@ def _is_regular(members: Mapping[Any, Any]) -> bool:
     values = members.values()
     if not set(map(type, members)) <= {str} or not set(map(type, values)) <= {str, list, tuple}:
         return False
-    lists = [value for value in values if type(value) is not str]
-    return all(lists) and set(map(type, map(itemgetter(0), lists))) <= {str}
+    try:
+        return set(map(type, map(itemgetter(0), values))) <= {str}  # so is the first character of a text
+    except IndexError:  # an empty one
+        lists = [value for value in values if type(value) is not str]
+        return all(lists) and set(map(type, map(itemgetter(0), lists))) <= {str}
 
 
 def _compact(members: Mapping[str, Any], urls: Urls) -> Records | None:

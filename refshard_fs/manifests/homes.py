@@ -132,11 +132,7 @@ def _below(
         grid = grids.get(path)
     if grid is None or grid.size > largest or grid.encoding.separator != "/":
         return _NOWHERE
-    if grid.encoding.name == "default" and parts.pop(0) != "c":
-        return _NOWHERE
-    if len(parts) != len(grid.counts) - 1 or not all(part.isascii() and part.isdigit() for part in parts):
-        return _NOWHERE
-    first = grid.number(grid.encoding.encode([*map(int, parts), 0]))
-    if first is None or list(map(str, map(int, parts))) != parts:
+    first = grid.number("/".join([*parts, "0"]))
+    if first is None:
         return _NOWHERE
     return numbers[path], first, shapes.add(_BARE, grid.counts[-1:])

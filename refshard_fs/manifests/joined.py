@@ -19,7 +19,7 @@ from refshard_fs.admission import Admission
 from refshard_fs.documents import Documents
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats import OpenOptions, Probe, Raw, check_size
-from refshard_fs.keys import ChunkGrid, join
+from refshard_fs.keys import ChunkGrid, is_number, join
 from refshard_fs.keyspace import KeySpace
 from refshard_fs.manifests.concat_document import ConcatDocument, ConcatIndex
 from refshard_fs.manifests.judging import judged
@@ -244,7 +244,7 @@ def _fixed(grid: ChunkGrid, rest: str) -> tuple[int, ...] | None:
         del parts[0]
     elif not parts:
         return None
-    if len(parts) >= len(grid.counts) or not all(p.isascii() and p.isdigit() and str(int(p)) == p for p in parts):
+    if len(parts) >= len(grid.counts) or not all(map(is_number, parts)):
         return None
     return tuple(map(int, parts))
 
@@ -259,7 +259,7 @@ def _is_chunk(grid: ChunkGrid, listed: Listed) -> bool:
         return grid.encoding.decode(listed.name, len(grid.counts)) is not None
     if grid.encoding.name == "default":
         return listed.name == "c"
-    return listed.name.isascii() and listed.name.isdigit()
+    return is_number(listed.name)
 
 
 def _renamed(known: Axis, listed: Listed, start: int, depth: int) -> str | None:
@@ -275,7 +275,7 @@ def _renamed(known: Axis, listed: Listed, start: int, depth: int) -> str | None:
         return grid.encoding.encode([*coords[:axis], coords[axis] + start, *coords[axis + 1 :]])
     if grid.encoding.name == "default" and name == "c":
         return name
-    if not (name.isascii() and name.isdigit()):
+    if not is_number(name):
         return None
     return str(int(name) + start) if depth == known.axis else name
 

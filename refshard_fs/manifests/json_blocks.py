@@ -11,6 +11,7 @@ import codecs
 import json
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ BLOCK: Final = 1 << 20  # bytes of a block,
 PART: Final = 1 << 16  # and of its parts, where it is not compact throughout
 SAMPLE: Final = 1 << 10  # bytes looked at of each part, to tell whether it is worth while
 LONGEST: Final = 1 << 30  # bytes of one member
+TRIES: Final = 8  # places where "refs" seems to begin: beyond them, all is read at once
 SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")
 
 _CUT = re.compile(rb'[\]"}]\s*,\s*"')
@@ -217,7 +219,7 @@ class Reader:
 
     def _before_refs(self, end: int) -> bool:
         """Read the members before one that is ``"refs"``, and no further."""
-        for match in _REFS.finditer(self._text, self._at, end):
+        for match in islice(_REFS.finditer(self._text, self._at, end), TRIES):
             try:
                 members = msgspec.json.decode(b"{" + self._text[self._at : match.start()] + b"}")
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

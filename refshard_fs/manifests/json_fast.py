@@ -76,7 +76,8 @@ class Records(NamedTuple):
 
     def keys(self, among: Positions) -> list[str]:
         """Return the keys of some records."""
-        return self.spelled_keys(among).decode("utf-8", "surrogatepass").split('"')[:-1]
+        names = self.spelled_keys(among).decode("utf-8", "surrogatepass").split('"')[:-1]
+        return names if len(names) == len(among) else list(map(self.key, among.tolist()))  # a key has a quote in it
 
     def pieces(self, starts: Positions, stops: Positions) -> list[str]:
         """Return pieces of the text."""

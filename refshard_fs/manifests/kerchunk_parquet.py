@@ -20,7 +20,7 @@ from refshard_fs import zarrmeta
 from refshard_fs.columns import Row
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats import OpenOptions, Probe
-from refshard_fs.keys import ChunkGrid, join, normalise, parent
+from refshard_fs.keys import ChunkGrid, is_number, join, normalise, parent
 from refshard_fs.keyspace import KeySpace, place
 from refshard_fs.manifests.partition import Partition, PartitionIndex, require_pyarrow
 from refshard_fs.manifests.recognised import PARQUET
@@ -127,7 +127,7 @@ def _level(grid: ChunkGrid, rest: str) -> _Level | None:
         return None
     first, inside = 0, grid.size
     for part, count in zip(parts, counts, strict=False):
-        if not (part.isascii() and part.isdigit()) or str(int(part)) != part or int(part) >= count:
+        if not is_number(part) or int(part) >= count:
             return None
         inside //= count
         first += int(part) * inside

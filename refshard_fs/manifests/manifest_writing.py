@@ -13,6 +13,7 @@ from refshard_fs.manifests.entries import NAME
 from refshard_fs.manifests.partition import Partition
 from refshard_fs.manifests.values import object_in, spelled
 from refshard_fs.manifests.version_3 import array_3, group_3
+from refshard_fs.manifests.writing import check_name, is_utf8
 
 __all__ = ["MANIFEST", "hierarchy", "manifest_members", "with_manifest"]
 
@@ -34,6 +35,7 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
         if isinstance(value, list):
             raise ManifestError(f"{key!r} is a reference: metadata must be at hand to become that of version 3")
+        check_name(key)
         doc = object_in(value, repr(key))
         if name == "zarr.json":
             found[path] = {k: v for k, v in doc.items() if k != "consolidated_metadata"}
@@ -71,6 +73,7 @@ def with_manifest(doc: Mapping[str, Any], name: str = MANIFEST) -> dict[str, Any
 def manifest_members(grid: ChunkGrid, numbers: range, partition: Partition, array: str) -> list[str]:
     """Return the members of a manifest for chunks ``numbers``."""
     urls = [None if url is None else zarrmeta.dumps(url).decode() for url in partition.urls]
+    odd = {target for target, url in enumerate(partition.urls) if url is not None and not is_utf8(url)}
     out = []
     rows = partition.present(0, len(partition))
     empty = [row for row, extras in partition.extras.items() if not extras]
@@ -83,6 +86,9 @@ def manifest_members(grid: ChunkGrid, numbers: range, partition: Partition, arra
             url = urls[target]
             if url is None:
                 raise ManifestError(f"{join(array, grid.tail(numbers.start + row))!r} has no URL: open it with target=")
+            if target in odd:
+                key = join(array, grid.tail(numbers.start + row))
+                raise ManifestError(f"{key!r} has the URL {partition.urls[target]!r}, which is no UTF-8")
             offset, length = int(partition.offsets[row]), int(partition.lengths[row])
             span = "" if length == WHOLE and not offset else f',"offset":{offset}'
             if length != WHOLE:

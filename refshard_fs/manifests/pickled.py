@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs import zarrmeta
 from refshard_fs.columns import ChunkTable, Row
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.manifests.reference_set import ReferenceSet
@@ -23,11 +25,12 @@ from refshard_fs.texts import Texts
 __all__ = ["shrink", "shrink_bytes", "swell", "swell_bytes"]
 
 _CHECK: Final = struct.Struct("<I")  # stands before each part of a column
+_SIZE: Final = struct.Struct("<II")  # what blosc's header begins with: of four bytes each, and the size of the content
 BLOCK: Final = 1 << 30  # bytes that blosc takes at a time, at most
 
 
 class _Table(msgspec.Struct, frozen=True, array_like=True):
-    path: str
+    path: bytes  # in UTF-8, with half surrogate pairs
     grid: ChunkGrid
     columns: list[list[bytes] | None]  # targets, offsets, lengths, numbers
 
@@ -60,13 +63,15 @@ def shrink(refs: ReferenceSet) -> bytes:
     for path, t in refs.in_columns.items():
         columns: list[list[bytes] | None] = [_packed(_steps(t.targets)), _packed(_steps(t.offsets)), _packed(t.lengths)]
         columns.append(None if t.numbers is None else _packed(_steps(t.numbers)))
-        tables.append(_Table(path, t.grid, columns))
+        tables.append(_Table(path.encode("utf-8", "surrogatepass"), t.grid, columns))
     side, aside = dict[str, Any](), None
     match refs.by_key:
         case SideTable() as table:
             aside = _shrunk(table.run())
-        case members:
+        case members if _is_text(members):
             side = dict(members)
+        case members:
+            aside = _shrunk(Run.of(members))
     urls, pins = refs.urls, None
     if refs.pins is not None:
         texts = (refs.pins.etags, refs.pins.times)
@@ -97,8 +102,9 @@ def _built(found: _Set) -> ReferenceSet:
         if targets is None or offsets is None or lengths is None:
             raise ValueError("a table lacks a column")
         absolute = None if numbers is None else _sums(numbers)
-        tables[t.path] = ChunkTable(t.grid, _sums(targets), _sums(offsets), lengths, absolute)
-        tables[t.path].check()
+        path = t.path.decode("utf-8", "surrogatepass")
+        tables[path] = ChunkTable(t.grid, _sums(targets), _sums(offsets), lengths, absolute)
+        tables[path].check()
     side: Mapping[str, Value]
     if found.aside is None:
         side = {key: Row(*value) if type(value) is list else value for key, value in found.side.items()}
@@ -117,7 +123,22 @@ def _built(found: _Set) -> ReferenceSet:
 
 def _shrunk(run: Run) -> _Aside:
     columns = [_packed(run.sizes), _packed(_steps(run.targets)), _packed(_steps(run.offsets)), _packed(run.lengths)]
-    return _Aside(shrink_bytes(run.keys), shrink_bytes(run.data), columns, dict(run.objects))
+    objects = {  # an object that has half a surrogate pair, as the JSON that it is read as
+        place: zarrmeta.dumps(value) if isinstance(value, dict) and not _is_text(value) else value
+        for place, value in run.objects.items()
+    }
+    return _Aside(shrink_bytes(run.keys), shrink_bytes(run.data), columns, objects)
+
+
+def _is_text(value: Mapping[str, Any]) -> bool:
+    """Whether nothing in ``value`` is half a surrogate pair, which UTF-8 cannot spell."""
+    try:
+        msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        return False
+    except (TypeError, OverflowError, RecursionError):  # which is told when all is written
+        return True
+    return True
 
 
 def _swollen(found: _Aside) -> Run:
@@ -171,7 +192,19 @@ def _unpacked(parts: list[bytes], dtype: type[Any]) -> npt.NDArray[Any]:
     from numcodecs import blosc
 
     for part in parts:  # blosc ends the process over some damaged ones
-        if part[: _CHECK.size] != _CHECK.pack(zlib.crc32(part[_CHECK.size :])):
+        if part[: _CHECK.size] != _CHECK.pack(zlib.crc32(memoryview(part)[_CHECK.size :])):
             raise ValueError("its checksum is another one")
-    arrays = [np.frombuffer(blosc.decompress(part[_CHECK.size :]), dtype) for part in parts]
-    return arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays or [np.empty(0, dtype)])
+    sizes = [_size(part) for part in parts]
+    out = np.empty(sum(sizes), np.uint8)
+    for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
+        if size:
+            blosc.decompress(memoryview(part)[_CHECK.size :], out[end - size : end])
+    return out.view(dtype)
+
+
+def _size(part: bytes) -> int:
+    """Return the bytes that a part of a column has decompressed, as blosc's header says, which the checksum covers."""
+    if len(part) < _CHECK.size + _SIZE.size:
+        raise ValueError("a part of a column has no header")
+    size: int = _SIZE.unpack_from(part, _CHECK.size)[1]
+    return size

@@ -187,6 +187,7 @@ class JinjaCompiler:
         self.definitions = definitions
         self._environment = _Environment()
         self._compiled: dict[str, tuple[jinja2.Template, int]] = {}
+        self._spent = 0
         self._values: dict[str, str | Function] = {
             name: Function(name, self) if "{{" in source.text else source.text for name, source in definitions.items()
         }
@@ -203,10 +204,15 @@ class JinjaCompiler:
             for row in range(rows.count):
                 values = {name: column[row] for name, column in rows.columns.items()}
                 budget = Budget(self.limits)
-                yield self.render(source, {**constants, **values}, budget)
+                text = self.render(source, {**constants, **values}, budget)
                 spent += STEP * (self.limits.steps - budget.steps)
                 if spent > self.limits.generated_steps:
                     raise source.error(None, "it takes more operations than limits.generated_steps allows")
+                if not rows.columns:  # of a gen, all rows are counted above
+                    self._spent += self.limits.steps - budget.steps
+                if self._spent > self.limits.expanded_steps:
+                    raise source.error(None, "all texts take more operations than limits.expanded_steps allows")
+                yield text
 
         return Computed("text", self.limits.output, STEP * self._template(source)[1], 1, run)
 

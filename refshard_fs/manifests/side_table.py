@@ -337,7 +337,8 @@ class SideTable(Mapping[str, Value]):
             length = sizes[texts[encoded]] - 7
             ends = begins + length
             first, last = int(begins.min()), int(ends.max())
-            spaces = np.flatnonzero(characters[first:last] <= ord(" ")) + first  # which are not counted
+            some = characters[first:last]
+            spaces = np.flatnonzero((some <= ord(" ")) | (some > ord("z"))) + first  # which are not counted
             regular = (length % 4 == 0) & (spaces.searchsorted(begins) == spaces.searchsorted(ends))
             padding = (characters[ends - 1] == ord("=")).astype(np.int64) + (characters[ends - 2] == ord("="))
             sizes[texts[encoded]] = np.where(regular, length // 4 * 3 - padding, -1)

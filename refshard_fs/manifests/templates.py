@@ -58,6 +58,7 @@ class Templates:
         self._engine: _Engine = Compiler(self._sources, limits) if simple else _jinja(self._sources, limits)
         self._remembered: dict[str, str] = {}
         self._remembered_text = 0
+        self._expanded_text = 0
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources
@@ -74,6 +75,9 @@ class Templates:
         found = self._remembered.get(text)
         if found is None:
             found = self._expanded(text, {})
+            self._expanded_text += len(found)
+            if self._expanded_text > self.limits.expanded_text:
+                raise ManifestError(f"all texts expand to more than {self.limits.expanded_text} characters")
             if self._remembered_text > self.limits.remembered_text:
                 self._remembered, self._remembered_text = {}, 0
             self._remembered[text] = found

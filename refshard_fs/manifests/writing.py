@@ -21,7 +21,9 @@ from refshard_fs.manifests.values import object_in, spelled
 __all__ = [
     "FRAMES",
     "LooksLikeTemplate",
+    "check_name",
     "chunk_members",
+    "is_utf8",
     "layout_document",
     "member",
     "parquet_partition",
@@ -46,6 +48,7 @@ def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> b
                 raise ManifestError(
                     f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it"
                 )
+        check_name(key)
         document = object_in(value, repr(key))
         if key != PARQUET:  # the set has its own
             metadata[key] = document
@@ -69,13 +72,20 @@ def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Pa
         key = join(array, grid.tail(numbers.start + row))
         raise ManifestError(f"{key!r} has no URL, which to parquet is no reference: open the source with target=")
     for target, url in enumerate(partition.urls):
-        if url is not None and not _is_utf8(url):
+        if url is not None and not is_utf8(url):
             key = join(array, grid.tail(numbers.start + int(np.flatnonzero(partition.targets == target)[0])))
             raise ManifestError(f"{key!r} has the URL {url!r}, which is no UTF-8, as parquet has it")
     return b"" if dry else encode(partition)
 
 
-def _is_utf8(text: str) -> bool:
+def check_name(key: str) -> None:
+    """Raise ManifestError where ``key`` cannot name a file."""
+    if not is_utf8(key):
+        raise ManifestError(f"{key!r} has half a surrogate pair, which no file can be named by: save it as JSON")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can spell ``text``, as it can all but half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -36,7 +36,7 @@ class Reader(NamedTuple):
 class Block:
     """One run of bytes of one target: who waits for it, and what of it was fetched ahead (range → bytes unread)."""
 
-    __slots__ = ("buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span", "spare")
+    __slots__ = ("begun", "buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span", "spare")
 
     def __init__(self, span: Span, shared: bool) -> None:
         self.span = span
@@ -44,6 +44,7 @@ class Block:
         self.spare = False  # it was merged over gaps that hold what may well be wanted next
         self.readers: list[Reader] = []
         self.held: dict[tuple[int, int], int] = {}
+        self.begun = 0  # for so many who do not know yet what of it they will read
         self.jobs: list[Job] = []
         self.missing = 0  # jobs that have not arrived
         self.reserved = 0  # bytes of the budget

@@ -22,6 +22,7 @@ from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.prefetch import Ahead, Chunk
+from refshard_fs.reading.queued import Queued
 from refshard_fs.stats import Stats
 from refshard_fs.zarrmeta import METADATA_NAMES
 
@@ -62,6 +63,12 @@ def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Futur
         future.add_done_callback(ended)
 
 
+def _fail(batch: Sequence[_Read], error: Exception) -> None:
+    for _, request, future, _, _ in batch:
+        if future is not None and not future.done():
+            future.set_exception(blame(request.key, error))
+
+
 class Engine(Lookups):
     """Reads keys of key spaces on one event loop; to be used from that loop only."""
 
@@ -78,7 +85,10 @@ class Engine(Lookups):
         """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
         super().__init__(fetcher, cache, stats, token, longest)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
-        self.ahead = Ahead(fetcher, self.run_all, self._drive, self._advance, self._start, most, near)
+        self._queued = Queued()
+        self.ahead = Ahead(
+            fetcher, self.run_all, self._drive, self._advance, self._start, most, near, self._queued.count
+        )
         fetcher.on_cancel = self.ahead.give_up
         self._batch: list[_Read] = []
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
@@ -96,8 +106,7 @@ class Engine(Lookups):
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
-        if not self._batch:
-            loop.call_soon(self._depart)
+        self._depart_soon(loop)
         self._batch.append(_Read(keyspace, request, future, guess, entry))
         return future
 
@@ -107,13 +116,26 @@ class Engine(Lookups):
             return None
         data = self.fetcher.take(entry)
         if data is not None:  # what to fetch next is guessed from all that is read in this tick
-            if not self._batch:
-                asyncio.get_running_loop().call_soon(self._depart)
+            self._depart_soon(asyncio.get_running_loop())
             self._batch.append(_Read(keyspace, request, None, True, entry))
         return data
 
+    def _depart_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._queued.came()
+        if not self._batch:
+            self._queued.asked()
+            loop.call_soon(self._depart)
+
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
+        try:
+            self._look_up(batch)
+        except Exception as e:  # a bug must not leave readers waiting
+            _fail(batch, e)
+            raise
+
+    def _look_up(self, batch: Sequence[_Read]) -> None:
+        """Find what ``batch`` asks for; what is found at once is served at once."""
         results: list[Any] = [read.entry for read in batch]
         waiting: list[tuple[int, Any]] = []
         many: dict[int, Steps[Entry | None]] = {}
@@ -152,9 +174,7 @@ class Engine(Lookups):
                     read.future.cancel()
             raise
         except Exception as e:  # a bug must not leave readers waiting
-            for _, request, future, _, _ in batch:
-                if future is not None and not future.done():
-                    future.set_exception(blame(request.key, e))
+            _fail(batch, e)
             raise
         finally:
             self.fetcher.release(begun)

@@ -107,16 +107,24 @@ class Fetcher:
         for span in spans:
             stop = span.start + FIRST if span.size is None else min(span.stop or 0, span.start + FIRST)
             start = Span(span.url, span.start, stop, exact=False, pin=span.pin, dense=True)
-            if span.start >= 0 and self._shelf.covering(Span(span.url, start.start, start.start + 1)) is None:
-                begun.append(self._open(start, (), shared=True))
-                begun[-1].held[UNKNOWN] = 0
+            if span.start < 0:
+                continue
+            block = self._shelf.covering(Span(span.url, start.start, start.start + 1))
+            if block is None:
+                block = self._open(start, (), shared=True)
+                block.held[UNKNOWN] = 0
+            elif UNKNOWN not in block.held:
+                continue
+            block.begun += 1
+            begun.append(block)
         self.requests.pump()
         return begun
 
     def release(self, begun: Iterable[Block]) -> None:
         """Hold what was begun no longer than for those who are known to read it."""
         for block in begun:
-            if block.held.pop(UNKNOWN, None) is not None and not block.held and not block.readers:
+            block.begun -= 1
+            if not block.begun and block.held.pop(UNKNOWN, None) is not None and not (block.held or block.readers):
                 self._forget(block)
         self.requests.pump()
 

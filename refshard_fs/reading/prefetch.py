@@ -21,6 +21,7 @@ __all__ = ["Ahead", "Chunk"]
 
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
+UNREAD = 64 << 10  # bytes that a chunk is taken to have, where none has been found yet
 MANY = 16  # keys from which on they may be nearly all of a shard
 
 Advance = Callable[[list[Any], list[tuple[int, Any]], int, Steps[Any], Any], None]
@@ -56,11 +57,15 @@ class _Array:
         self.issued: dict[int, Span | None] = {}  # None: it is being looked up
         self.coming: set[int] = set()  # chunks that were noted when they were asked for, and are being looked up
 
+    def keys(self, numbers: Iterable[int]) -> list[str]:
+        return [join(self.path, self.grid.tail(number)) for number in numbers]
+
 
 class Ahead:
     """What is fetched before it is asked for, on one event loop.
 
-    ``most`` bounds guesses, in bytes (0: none); what is ``near`` is read at once, and never fetched ahead.
+    ``most`` bounds guesses, in bytes (0: none); what is ``near`` is read at once, and never fetched ahead; ``queued``
+    returns how many reads will follow those that are noted, if that is known.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Ahead:
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         most: int,
         near: Callable[[str], bool],
+        queued: Callable[[], int | None],
     ) -> None:
         self._fetcher = fetcher
         self._run_all = run_all
@@ -80,6 +86,7 @@ class Ahead:
         self._start = start
         self._most = most
         self._near = near
+        self._queued = queued
         self._arrays: dict[tuple[int, str], _Array] = {}
         self._told: dict[str, int] = {}  # keys that the reader said would be read, and how often
 
@@ -108,9 +115,8 @@ class Ahead:
                 group = by_array[token] = self._array(token, keyspace, at.array), []
             array, numbers = group
             if at.number not in array.coming:
-                if found or array.chunk:
-                    numbers.append(at.number)
-                if not found and array.chunk:
+                numbers.append(at.number)
+                if not found:
                     array.coming.add(at.number)
             elif found:
                 array.coming.discard(at.number)
@@ -120,8 +126,8 @@ class Ahead:
                 array.chunk = span.size if not array.chunk else (3 * array.chunk + span.size) // 4
         ahead: list[Span] = []
         for array, numbers in by_array.values():
-            if array.chunk and numbers:
-                ahead += self._follow(array, numbers)
+            if numbers and (array.chunk or not found):  # of no known size, nothing can be fetched ahead
+                ahead += self._follow(array, numbers, found=found)
         return ahead
 
     def _note_announced(self, keyspace: KeySpace, wave: dict[str, Span]) -> list[Span]:
@@ -158,9 +164,13 @@ class Ahead:
             array = self._arrays[token] = _Array(keyspace, path, keyspace.grids[path])
         return array
 
-    def _follow(self, array: _Array, numbers: list[int], *, announced: bool = False) -> list[Span]:
-        growth = min(self._growth(array.url), 2.0) if announced else self._growth(array.url)
-        advice = array.policy.observe(numbers, array.chunk, growth, self._most, 3 if announced else 1)
+    def _follow(self, array: _Array, numbers: list[int], *, found: bool = True, announced: bool = False) -> list[Span]:
+        growth = self._growth(array.url) if array.chunk else 0.0
+        chunk = array.chunk or UNREAD
+        if announced:
+            advice = array.policy.observe(numbers, chunk, min(growth, 2.0), self._most, 3)
+        else:
+            advice = array.policy.observe(numbers, chunk, growth, self._most, 1, self._queued)
         issued = array.issued
         for number in advice.hits:
             if number not in array.coming:
@@ -169,7 +179,7 @@ class Ahead:
             self._fetcher.drop(filter(None, [issued.pop(number, None) for number in advice.drop]))
         if not advice.fetch:
             return []
-        keys = [join(array.path, array.grid.tail(number)) for number in advice.fetch]
+        keys = array.keys(advice.fetch)
         find = getattr(array.keyspace, "find", None)  # of key spaces that never need anything
         if find is not None:
             return self._expect(array, zip(advice.fetch, [_found(find, key) for key in keys], strict=True))
@@ -180,19 +190,21 @@ class Ahead:
             self._advance(entries, waiting, i, steps, None)
         if waiting:
             issued.update((advice.fetch[i], None) for i, _ in waiting)
-            self._start(self._follow_slowly(array, advice.fetch, keys, many, waiting))
+            asked = [] if found else array.keys(numbers)
+            self._start(self._follow_slowly(array, advice.fetch, asked, keys, many, waiting))
         return self._expect(array, zip(advice.fetch, entries, strict=True))
 
     async def _follow_slowly(
         self,
         array: _Array,
         numbers: Sequence[int],
+        asked: Sequence[str],
         keys: Sequence[str],
         many: Sequence[Steps[Entry | None]],
         waiting: list[tuple[int, Any]],
     ) -> None:
         late = [i for i, _ in waiting]
-        begun = await self.begin(array.keyspace, [keys[i] for i in late])
+        begun = await self.begin(array.keyspace, [*asked, *(keys[i] for i in late)])
         try:
             entries: list[Any] = [None] * len(many)
             await self._drive(entries, waiting, many)

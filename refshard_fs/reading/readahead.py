@@ -5,17 +5,20 @@ array are in C order, forwards or backwards, strided, rows, columns or boxes; wh
 bytes lie does not matter. Runs are found in what is read, and followed: what is fetched
 ahead grows with what has been read of a run, halts at natural ends (of rows, halves of
 an array), is dropped where the run ends, and shrinks for arrays where much was dropped.
+Where it is known how many reads will follow, that many are fetched at once, and no more.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
 from refshard_fs.keys import ChunkGrid
+from refshard_fs.reading.ends import Ends
 from refshard_fs.reading.plan import MIB
 from refshard_fs.reading.runs import Run
 
@@ -25,10 +28,10 @@ RUNS = 8  # followed at once in one array
 PASS = 1 << 16  # numbers that are remembered as read
 STRAYS = 16  # numbers of no run that are remembered, to find runs among them
 SHARD_GROWTH = 8  # chunks of the shards that are being read, or of a column through them, to fetch for each that was
+LEAST = 5  # chunks of a run before any is fetched ahead,
+FIRST = 8  # and in the first call that reads of it, unless more are known to follow
 IDLE = 24  # numbers read elsewhere after which a run counts as left
 SLACK = 0.15  # how far past a natural end to go, as a part of what has been read
-HALVES = 64  # chunks in a line from which on its half is a natural end,
-HALF = 8 * MIB  # and of a stride if it has so many bytes: to fetch fewer in vain costs less than to wait once more
 FORESEEN = 0.75  # of the last numbers, those that must have been foreseen for any to be fetched ahead
 LEAST_TRUST = 1 / 16
 LONG = 32  # chunks of a column, say, from which on two of them are no sign of a third,
@@ -49,29 +52,66 @@ class Advice(msgspec.Struct, frozen=True):
 _NOTHING = Advice()
 
 
+class _Reach(NamedTuple):
+    """How far ahead to fetch."""
+
+    allowed: int
+    """Chunks ahead of the last one that was read."""
+    limit: int | None = None
+    """The number before which, in the run's direction, reading may well end."""
+    slack: int = 0
+    """Chunks to go past ``limit``."""
+    rest: int = 0
+    """Chunks more than ``allowed``, where they reach ``limit``."""
+    once: bool = False
+    """Whether the run's second repetition ends there, and ``limit`` says nothing."""
+
+    def within(self, following: int, edge: int | None) -> _Reach:
+        """Return how far to go where ``following`` reads follow, and may turn elsewhere at ``edge``."""
+        if edge is not None:
+            return _Reach(min(self.allowed, following), edge)
+        rest = min(self.rest, max(following - self.allowed, 0))
+        return self._replace(allowed=min(self.allowed, following), rest=rest)
+
+
+def _unknown() -> None:
+    return None
+
+
 class ReadAhead:
     """The policy for one array; not thread-safe."""
 
     def __init__(self, grid: ChunkGrid) -> None:
         self._grid = grid
         self._size = grid.size
-        self._lines = _lines(grid.counts)
-        self._bands = _bands(grid)
+        self._ends = Ends(grid)
         self._runs: list[Run] = []
         self._strays: deque[int] = deque(maxlen=STRAYS)
         self._recent: Run | None = None  # took the last number
         self._foreseen: deque[bool] = deque(maxlen=STRAYS)  # whether the last numbers were those of a run
-        self._tick = 0
+        self._call = 0  # to whoever reads: of several ticks, where reads are known to follow
+        self._continues = False
         self._trust = 1.0
         self._known: set[int] = set()  # numbers that were read in this pass: threads read in strange orders
 
-    def observe(self, numbers: Sequence[int], chunk: int, growth: float, most: int, ticks: int = 1) -> Advice:
+    def observe(
+        self,
+        numbers: Sequence[int],
+        chunk: int,
+        growth: float,
+        most: int,
+        calls: int = 1,
+        queued: Callable[[], int | None] = _unknown,
+    ) -> Advice:
         """Take note that chunks ``numbers``, about ``chunk`` bytes each, were asked for, together and in this order.
 
         ``growth`` chunks may be fetched ahead for each one that was read of a run, and up
-        to ``most`` bytes; but nothing before a run has gone on for ``ticks`` calls.
+        to ``most`` bytes; but nothing before a run has gone on for ``calls`` calls. ``queued``
+        returns how many reads will follow these in the same call, if that is known.
         """
-        self._tick += 1
+        if not self._continues:
+            self._call += 1
+        self._continues = False
         drop: list[int] = []
         hits: list[int] = []
         touched: list[Run] = []
@@ -84,18 +124,16 @@ class ReadAhead:
                 touched.append(run)
         fetch: list[int] = []
         for run in touched:
-            if run in self._runs and run.ticks >= ticks:
-                fetch += self._extend(run, max(chunk, 1), growth, most)
+            if run in self._runs and run.calls >= calls and not run.tentative and run.length >= LEAST + run.doubt:
+                following = queued()
+                self._continues = bool(following)
+                fetch += self._extend(run, max(chunk, 1), growth, most, following)
         for run in [r for r in self._runs if r.idle > IDLE]:
             self._end(run, drop)
         if drop and (both := set(drop).intersection(fetch)):  # given up by one run and wanted by another: as it was
             fetch = [n for n in fetch if n not in both]
             drop = [n for n in drop if n not in both]
         return Advice(tuple(fetch), tuple(drop), tuple(hits)) if fetch or drop or hits else _NOTHING
-
-    def _shard_of(self, number: int) -> tuple[int, ...]:
-        grid = self._grid
-        return tuple(c // s for c, s in zip(grid.coords(number), grid.shards, strict=True))
 
     def forget(self) -> tuple[int, ...]:
         """Give all runs up; return the chunks that are not expected any more."""
@@ -154,9 +192,9 @@ class ReadAhead:
 
     def _touch(self, run: Run) -> None:
         run.idle = 0
-        if run.tick != self._tick:
-            run.tick = self._tick
-            run.ticks += 1
+        if run.call != self._call:
+            run.call = self._call
+            run.calls += 1
         self._recent = run
 
     def _unsettle(self, drop: list[int]) -> None:
@@ -193,23 +231,41 @@ class ReadAhead:
 
     # ------------------------------------------------------------------ how far ahead
 
-    def _extend(self, run: Run, chunk: int, growth: float, most: int) -> list[int]:
-        if run.tentative or run.length < (8 if run.ticks == 1 else 5) + run.doubt:
-            return []
+    def _extend(self, run: Run, chunk: int, growth: float, most: int, following: int | None) -> list[int]:
         if sum(self._foreseen) < FORESEEN * len(self._foreseen):
             return []
-        limit = self._natural_end(run, chunk)
-        # Past the end of a shard is an index to be read.
-        slack = 0 if self._grid.shards else int(SLACK * (run.length + len(run.issued)))
-        if (end := self._shard_end(run)) is not None:
+        if following and self._ends.all_follow(run, following):
+            fetch = self._fetch(run, chunk, most, _Reach(int(self._trust * following)))
+            if fetch or run.calls == 1:
+                return fetch
+        if run.calls == 1 and (following == 0 or run.length < FIRST + run.doubt):
+            return []
+        reach = self._guess(run, chunk, growth)
+        if following and run.calls == 1:
+            reach = reach.within(following, self._ends.edge(run))
+        return self._fetch(run, chunk, most, reach)
+
+    def _guess(self, run: Run, chunk: int, growth: float) -> _Reach:
+        """Return how far to go where it is not known what follows."""
+        ends, shards = self._ends, self._grid.shards
+        limit = ends.natural(run, chunk)
+        if (end := ends.of_shards(run)) is not None:
             limit = end if limit is None else min(limit, end)
-        if end is not None or self._is_sparse(run):
+        if end is not None or ends.is_sparse(run):
             growth = max(growth, SHARD_GROWTH)
         if once := run.repeats_once and run.repetition >= LONG:
             limit = ONCE
         elif abs(run.levels[0].step) > abs(run.step):  # column after column: each goes past any end
             limit = None
-        allowed = min(int(growth * self._trust * run.length), most // chunk)
+        allowed = int(growth * self._trust * run.length)
+        if shards:  # past their end is an index to be read
+            return _Reach(allowed, limit, once=once)
+        return _Reach(allowed, limit, int(SLACK * (run.length + len(run.issued))), int(REST * allowed), once)
+
+    def _fetch(self, run: Run, chunk: int, most: int, reach: _Reach) -> list[int]:
+        """Return the chunks that follow in ``run``, as far as ``reach`` lets it go and they are not fetched yet."""
+        limit, slack, once = reach.limit, reach.slack, reach.once
+        allowed = min(reach.allowed, most // chunk)
         room = allowed - len(run.issued)
         if room <= 0 or (run.beyond and limit == run.limit and run.frontier is not None):
             return []
@@ -220,8 +276,7 @@ class ReadAhead:
         others = [other.issued for other in self._runs if other is not run and other.issued]
         ended = True
         full: tuple[list[tuple[int, int]], int, int] | None = None  # state, beyond and what was to be fetched at `room`
-        rest = 0 if self._grid.shards else int(REST * allowed)
-        most_room = min(room + rest, most // chunk - len(run.issued))
+        most_room = min(room + reach.rest, most // chunk - len(run.issued))
         for number in islice(run.steps_from(state, self._size), 4 * allowed + STRAYS):
             if once:
                 past = state[-1][1] > 1
@@ -244,57 +299,3 @@ class ReadAhead:
         run.frontier, run.beyond, run.limit = state, beyond, limit
         run.issued.update(fetch)
         return list(fetch)
-
-    def _shard_end(self, run: Run) -> int | None:
-        """Return where the row of shards ends that a run goes through line by line; None if it goes through none."""
-        end = None
-        for line, band, plane in self._bands:
-            if run.step > 0 and run.last - run.first >= line:
-                start = run.last // plane * plane
-                first = start + (run.last - start) // band * band
-                end = min(first + band, start + plane) if run.first >= first else None
-        return end
-
-    def _is_sparse(self, run: Run) -> bool:
-        """Whether ``run`` is a column that has gone on into a further shard.
-
-        Little is lost if it ends, and each halt costs two waits.
-        """
-        return bool(self._grid.shards) and abs(run.step) > 1 and self._shard_of(run.first) != self._shard_of(run.last)
-
-    def _natural_end(self, run: Run, chunk: int) -> int | None:
-        """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
-        step, first, last = run.step, run.first, run.last
-        found: int | None = None
-        sparse = self._is_sparse(run)
-        dense = abs(step) == 1 or bool(self._grid.shards)
-        for line in self._lines:
-            if line <= abs(step) or first // line != last // line:
-                continue
-            start = last // line * line
-            half = start + line // 2
-            steps = line // abs(step)
-            halves = not sparse and steps >= HALVES and (dense or steps // 2 * chunk >= HALF)
-            if step > 0:
-                end = half if halves and last < half else start + line
-                found = end if found is None else min(found, end)
-            else:
-                end = half if halves and last >= half else start
-                found = end if found is None else max(found, end)
-        return found
-
-
-def _bands(grid: ChunkGrid) -> tuple[tuple[int, int, int], ...]:
-    """Return, for each dimension that shards extend along, how many chunks a line has, a row of shards, and a plane."""
-    lines = (1, *_lines(grid.counts))[::-1]  # lines[d] chunks have the same coordinates before dimension d
-    dimensions = range(max(len(grid.shards) - 2, 0), -1, -1) if grid.shards else ()
-    return tuple((lines[d + 1], lines[d + 1] * grid.shards[d], lines[d]) for d in dimensions)
-
-
-def _lines(counts: Sequence[int]) -> tuple[int, ...]:
-    """Return how many chunks a row has, a plane, and so on, up to the whole array."""
-    lines, size = [], 1
-    for count in reversed(counts):
-        size *= count
-        lines.append(size)
-    return tuple(lines)

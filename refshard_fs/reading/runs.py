@@ -22,8 +22,8 @@ class Run:
     """One nested progression and how far it has been read; ``levels[0]`` changes fastest."""
 
     __slots__ = (
-        "beyond", "doubt", "early", "first", "frontier", "idle", "issued", "last", "length", "levels", "limit",
-        "tentative", "tick", "ticks", "wasted",
+        "beyond", "call", "calls", "doubt", "early", "first", "frontier", "idle", "issued", "last", "length", "levels",
+        "limit", "tentative", "wasted",
     )  # fmt: skip
 
     def __init__(self, first: int, step: int, doubt: int) -> None:
@@ -37,7 +37,7 @@ class Run:
         self.frontier: list[tuple[int, int]] | None = None  # (start, index) of each level, as far as was issued
         self.beyond = 0  # chunks of the frontier past `limit`, the natural end that was in its way
         self.limit: int | None = None
-        self.idle = self.tick = self.ticks = self.wasted = 0
+        self.idle = self.call = self.calls = self.wasted = 0
         self.tentative = False
 
     @property

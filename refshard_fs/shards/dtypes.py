@@ -16,6 +16,7 @@ import numpy as np
 from refshard_fs.errors import ManifestError
 from refshard_fs.installed import zarr_major
 from refshard_fs.shards.json_fields import shown
+from refshard_fs.zarrmeta import is_divided
 
 __all__ = ["parse_dtype", "version_2", "version_3"]
 
@@ -38,7 +39,10 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
         case _:
             raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, no name of a dtype")
     try:
-        dtype = np.dtype(ast.literal_eval(text) if text[0] in "[{('\"" else text)
+        spelled = ast.literal_eval(text) if text[0] in "[{('\"" else text
+        if is_divided(repr(spelled)):
+            raise ValueError("it has a unit of time with a divisor")
+        dtype = np.dtype(spelled)
         if _NATIVE.match(text):
             dtype = dtype.newbyteorder("<")
         if dtype.names is not None and not dtype.hasobject:

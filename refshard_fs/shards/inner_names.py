@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+from refshard_fs.keys import is_number
 from refshard_fs.model import Listed
 from refshard_fs.shards.layout import ShardLayout
 
@@ -29,7 +30,7 @@ def leading(layout: ShardLayout, tail: str) -> tuple[int, ...] | None:
     parts = tail.split("/")
     if not tail or not _nested(layout) or (below_c(layout) and parts.pop(0) != "c"):
         return None
-    if len(parts) >= len(layout.grid.counts) or not all(map(_is_number, parts)):
+    if len(parts) >= len(layout.grid.counts) or not all(map(is_number, parts)):
         return None
     return tuple(map(int, parts))
 
@@ -47,14 +48,14 @@ def outer_directory(layout: ShardLayout, fixed: Sequence[int]) -> str | None:
 def is_chunks(layout: ShardLayout, listed: Listed) -> bool:
     """Whether what lies directly below an array is a shard, or a directory of shards alone."""
     if listed.is_directory:
-        return _nested(layout) and not below_c(layout) and _is_number(listed.name)
+        return _nested(layout) and not below_c(layout) and is_number(listed.name)
     return layout.grid.encoding.decode(listed.name, len(layout.grid.counts)) is not None
 
 
 def may_hold_shards(tail: str) -> bool:
     """Whether the directory ``tail`` of an array may hold shards of it, or directories of them."""
     first, *others = tail.split("/")
-    return (first == "c" or _is_number(first)) and all(map(_is_number, others))
+    return (first == "c" or is_number(first)) and all(map(is_number, others))
 
 
 def expand(layout: ShardLayout, fixed: tuple[int, ...], names: Sequence[Listed]) -> tuple[list[str], list[Shard]]:
@@ -69,7 +70,7 @@ def expand(layout: ShardLayout, fixed: tuple[int, ...], names: Sequence[Listed])
         found = (grid.encoding.decode(listed.name, ndim) for listed in names if not listed.is_directory)
         return [], [(shard, _all_chunks(layout, shard)) for shard in found if shard is not None]
     is_last = depth == ndim - 1
-    numbers = [int(n.name) for n in names if n.is_directory != is_last and _is_number(n.name)]
+    numbers = [int(n.name) for n in names if n.is_directory != is_last and is_number(n.name)]
     inside = {number: [i for i in cuts[depth].chunks(number) if i < grid.counts[depth]] for number in numbers}
     if not is_last:
         return [str(i) for chunks in inside.values() for i in chunks], []
@@ -81,7 +82,3 @@ def _all_chunks(layout: ShardLayout, shard: Sequence[int]) -> Iterator[tuple[str
     cut = zip(layout.cuts, shard, layout.grid.counts, strict=True)
     for coords in product(*(range(r.start, min(r.stop, count)) for c, n, count in cut for r in (c.chunks(n),))):
         yield layout.grid.encoding.encode(coords), coords
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 20 and (text[0] != "0" or text == "0")

@@ -116,8 +116,9 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
                 size = len(data) - self.level.trailer
                 data = data[max(size - length, 0) : max(size, 0)] if self.level.at_end else data[:length]
                 cut = 0
-            if len(data) != length + cut:
-                raise ValueError(f"there are {len(data)} bytes where its index takes {length + cut}")
+            if len(data) != length + cut or (size is not None and size < length):
+                there = len(data) if size is None else min(size + cut, len(data))
+                raise ValueError(f"there are {there} bytes where its index takes {length + cut}")
             return self.level.table(data[:length], size)
         except ValueError as e:
             raise ValueError(f"shard {self.shard!r} of array {self.array!r}: {e}") from e

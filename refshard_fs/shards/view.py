@@ -152,7 +152,7 @@ class ShardView:
             if not isinstance(entry, Span):  # what is made is made whole
                 return Load(entry, TableIndex(level, shard, path, view, cut=None))
             index = TableIndex(level, shard, path, view, cut=trailer if level.at_end else 0, first=entry.start)
-            return Load(entry.window(-length - trailer) if level.at_end else entry.window(0, length), index)
+            return Load(entry.suffix(length + trailer) if level.at_end else entry.window(0, length), index)
         if size < length + trailer:
             raise DamagedIndex(
                 "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 import weakref
 from typing import Any
 
@@ -24,7 +23,6 @@ class MemoryTarget:
 
     def __init__(self) -> None:
         self._fs = MemoryFileSystem()
-        self._lock = threading.Lock()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
 
@@ -74,8 +72,7 @@ class MemoryTarget:
 
     def _version(self, file: Any, size: int) -> tuple[str, str]:
         number = self._numbers.get(file)
-        if number is None:
-            with self._lock:
-                number = self._numbers.setdefault(file, next(self._next))
+        if number is None:  # of two threads, the number of the first; no lock, which a fork may leave held
+            number = self._numbers.setdefault(file, next(self._next))
         modified = str(file.modified.timestamp())
         return f"{OWN}{number}-{modified}-{size}", modified

@@ -14,17 +14,16 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from enum import Enum
-from typing import Any, Final
+from typing import Any
 
 from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from refshard_fs.errors import ConflictError
 from refshard_fs.manifests.commit_record import is_reserved
 from refshard_fs.model import Facts
 from refshard_fs.policy import locator
+from refshard_fs.targets.conditions import ABSENT, Absent, Condition, as_headers, check, conflict, is_version
 from refshard_fs.targets.copying import copy
 from refshard_fs.targets.draft import is_draft, replacing
 from refshard_fs.targets.local import facts_of
@@ -36,17 +35,6 @@ from refshard_fs.targets.store import opened
 from refshard_fs.targets.transfers import LARGE, Buffer, Fetched, fetch_any, fetch_local, fetch_s3, put_s3
 
 __all__ = ["ABSENT", "Absent", "Condition", "Fetched", "Objects", "is_version"]
-
-
-class Absent(Enum):
-    """The condition that there is no such object yet."""
-
-    ABSENT = "absent"
-
-
-ABSENT: Final = Absent.ABSENT
-
-Condition = Facts | Absent | None  # what an object must be to be replaced; None: whatever it is
 
 
 class Objects:
@@ -154,7 +142,7 @@ class Objects:
     def check(self, name: str, condition: Condition) -> None:
         """Raise ConflictError if the object ``name`` is known to be another than ``condition`` says."""
         if condition is not None and not is_s3fs(self._fs):
-            _check(_facts(self._fs, self._path(name)), condition, self.url_of(name))
+            check(_facts(self._fs, self._path(name)), condition, self.url_of(name))
 
     def put(self, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Facts | None:
         """Let the object ``name`` be ``parts``, one after the other; return what is then known of its version.
@@ -201,7 +189,7 @@ class Objects:
         except OSError as e:
             if found is None or _status(e) != 412:
                 raise
-            raise _conflict(self.url_of(name), found) from e
+            raise conflict(self.url_of(name), found) from e
         return True
 
     @speaking()
@@ -221,12 +209,12 @@ class Objects:
         fs: Any = self._fs
         bucket, key, _ = fs.split_path(path)
         try:
-            fs.call_s3("delete_object", Bucket=bucket, Key=key, **_when(condition))
+            fs.call_s3("delete_object", Bucket=bucket, Key=key, **as_headers(condition))
         except OSError as e:
             if condition is None or _status(e) not in (404, 409, 412):
                 raise
             if self.facts(name) is not None:
-                raise _conflict(self.url_of(name), condition) from e
+                raise conflict(self.url_of(name), condition) from e
         fs.invalidate_cache(path)  # it is gone: also where it was removed, and the answer to that was lost
 
     @speaking()
@@ -264,7 +252,7 @@ class Objects:
 
     def _put_s3(self, name: str, path: str, parts: Sequence[Buffer], condition: Condition) -> Facts | None:
         fs: Any = self._fs
-        when = _when(condition)
+        when = as_headers(condition)
         try:
             answer = sync(fs.loop, put_s3, fs, path, parts, when)
         except Exception as e:  # of botocore, which is not ours to import; raised again unless it is a conflict
@@ -272,7 +260,7 @@ class Objects:
                 raise as_os_error(e) from e
             there = self.fetch(name)
             if there is None or not _is(there.data, parts):
-                raise _conflict(self.url_of(name), condition) from e
+                raise conflict(self.url_of(name), condition) from e
             return there.facts  # it was written, and the answer to that was lost
         fs.invalidate_cache(path)
         return Facts(sum(map(len, parts)), answer.get("ETag"))
@@ -311,37 +299,6 @@ def _told(info: dict[str, Any]) -> Facts:
 
 def _seconds(first: datetime, second: datetime) -> float:
     return (second - first).total_seconds()
-
-
-def _check(found: Facts | None, condition: Condition, url: str) -> None:
-    match condition, found:
-        case (None, _) | (Absent(), None):
-            return
-        case Facts(), Facts() if is_version(condition, found):
-            return
-    raise _conflict(url, condition)
-
-
-def _when(condition: Condition) -> dict[str, str]:
-    """Return what S3 is told of the version to replace."""
-    match condition:
-        case None | Facts(etag=None):
-            return {}
-        case Facts(etag=str(etag)):
-            return {"IfMatch": etag}
-    return {"IfNoneMatch": "*"}
-
-
-def is_version(one: Facts, other: Facts) -> bool:
-    """Whether both are of one version of an object, as far as they tell."""
-    if one.etag is not None and other.etag is not None:
-        return one.etag.strip('"') == other.etag.strip('"')
-    return one.size == other.size and one.last_modified == other.last_modified
-
-
-def _conflict(url: str, condition: Condition) -> ConflictError:
-    what = "was not there" if isinstance(condition, Absent) else "was another one"
-    return ConflictError(f"{url} {what} when it was read, and somebody else has written it since")
 
 
 def _is(data: Buffer, parts: Sequence[Buffer]) -> bool:

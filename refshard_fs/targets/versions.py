@@ -174,6 +174,6 @@ def seconds(text: str) -> float | None:
     except ValueError:
         try:
             when = email.utils.parsedate_to_datetime(text)
-        except ValueError:
+        except (ValueError, OverflowError):  # the latter of a year of twenty digits
             return None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

@@ -79,7 +79,7 @@ def test_many_small_arrays_are_kept_by_key_and_answer_as_others_do() -> None:
 
 keys = st.one_of(
     st.builds("{}/{}.{}".format, st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 2)),
-    st.sampled_from(["a/x", "b", "a/0/1", "d/.zgroup", "b/.zattrs", "c//1.1"]),
+    st.sampled_from(["a/x", "b", "a/0/1", "d/.zgroup", "b/.zattrs", "c//1.1", 'a/x"1', 'a/"/0', '"0', "a/\ud800c"]),
 )
 values = st.one_of(
     st.tuples(st.sampled_from(["u", "v"]), st.integers(0, 9), st.integers(0, 9)).map(list),
@@ -105,6 +105,14 @@ def test_the_compiled_form_and_pickles_keep_it_as_it_is() -> None:
         assert isinstance(again.tables, LateTables)
         assert again.named == "refs.json"
         check(again, refs)
+
+
+def test_keys_may_have_quotes() -> None:
+    odd = {'g/v7/x"1': ["u", 1, 2], 'g/v7/"/0': ["u", 3, 4], '"c': "data", 'g/v8/"0': "data", "g/v9/q/0": ["u", 5, 6]}
+    document = {**many(), **odd}
+    found = JsonIndex("refs.json").decode(dumps(document))
+    assert isinstance(found.tables, LateTables)
+    check(found, read(document, by_key=False))
 
 
 @pytest.mark.parametrize("from_memory", [False, True])

@@ -344,6 +344,17 @@ def test_checksums_that_are_not_understood_are_errors(tmp_path: Path, checksum: 
         fs.cat_file("c/0")
 
 
+@pytest.mark.parametrize("offset", [0, 3, 9, 10])
+def test_the_end_of_what_reaches_to_its_target_s_end_has_no_bytes_of_before(
+    http_server: RangeServer, offset: int
+) -> None:
+    data = b"0123456789"
+    url = http_server.put("/raw", data)
+    fs = opened({"a/zarr.json": metadata((2,), (2,), {"0": {"path": url, "offset": offset}})})
+    assert fs.cat_file("a/c/0", -4, None) == data[offset:][-4:]
+    assert fs.cat_ranges(["a/c/0"] * 2, [-2, 0], [None, 2]) == [data[offset:][-2:], data[offset:][:2]]
+
+
 def test_etags_and_times_are_checked(http_server: RangeServer) -> None:
     url = http_server.put("/raw", b"0123456789", modified=1_700_000_000)
     with urllib.request.urlopen(url) as answer:

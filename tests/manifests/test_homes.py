@@ -41,6 +41,8 @@ def test_what_is_found_is_what_looking_for_each_key_finds(encoding: ChunkKeyEnco
         "c",
         "c.",
         "9" * 40,
+        "9" * 5000 + "/1",  # more digits than Python makes a number of
+        "c/" + "9" * 5000 + "/1",
         "01/1",
         "c/01/1",
         "1/-1",

@@ -219,6 +219,20 @@ def test_templates_are_expanded_wherever_they_stand() -> None:
         assert shown(read("{" + ",".join(order) + "}")) == expected
 
 
+def test_what_looks_like_refs_many_times_is_read_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = b'"x": [1], "refs": {"y": 1}, ' * 2000
+    data = b'{"a": {' + parts + b'"z": 1}, "b": "c", "version": 1, "refs": {"k": "v"}}'
+    decode, read_in_all = json_blocks.msgspec.json.decode, [0]
+
+    def counted(text: bytes) -> Any:
+        read_in_all[0] += len(text)
+        return decode(text)
+
+    monkeypatch.setattr(json_blocks.msgspec.json, "decode", counted)
+    assert dict(References(read(data))) == {"k": "v"}
+    assert read_in_all[0] < 100 * len(data)  # and not a thousand times
+
+
 def test_what_only_lenient_readers_take_is_taken() -> None:
     text = '{"a/.zarray":{"fill_value":NaN,"x":[-Infinity]},"b":"\\ud800","c":"tab\tnewline\n","a/0.0":["u",1,2]}'
     found = shown(read("\ufeff" + text))

@@ -15,6 +15,8 @@ import pytest
 from numcodecs.zstd import Zstd
 
 from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.manifests.kerchunk_json import parse_document
+from refshard_fs.manifests.reference_set import References
 
 TARGET = bytes(range(256)) * 4
 
@@ -160,6 +162,29 @@ def test_bad_sets_name_file_and_key(document: str, says: str, tmp_path: Path) ->
         RefShardFileSystem(fo=path).ls("")
     for part in says.split(".*"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", ["", "text", ["s3://b/w"], [None, 1, 2], ("s3://b/t", 1, 2), b"raw", {"a": 1}])
+def test_a_value_means_the_same_among_many(odd: Any) -> None:
+    """Many members are taken as columns, where they are alike."""
+    many: dict[str, Any] = {f"a/{i}": ["s3://b/k", i, 10] for i in range(200)}
+    alone, among = (
+        References(parse_document({"odd": odd}, "refs", {})),
+        parse_document({**many, "odd": odd}, "refs", {}),
+    )
+    assert dict(References(among)) == {**many, **alone}
+
+
+@pytest.mark.parametrize("odd", [[], [b"s3://b/k", 1, 2], [1, 2, 3], ["s3://b/k", 1], None, 5])
+def test_a_bad_value_is_found_among_many(odd: Any) -> None:
+    many: dict[str, Any] = {f"a/{i}": ["s3://b/k", i, 10] for i in range(200)}
+    with pytest.raises(ManifestError) as alone:
+        parse_document({"odd": odd}, "refs", {})
+    for others in (many, {**many, "empty": ""}):
+        with pytest.raises(ManifestError) as among:
+            parse_document({**others, "odd": odd}, "refs", {})
+        assert str(among.value) == str(alone.value)
+        assert "odd" in str(among.value)
 
 
 def test_damaged_inline_data_is_an_error_and_no_missing_key() -> None:

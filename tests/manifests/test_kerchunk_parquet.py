@@ -132,6 +132,14 @@ def test_sets_of_real_files_read_as_their_json_twins(name: str, shared_data: Pat
             assert lazy.cat_file(key) == flat.cat_file(key)
 
 
+def test_a_directory_of_thousands_of_digits_is_none_of_chunks(tmp_path: Path) -> None:
+    meta = {"a/.zarray": {**v2_array([2, 2], [1, 1]), "dimension_separator": "/"}}
+    fs = RefShardFileSystem(store(tmp_path, files(meta, 4, {"a/refs.0.parq": [["u", 0, 1]] * 4})))
+    assert fs.ls("a/1", detail=False) == ["a/1/0", "a/1/1"]
+    with pytest.raises(FileNotFoundError):
+        fs.ls("a/" + "9" * 5000)
+
+
 def test_a_published_set_lists_what_its_files_hold(shared_data: Path) -> None:
     root = shared_data / "refs" / "arg-wrf-parquet" / "combined.parq"
     fs = RefShardFileSystem(str(root))

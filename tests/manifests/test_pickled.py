@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
+import zlib
+from typing import Any
 
+import numpy as np
 import pytest
 
+from refshard_fs.columns import Row
 from refshard_fs.manifests import pickled
-from refshard_fs.manifests.kerchunk_json import parse
+from refshard_fs.manifests.kerchunk_json import parse, parse_document
 from refshard_fs.manifests.reference_set import References
+from refshard_fs.manifests.values import Value, decode
 
 ARRAY = {"zarr_format": 2, "shape": [64], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -20,6 +26,33 @@ def test_references_are_those_that_were_pickled() -> None:
     refs = parse(json.dumps(REFS).encode(), "refs", {})
     again = pickled.swell(pickled.shrink(refs))
     assert dict(References(again)) == dict(References(refs))
+
+
+def decoded(value: Value) -> bytes | str:
+    try:
+        return decode(value)
+    except UnicodeEncodeError:
+        return str(value)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"\ud800": "x", "k": b"bytes"},
+        {"k": "\ud800", "r": ["s3://b/\ud800", 1, 2]},
+        {"k": {"attribute": "\ud800"}},
+        {"\ud800/.zarray": json.dumps(ARRAY), "\ud800/3": ["s3://b/k", 3, 10]},
+    ],
+)
+def test_half_a_surrogate_pair_is_pickled_wherever_it_stands(document: dict[str, Any]) -> None:
+    refs = parse_document(document, "refs", {})
+    again = pickled.swell(pickled.shrink(refs))
+    assert sorted(again) == sorted(refs)
+    for key in refs:
+        found, value = again.value(key), refs.value(key)
+        assert found is not None
+        assert value is not None
+        assert found == value if isinstance(value, Row) else decoded(found) == decoded(value)
 
 
 def test_a_flipped_bit_of_a_column_is_an_error_and_nothing_worse() -> None:
@@ -33,3 +66,36 @@ def test_a_flipped_bit_of_a_column_is_an_error_and_nothing_worse() -> None:
             pickled.swell_bytes([bytes(damaged)])
     with pytest.raises(ValueError, match="checksum"):
         pickled.swell_bytes([b""])
+
+
+def test_a_part_that_lacks_a_header_is_an_error() -> None:
+    short = b"\0\0"
+    with pytest.raises(ValueError, match="header"):
+        pickled.swell_bytes([zlib.crc32(short).to_bytes(4, "little") + short])
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 20])
+def test_columns_in_several_parts_come_back_whole(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickled, "BLOCK", 8)  # bytes: a few values a part
+    data = bytes(range(size))
+    parts = pickled.shrink_bytes(data)
+    assert len(parts) == -(-size // 8)
+    assert pickled.swell_bytes(parts) == data
+    refs = parse(json.dumps(REFS).encode(), "refs", {})
+    assert dict(References(pickled.swell(pickled.shrink(refs)))) == dict(References(refs))
+
+
+def test_unpacking_takes_no_memory_twice() -> None:
+    """Workers of a cluster do it, each."""
+    column = np.arange(1 << 20, dtype=np.uint64)
+    parts = pickled._packed(column)
+    pickled._unpacked(parts[:0], np.uint64)  # what is imported for it
+    tracemalloc.start()
+    try:
+        again = pickled._unpacked(parts, np.uint64)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(again, column)
+    assert again.flags.writeable
+    assert peak < 1.1 * column.nbytes

@@ -29,7 +29,7 @@ names = st.text(st.sampled_from('ab.é"\ud800'), min_size=1, max_size=3)
 keys = st.lists(st.one_of(names, st.sampled_from([".zarray", "zarr.json"])), min_size=1, max_size=3).map("/".join)
 values: st.SearchStrategy[Value] = st.one_of(
     st.text(max_size=9),
-    st.sampled_from(["base64:", "base64:AAAA", "", "\ud800", "{sharding}"]),
+    st.sampled_from(["base64:", "base64:AAAA", "base64:QUJD\xa0\xa0", "", "\ud800", "{sharding}"]),
     st.binary(max_size=5),
     st.builds(Row, st.integers(0, 3), st.integers(0, 2**63), st.none() | st.integers(0, 2**40)),
     st.fixed_dictionaries({"zarr_format": st.integers(2, 3)}),

@@ -112,6 +112,20 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(templates._remembered) < 20
 
 
+def test_what_all_texts_expand_to_is_bounded(simple: bool) -> None:
+    templates = Templates({"u": "x" * 1000}, simple=simple, limits=TemplateLimits(expanded_text=10_000))
+    assert [len(templates.expand("{{u}}" + str(number))) for number in range(9)] == [1001] * 9
+    with pytest.raises(ManifestError, match="all texts expand to more than 10000 characters"):
+        templates.expand("{{u}}9")
+
+
+def test_the_operations_of_all_texts_are_bounded(simple: bool) -> None:
+    templates = Templates({"u": "x"}, simple=simple, limits=TemplateLimits(expanded_steps=1000))
+    texts = ("{{u}}" * 50 + str(number) for number in range(100))
+    with pytest.raises(ManifestError, match=r"more operations than limits\.expanded_steps allows"):
+        list(map(templates.expand, texts))
+
+
 def test_overrides_win_and_add(simple: bool) -> None:
     templates = Templates({"u": "a", "v": "{{u}}"}, {"u": "b", "w": "c"}, simple=simple)
     assert templates.expand("{{u}}{{v()}}{{w}}") == "bbc"

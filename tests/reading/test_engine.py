@@ -16,7 +16,9 @@ from refshard_fs.formats import Raw
 from refshard_fs.model import Load, Span
 from refshard_fs.reading import paces
 from refshard_fs.reading.blocks import Block
+from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import MIB
+from refshard_fs.reading.readahead import ReadAhead
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
 
@@ -213,15 +215,30 @@ def test_a_whole_array_takes_few_requests_and_each_byte_once(
     assert len(chunked.ranges) <= 160
 
 
-def test_half_an_array_is_not_read_much_further(http_server: RangeServer) -> None:
+@pytest.mark.parametrize("together", [10, 64])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param(range(256), id="whole"),
+        pytest.param(range(128), id="half"),
+        pytest.param(range(40, 71), id="some"),
+        pytest.param(range(0, 256, 4), id="strided"),
+        pytest.param(range(255, -1, -1), id="reversed"),
+        pytest.param(range(10), id="few"),
+    ],
+)
+def test_what_waits_behind_the_first_reads_is_fetched_with_them_and_nothing_else(
+    http_server: RangeServer, numbers: range, together: int
+) -> None:
     chunked = Chunked(http_server)
-    http_server.latency = 0.005
-    zarr_reads(open_fs(chunked), chunked.keys(range(128)))
-    assert chunked.fetched <= 1.2 * 128 + 1
+    http_server.latency = 0.3
+    zarr_reads(open_fs(chunked), chunked.keys(numbers), together)
+    assert chunked.fetched == len(numbers)
+    assert http_server.log.peak == len(chunked.ranges)
 
 
 @pytest.mark.parametrize(("seconds", "ahead"), [(None, 40), (0.001, 40), (0.05, 50)])
-def test_more_is_fetched_ahead_of_the_first_reads_where_a_server_is_known_to_take_long(
+def test_more_is_guessed_ahead_where_a_server_is_known_to_take_long(
     http_server: RangeServer, seconds: float | None, ahead: int
 ) -> None:
     chunked = Chunked(http_server)
@@ -230,10 +247,17 @@ def test_more_is_fetched_ahead_of_the_first_reads_where_a_server_is_known_to_tak
         paces.SHARED.note(http_server.url, seconds)
 
     async def read() -> None:
-        await asyncio.gather(*(fs._cat_file(key) for key in chunked.keys(range(0, 30, 3))))
-        fetcher = fs._session.engine().fetcher
-        while fetcher.requests.active or fetcher.requests.queued:
-            await fetcher.requests.change()
+        keyspace, engine = await fs._session.keyspace(), fs._session.engine()
+        futures: list[asyncio.Future[bytes]] = []
+
+        def ask() -> None:  # of no task, so that nobody knows what follows
+            futures.extend(engine.read(keyspace, Request(key)) for key in chunked.keys(range(0, 30, 3)))
+
+        asyncio.get_running_loop().call_soon(ask)
+        await asyncio.sleep(0)
+        await asyncio.gather(*futures)
+        while engine.fetcher.requests.active or engine.fetcher.requests.queued:
+            await engine.fetcher.requests.change()
 
     asyncio.run(read())
     assert chunked.fetched == 10 + ahead
@@ -245,8 +269,8 @@ def test_what_has_arrived_ahead_is_returned_at_once_and_followed(http_server: Ra
     fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
 
     async def read() -> None:
-        first = await asyncio.gather(*(fs._cat_file(key) for key in keys[:10]))
-        assert first == [chunked.chunk(i) for i in range(10)]
+        for few in (keys[:5], keys[5:10]):
+            await asyncio.gather(*map(fs._cat_file, few))
         fetcher = fs._session.engine().fetcher
         for i in range(10, 256):
             while fetcher.requests.active or fetcher.requests.queued:
@@ -263,6 +287,15 @@ def test_what_has_arrived_ahead_is_returned_at_once_and_followed(http_server: Ra
     stats = fs.stats()
     assert (stats["keys"], stats["ahead_hits"]) == (256, 246)
     assert stats["bytes_wanted"] == stats["bytes_fetched"] == 256 * CHUNK
+
+
+def test_readers_are_told_of_a_bug_in_the_read_ahead(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(*_: Any) -> None:
+        raise ArithmeticError("a bug")
+
+    monkeypatch.setattr(ReadAhead, "observe", observe)
+    with pytest.raises(ReferenceNotReachable, match="ArithmeticError: a bug"):
+        zarr_reads(open_fs(chunked), chunked.keys(range(20)))
 
 
 def test_a_loop_over_slabs_backwards_is_read_ahead(http_server: RangeServer) -> None:

@@ -29,16 +29,26 @@ class Outcome(NamedTuple):
 
 
 def simulate(
-    counts: tuple[int, ...], numbers: Iterable[int], *, together: int = 10, growth: float = 5, most: int = MOST
+    counts: tuple[int, ...],
+    numbers: Iterable[int],
+    *,
+    together: int = 10,
+    growth: float = 5,
+    most: int = MOST,
+    known: bool = False,
 ) -> Outcome:
-    """Read ``numbers`` in order, ``together`` in a tick, with what was advised at hand in the next one."""
+    """Read ``numbers`` in order, ``together`` in a tick, with what was advised at hand in the next one.
+
+    ``known``: how many follow is.
+    """
     policy = ReadAhead(grid(*counts))
     wanted = list(numbers)
     have: set[int] = set()
     fetched = waits = 0
     for first in range(0, len(wanted), together):
         tick = wanted[first : first + together]
-        advice = policy.observe(tick, CHUNK, growth, most)
+        left = len(wanted) - first - len(tick)
+        advice = policy.observe(tick, CHUNK, growth, most, 1, lambda left=left: left if known else None)
         missing = [n for n in tick if n not in have]
         waits += bool(missing)
         have.difference_update(tick, advice.drop)
@@ -84,6 +94,59 @@ def test_runs_are_read_ahead(counts: tuple[int, ...], numbers: list[int], waits:
     got = simulate(counts, numbers)
     assert got.waits <= waits
     assert got.overread <= overread
+
+
+@pytest.mark.parametrize(
+    ("counts", "numbers", "waits", "overread"),
+    [
+        pytest.param((512,), range(512), 1, 1.0, id="whole"),
+        pytest.param(GRID, range(512), 1, 1.0, id="whole-2d"),
+        pytest.param(CUBE, range(512), 1, 1.0, id="whole-3d"),
+        pytest.param((16, 32), range(512), 1, 1.0, id="whole-in-rows-of-many"),
+        pytest.param((512,), range(511, -1, -1), 1, 1.0, id="reversed"),
+        pytest.param((16, 32), range(511, -1, -1), 1, 1.0, id="reversed-2d"),
+        pytest.param((512,), range(0, 512, 4), 1, 1.0, id="strided"),
+        pytest.param((512,), range(7, 93), 1, 1.0, id="some"),
+        pytest.param((512,), range(256), 1, 1.0, id="half"),
+        pytest.param((512,), range(10), 1, 1.0, id="ten"),
+        pytest.param(GRID, box(GRID, range(64), range(3, 4)), 1, 1.0, id="column"),
+        pytest.param(GRID, box(GRID, range(20, 41), range(3, 4)), 1, 1.0, id="part-of-a-column"),
+        pytest.param(GRID, box(GRID, range(64), range(3, 5)), 2, 1.0, id="two-columns"),
+        pytest.param((16, 32), box((16, 32), range(3, 9), range(32)), 2, 1.0, id="rows"),
+        pytest.param((7, 29), box((7, 29), range(2, 6), range(29)), 1, 1.0, id="rows-of-an-odd-length"),
+        pytest.param((16, 32), box((16, 32), range(16), range(16)), 2, 1.1, id="half-rows"),
+        pytest.param((16, 33), box((16, 33), range(16), range(0, 33, 4)), 2, 1.0, id="stride-that-wraps"),
+        pytest.param(CUBE, box(CUBE, range(8), range(8), range(4)), 2, 1.0, id="slab-3d"),
+        pytest.param(CUBE, box(CUBE, range(8), range(2, 6), range(2, 6)), 4, 1.3, id="box-3d"),
+    ],
+)
+def test_what_is_known_to_follow_is_fetched_and_no_more(
+    counts: tuple[int, ...], numbers: list[int], waits: int, overread: float
+) -> None:
+    got = simulate(counts, numbers, known=True)
+    assert got.waits <= waits
+    assert got.overread <= overread
+
+
+def test_one_call_after_the_other_is_read_ahead() -> None:
+    policy = ReadAhead(grid(512))
+    assert policy.observe(range(8), CHUNK, 5, MOST, 1, lambda: 0).fetch == ()  # they were all
+    assert policy.observe(range(8, 16), CHUNK, 5, MOST, 1, lambda: 0).fetch
+
+
+def test_reads_that_are_known_to_follow_elsewhere_are_not_taken_for_the_rest_of_a_run() -> None:
+    policy = ReadAhead(grid(512))
+    fetched = policy.observe(range(10), CHUNK, 5, MOST, 1, lambda: 100).fetch
+    assert fetched == tuple(range(10, 110))
+    rng = random.Random(1)
+    sizes = []
+    for _ in range(5):
+        policy.forget()
+        start = rng.randrange(400)
+        for number in rng.sample(range(512), 30):
+            policy.observe([number], CHUNK, 5, MOST, 1, lambda: 100)
+        sizes.append(len(policy.observe(range(start, start + 10), CHUNK, 5, MOST, 1, lambda: 100).fetch))
+    assert sum(sizes) <= 200
 
 
 @pytest.mark.parametrize(
@@ -173,6 +236,7 @@ def test_nothing_is_expected_after_giving_up() -> None:
 @given(
     growth=st.floats(0, 8),
     most=st.integers(0, 64 * CHUNK),
+    queued=st.one_of(st.none(), st.integers(0, 50)),
     reads=st.lists(
         st.one_of(
             st.lists(st.integers(0, 199), min_size=1, max_size=12),
@@ -181,11 +245,13 @@ def test_nothing_is_expected_after_giving_up() -> None:
         max_size=30,
     ),
 )
-def test_advice_is_consistent_whatever_is_read(growth: float, most: int, reads: list[list[int]]) -> None:
+def test_advice_is_consistent_whatever_is_read(
+    growth: float, most: int, queued: int | None, reads: list[list[int]]
+) -> None:
     policy = ReadAhead(grid(10, 20))
     issued: set[int] = set()
     for tick in reads:
-        advice = policy.observe(tick, CHUNK, growth, most)
+        advice = policy.observe(tick, CHUNK, growth, most, 1, lambda: queued)
         assert issued.issuperset(advice.hits)
         issued.difference_update(advice.hits)
         assert issued.issuperset(advice.drop)
@@ -211,6 +277,15 @@ def test_the_second_line_of_a_shard_fetches_the_rest_of_it_and_no_more(growth: f
     first = policy.observe(range(200, 210), CHUNK, growth, MOST)
     second = policy.observe(range(210, 214), CHUNK, growth, MOST)
     assert set(first.fetch) | set(second.fetch) | {*range(210, 214)} == {*range(210, 300)}
+
+
+def test_where_the_next_line_and_the_next_shard_are_as_likely_nothing_is_fetched_until_it_shows() -> None:
+    for numbers in ([row * 100 + column for row in range(10) for column in range(10)], range(100)):
+        policy = sharded(10, 100, shards=(10, 10))
+        assert policy.observe(numbers[:10], CHUNK, 5, MOST, 1, lambda: 90).fetch == ()
+        fetched = policy.observe(numbers[10:20], CHUNK, 5, MOST, 1, lambda: 80).fetch
+        assert len(fetched) >= 30
+        assert fetched == tuple(numbers[20 : 20 + len(fetched)])
 
 
 def test_a_box_as_wide_as_its_shard_is_followed_to_the_end_of_the_shard() -> None:

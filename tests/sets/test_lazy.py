@@ -48,6 +48,19 @@ def test_values_are_those_of_the_eager_concatenation(tmp_path: Path, version: in
         np.testing.assert_array_equal(values, expected[name])
 
 
+def test_a_name_of_more_digits_than_there_are_chunks_is_none_of_a_chunk(tmp_path: Path) -> None:
+    digits = "9" * 5000  # of which Python makes no number
+    meta = {"zarr_format": 2, "shape": [2, 2], "chunks": [1, 2], "dtype": "|u1", "order": "C", "fill_value": 0}
+    meta |= {"filters": None, "compressor": None, "dimension_separator": "/"}
+    part = {".zgroup": {"zarr_format": 2}, "a/.zarray": meta, "a/.zattrs": {"_ARRAY_DIMENSIONS": ["time", "x"]}}
+    part |= {"a/0/0": "ab", "a/1/0": "cd", f"a/{digits}/0": "x"}
+    fs = opened(refshard_fs.concat(written(tmp_path, [part, part]), "time", lazy=True))
+    names = [name for name in fs.ls("a", detail=False) if name[2:3].isdigit()]
+    assert names == ["a/0", "a/1", "a/2", "a/3", f"a/{digits}"]  # the last one as it lies in the first set
+    with pytest.raises(FileNotFoundError):
+        fs.ls(f"a/{digits}9")
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_listings_and_keys_are_those_of_the_eager_concatenation(tmp_path: Path, version: int) -> None:
     parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]

@@ -229,6 +229,15 @@ def test_a_shard_that_is_made_whole_is_as_long_as_it_is(shape: str) -> None:
         index.decode(made((first, 10))[-60:])
 
 
+def test_a_shard_that_begins_within_its_index_is_damaged() -> None:
+    """The end of an object is read, however much of that lies before the shard."""
+    level = OffsetsLevel(4, at_end=True, checked=True)
+    index = b"".join(map(bytes, level.pack([])))
+    assert TableIndex(level, "c/0", "a", 0, first=32).sized(100).decode(index).locate(0) is None
+    with pytest.raises(ValueError, match="shard 'c/0' of array 'a': there are 67 bytes where its index takes 68"):
+        TableIndex(level, "c/0", "a", 0, first=33).sized(100).decode(index)
+
+
 @pytest.mark.parametrize("checksum", [False, True])
 @pytest.mark.parametrize("before", [b"", b"something else"])
 def test_a_chunk_manifest_without_lengths_leads_to_shards_of_the_same_care(

@@ -98,7 +98,12 @@ def test_times_are_read_as_they_are_written() -> None:
     assert {seconds(t) for t in (MONDAY, "2026-11-16T00:00:00", "2026-11-16 00:00:00+00:00", "1794787200")} == {
         1794787200.0
     }
-    assert seconds("yesterday") is None
+    for text in (
+        "yesterday",
+        "Mon, 16 Nov 99999999999999999999 00:00:00 GMT",
+        "16 Nov 2026 00:00 +99999999999999999999",
+    ):
+        assert seconds(text) is None
 
 
 def test_threads_get_one_record() -> None:

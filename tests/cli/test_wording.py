@@ -1,0 +1,43 @@
+"""Errors on the command line name its options, not Python's arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from refshard_fs.cli import main
+from refshard_fs.cli.wording import as_options
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("overwrite=True replaces a parquet set", "--overwrite replaces a parquet set"),
+        ("name it in same= to take the first set's", "name it in --same to take the first set's"),
+        ("only format='chunk-manifest' can", "only --format chunk-manifest can"),
+        ("Name one with format=", "Name one with --option format=..."),
+        ("Pass allow='any' if you trust it", "Pass --option allow=any if you trust it"),
+        ("Add 'http://h/' to allow= if", "Add 'http://h/' to --option allow=[...] if"),
+        ("simple_templates=False needs jinja2", "--option simple_templates=false needs jinja2"),
+        ("and max_manifest_bytes=5: more", "and --option max_manifest_bytes=5: more"),
+        (
+            "(remote_protocol=) or prefix (options=, allow=)",
+            "(--remote-protocol) or prefix (--option options=..., --option allow=[...])",
+        ),
+        ("it is outside allow=['s3://a/']",) * 2,
+        ("http://h/x?format=json&target=3 'k?same=1'",) * 2,
+        ("allow=3: it is 'any'", "--option allow=3: it is 'any'"),
+    ],
+)
+def test_arguments_are_spelled_as_options(text: str, said: str) -> None:
+    assert as_options(text) == said
+
+
+def test_what_a_command_says_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "refs.json").write_text('{"a": [null, 0, 3]}')
+    (tmp_path / "k").write_bytes(b"abc")
+    assert main(["cat", str(tmp_path / "refs.json"), "a"]) == 2
+    said = capsys.readouterr().err
+    assert "needs --option target=..., the URL" in said
+    assert main(["cat", str(tmp_path / "refs.json"), "a", "--option", f"target={tmp_path / 'k'}"]) == 0

@@ -1,0 +1,66 @@
+"""Files in memory: their versions, whichever threads and processes ask."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from refshard_fs.targets.memory import MemoryTarget
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_reads_whatever_a_thread_of_the_parent_was_doing() -> None:
+    MemoryFileSystem().pipe({"/memory-target/a": b"0123", "/memory-target/b": b"4567"})
+    target = MemoryTarget()
+    drawing, release = threading.Event(), threading.Event()
+    parent = threading.current_thread()
+
+    class Numbers:
+        def __next__(self) -> int:
+            if threading.current_thread() is not parent and not drawing.is_set():
+                drawing.set()
+                release.wait()
+            return 1
+
+    target._next = Numbers()  # type: ignore[assignment]  # one that takes its time
+    thread = threading.Thread(target=target.read_now, args=("/memory-target/a", 0, 2))
+    thread.start()
+    drawing.wait()
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def child() -> None:
+        results.put(target.read_now("/memory-target/b", 0, 2).data)
+
+    process = context.Process(target=child)
+    process.start()
+    process.join(20)
+    process.kill()
+    release.set()
+    thread.join()
+    assert process.exitcode == 0
+    assert results.get() == b"45"
+
+
+def test_threads_that_ask_at_once_are_told_one_version() -> None:
+    MemoryFileSystem().pipe("/memory-target/c", b"0123")
+    target = MemoryTarget()
+    start = threading.Barrier(8)
+    found = []
+
+    def ask() -> None:
+        start.wait()
+        found.append(target.read_now("/memory-target/c", 0, 2).etag)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1

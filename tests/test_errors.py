@@ -1,0 +1,30 @@
+"""What errors leave out of URLs, and that it takes no time to speak of, whatever a manifest holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from refshard_fs.errors import redacted
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("s3://me:word@host/k", "s3://...@host/k"),
+        ("could not reach me:word@host", "could not reach ...@host"),
+        ("//a-name:word@host", "//a-...@host"),
+        ("https://h/k?X-Amz-Signature=ab&versionId=3", "https://h/k?X-Amz-Signature=...&versionId=3"),
+        ("https://h/k?a=1&my-token=ab;key=cd", "https://h/k?a=1&my-token=...;key=..."),
+        ("https://h/monkey?donkey=1", "https://h/monkey?donkey=1"),
+        (f"{'-' * 500}:{'w' * 5000}@host", f"{'-' * 244}...@host"),
+    ],
+)
+def test_what_gives_access_is_left_out(text: str, left: str) -> None:
+    assert redacted(text) == left
+
+
+@pytest.mark.parametrize("part", ["-", "&", "?sig", "://", "-:", "é", "a@", "?x-amz-"])
+def test_long_texts_of_anything_are_looked_through(part: str) -> None:
+    """With patterns that start over at each character it would be a minute."""
+    text = part * (200_000 // len(part))
+    assert redacted(text) == text
