@@ -17,6 +17,7 @@ from refshard_fs.manifests.commit_record import DIRECTORY as RECORDS
 from refshard_fs.manifests.commit_record import NAME as RECORD
 from refshard_fs.manifests.declared import MARK
 from refshard_fs.manifests.flat import FlatKeySpace
+from refshard_fs.manifests.hierarchy import Hierarchy
 from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
 from refshard_fs.manifests.lazy_references import LazyReferences, Look
 from refshard_fs.manifests.manifest_view import ManifestView
@@ -211,6 +212,12 @@ def document_of(keyspace: KeySpace) -> str | None:
     """Return the URL of the one document that a commit to an opened source replaces last; None if there is none."""
     found: str | None = getattr(beneath(keyspace), "document_url", None)
     return found
+
+
+def objects_of(keyspace: KeySpace) -> Callable[[str], str] | None:
+    """Return the function from keys to the URLs of their objects; None where keys are no objects."""
+    found = beneath(keyspace)
+    return found.url_of if isinstance(found, Hierarchy) else None
 
 
 def some_urls(keyspace: KeySpace) -> Steps[Sequence[str | None]]:

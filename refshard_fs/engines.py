@@ -119,7 +119,7 @@ class Engines:
 
     def seen(self, url: str) -> Facts | None:
         """Return which version of an object was read; None if none was."""
-        seen = self._versions.of(url).seen
+        seen = self._versions.seen(url)
         return None if seen is None else Facts(seen.size, seen.etag, seen.modified)
 
     def _clear(self) -> None:

@@ -109,7 +109,8 @@ class Opening(Engines):
                 raise TypeError(f"{held!r} is no source")
         try:
             keyspace = await self.engine().run(steps)
-            return Base(keyspace, await self._some_urls(keyspace), *await self._document(keyspace))
+            urls, objects = await self._some_urls(keyspace), catalog.objects_of(keyspace)
+            return Base(keyspace, urls, *await self._document(keyspace), objects)
         except TargetChanged:
             if options.overlay is None:
                 raise

@@ -33,6 +33,7 @@ class Base(NamedTuple):
     urls: Iterable[str | None]
     facts: Facts | None  # of the document that a commit replaces; None if there is none yet
     url: str = ""  # of that document
+    url_of: Callable[[str], str] | None = None  # of the object that a key is; None where keys are no objects
 
 
 class Reader(Protocol):
@@ -97,6 +98,7 @@ class Overlay:
         self.is_shared = False  # whether another process may have it
         self.commits = 0
         self.merged: set[str] = set()  # what other processes staged, and was taken in
+        self.sent: set[bytes] = set()  # sums of what was put by commits since the last that was made, without an answer
         self.names: set[str] = set()  # of objects that are named by their content, and are there
         self.lock = threading.RLock()
         self.base: Base | None = None
@@ -106,6 +108,7 @@ class Overlay:
         self.openings = 0  # how often the source was to be opened anew
         self._travelling: Inherited | None = None
         self._expected: tuple[Facts | None] | None = None
+        self._held: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._guard = threading.Lock()
@@ -166,9 +169,13 @@ class Overlay:
         """Have ``reader`` told when the source is another one."""
         self._readers.add(reader)
 
-    def reopen(self) -> None:
-        """Let everybody open the source anew, with the edits that there are."""
+    def reopen(self, but: Collection[str] = ()) -> None:
+        """Let everybody open the source anew, with the edits that there are.
+
+        A commit still compares the objects that they replace with what was seen of these before, ``but`` for some URLs.
+        """
         with self._guard:
+            self._hold(self.edits, but)
             if self.base is not None and self._expected is None and len(self.edits):
                 self._expected = (self.base.facts,)  # what the edits were made on
             self._begin_anew()
@@ -176,12 +183,24 @@ class Overlay:
 
     def seen(self, url: str) -> Facts | None:
         """Return which version of the object at ``url`` was read by somebody; None if none was."""
+        held = self._held.get(url)
+        if held is not None:
+            return held
         return next((facts for reader in list(self._readers) if (facts := reader.seen(url)) is not None), None)
 
     def replaced(self, urls: Collection[str]) -> None:
         """Take note that a commit put or removed these objects."""
         for reader in list(self._readers):
             reader.replaced(urls)
+
+    def _hold(self, edits: Edits, but: Collection[str] = ()) -> None:
+        """Remember which versions ``edits`` were made on, and no others: readers are about to forget them."""
+        url_of = None if self.base is None else self.base.url_of
+        if url_of is None:
+            self._held = {url: facts for url, facts in self._held.items() if url not in but}
+            return
+        urls = {url_of(key) for key in edits.changes()}.difference(but)
+        self._held = {url: facts for url in urls if (facts := self.seen(url)) is not None}
 
     def _begin_anew(self) -> None:
         self.base = None
@@ -237,6 +256,7 @@ class Overlay:
     def go_back(self, edits: Edits) -> list[str]:
         """Let ``edits``, a savepoint, be all there are; return the URLs of objects that nobody needs any more."""
         with self._guard:
+            self._hold(edits)
             number = self.edits.number
             self.edits = edits.copy()
             self.edits.number = number
@@ -261,6 +281,7 @@ class Overlay:
             self._pending.count = 0
             left = self._forget()
             self._expected = None
+            self._held.clear()
             self._begin_anew()
         self._tell()
         return left
@@ -271,6 +292,8 @@ class Overlay:
             needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
             self.edits = self.edits.since(committed)
+            self._hold(self.edits)
+            self.sent.clear()
             self.commits += 1
             if not len(self.edits):
                 self.spool.clear()

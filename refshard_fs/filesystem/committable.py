@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from refshard_fs.edits import Edits
 from refshard_fs.errors import ReadOnlyError, RefShardError
 from refshard_fs.filesystem.sourced import Sourced
+from refshard_fs.model import Steps
 from refshard_fs.overlay import Base, Overlay
 from refshard_fs.targets.store import Store
 from refshard_fs.writes.destination import waits
@@ -15,6 +18,9 @@ from refshard_fs.writes.options import WriteOptions
 from refshard_fs.writes.staging import clear, merge
 from refshard_fs.writes.transaction import OverlayTransaction
 from refshard_fs.writes.values import Values
+
+if TYPE_CHECKING:
+    from refshard_fs.writes.interrupts import Stop
 
 __all__ = ["Committable"]
 
@@ -53,27 +59,42 @@ class Committable(Sourced):
         Raises ConflictError if somebody else wrote the source since it was opened, and ReadOnlyError if it cannot be
         written: then it is as it was, and what was written is kept for `save` or another try.
         """
-        from refshard_fs.writes.commit import Committing, commit  # what writes: who reads need not wait for it
-        from refshard_fs.writes.recovery import recover_opened
+        from refshard_fs.writes.costs import costs_of  # what writes: who reads need not wait for it
+        from refshard_fs.writes.interrupts import Stop, to_its_end
 
         overlay = self._writing("commit")
         if overlay.worker is not None:
             raise ReadOnlyError(_ELSEWHERE)
+        stop = Stop()
+        to_its_end(partial(self._make, overlay, stop), stop)
+        costs_of(overlay).tell()
+
+    def _make(self, overlay: Overlay, stop: Stop) -> None:
+        from refshard_fs.writes.commit import Committing, commit  # as above
+        from refshard_fs.writes.recovery import recover_opened
+
         with overlay.lock:
             if overlay.is_shared and self._write_options.data_url is not None:
                 self._merge(overlay)
             if overlay.is_empty:
                 return
             base = self._base(overlay)
-            if recover_opened(base.keyspace, self._session.given):
-                overlay.reopen()
+            undone = recover_opened(base.keyspace, self._session.given)
+            if undone is not None:
+                overlay.reopen(undone)  # what was seen of these, where they lie, is of that commit
                 base = self._base(overlay)
             edits = overlay.savepoint()
             source = self._session.options.source
             if self._write_options.data_url is not None:
                 self._store().settle(overlay.objects())
             given, values = self._session.given, self._writer_over(overlay, base)
-            committing = Committing(source, base, edits, overlay, self._look, given, self._write_options, values)
+            options = self._write_options
+
+            def run(key: str, steps: Callable[[], Steps[Any]]) -> Any:
+                stop.check()
+                return self._look(key, steps)
+
+            committing = Committing(source, base, edits, overlay, run, given, options, values, stop)
             try:
                 stored = commit(committing)
             except RefShardError:  # nothing was committed
@@ -119,11 +140,14 @@ class Committable(Sourced):
         The next commit does so, too, but waits where nothing but time tells that a writer is dead: on object stores.
         This does not: it is for who knows that nobody is at a commit.
         """
+        from refshard_fs.writes.interrupts import Stop, to_its_end
         from refshard_fs.writes.recovery import recover_at
 
         self._writing("recover")
         source = self._session.options.source
-        undone = isinstance(source, str) and recover_at(source, self._session.given(source))
+        if not isinstance(source, str):
+            return False
+        undone = to_its_end(partial(recover_at, source, self._session.given(source)), Stop())
         if undone:
             self.invalidate_cache()
         return undone

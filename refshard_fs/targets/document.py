@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
@@ -22,24 +21,30 @@ from refshard_fs.errors import ConflictError
 from refshard_fs.model import Facts
 from refshard_fs.targets.draft import replacing
 from refshard_fs.targets.local import facts_of
+from refshard_fs.targets.locking import in_memory, locked
 from refshard_fs.targets.pool import AT_HAND, Given
 from refshard_fs.targets.s3 import is_s3fs
+from refshard_fs.targets.speaking import speaking
 from refshard_fs.targets.store import opened
+from refshard_fs.targets.transfers import sum_of
 
 __all__ = ["Document"]
 
-_in_memory = threading.Lock()
-
 
 class Document:
-    """The object at ``url``, to be replaced if it is still what it was: ``expected`` (None: it does not exist)."""
+    """The object at ``url``, to be replaced if it is still what it was: ``expected`` (None: it does not exist).
 
-    def __init__(self, url: str, given: Given, expected: Facts | None) -> None:
+    ``sent`` are the sums of what the same writer has put there before, and heard no answer to: one of these may be
+    replaced as well. What is put here is among them while no answer has come.
+    """
+
+    def __init__(self, url: str, given: Given, expected: Facts | None, sent: set[bytes] | None = None) -> None:
         self.url = url
         self.fs, path = opened(url, given)
         self.path = path.rstrip("/")
         self.expected = expected
         self.made: Facts | None = None  # what it is after it was replaced
+        self._sent: set[bytes] = set() if sent is None else sent
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
@@ -49,7 +54,7 @@ class Document:
         """
         if type(self.fs) is LocalFileSystem:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with _lock(self.path):
+            with locked(os.path.dirname(self.path) or "."):
                 with replacing(self.path, check=self._check_local, durable=True) as file:
                     yield file
                 self.made = _local_facts(self.path)
@@ -59,15 +64,37 @@ class Document:
             file.seek(0)
             self.put(file.read())
 
+    @speaking()
     def put(self, data: bytes) -> None:
         """Replace the object by ``data``; ConflictError if it is not the one that was expected."""
         if type(self.fs) is LocalFileSystem:
             with self.stream() as file:
                 file.write(data)
-        elif is_s3fs(self.fs):
+            return
+        known = frozenset(self._sent)
+        self._sent.add(sum_of([data]))
+        try:
+            self._put(data)
+        except ConflictError:
+            own = self._own(known)
+            if own is None:
+                raise
+            self.expected = own
+            self._put(data)
+        self._sent.clear()
+
+    def _own(self, known: Collection[bytes]) -> Facts | None:
+        """Return the version that is there if its content is one of those ``known``."""
+        facts = self.facts()
+        if not known or facts is None:
+            return None
+        return facts if sum_of([self.fs.cat_file(self.path)]) in known else None
+
+    def _put(self, data: bytes) -> None:
+        if is_s3fs(self.fs):
             self._put_s3(data)
         elif type(self.fs) is MemoryFileSystem:
-            with _in_memory:
+            with in_memory():
                 self._check(_in_memory_facts(self.path))
                 self.fs.makedirs(self.path.rpartition("/")[0], exist_ok=True)
                 self.fs.pipe_file(self.path, data)
@@ -77,6 +104,7 @@ class Document:
             self.fs.pipe_file(self.path, data)
             self.made = _facts(self.fs, self.path)
 
+    @speaking()
     def may_be(self, data: bytes) -> bool:
         """Whether the object is ``data`` or may still become it, after `put` raised what is no ConflictError."""
         if type(self.fs) not in (LocalFileSystem, MemoryFileSystem):
@@ -86,6 +114,7 @@ class Document:
         except FileNotFoundError:
             return False
 
+    @speaking()
     def facts(self) -> Facts | None:
         """Return what the object is now; None if there is none."""
         match self.fs:
@@ -179,19 +208,3 @@ def _facts(fs: AbstractFileSystem, path: str) -> Facts | None:
     etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
     modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
     return Facts(info.get("size"), None if etag is None else str(etag), None if modified is None else str(modified))
-
-
-@contextlib.contextmanager
-def _lock(path: str) -> Iterator[None]:
-    """Hold the lock of all commits to the directory of ``path``, where the platform has advisory locks."""
-    try:
-        import fcntl  # not on Windows
-    except ImportError:
-        yield
-        return
-    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -8,16 +8,13 @@ In memory: under a lock of this process. Others are asked for their version just
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any
 
 from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
@@ -29,32 +26,15 @@ from refshard_fs.policy import locator
 from refshard_fs.targets.conditions import ABSENT, Absent, Condition, as_headers, check, conflict, is_version
 from refshard_fs.targets.copying import copy
 from refshard_fs.targets.draft import is_draft, replacing
-from refshard_fs.targets.failures import as_failure
 from refshard_fs.targets.local import facts_of
+from refshard_fs.targets.locking import HAS_LOCKS, in_memory, locked
 from refshard_fs.targets.pool import AT_HAND, Given
 from refshard_fs.targets.s3 import is_s3fs
+from refshard_fs.targets.speaking import as_os_error, speaking
 from refshard_fs.targets.store import opened
 from refshard_fs.targets.transfers import LARGE, Buffer, Fetched, fetch_any, fetch_local, fetch_s3, put_s3
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 __all__ = ["ABSENT", "Absent", "Condition", "Fetched", "Objects", "is_version"]
-
-
-def _speaking(call: Callable[P, T]) -> Callable[P, T]:
-    """Let whatever the client of S3 raises be an OSError, as those of all other filesystems are."""
-
-    @wraps(call)
-    def speaking(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return call(*args, **kwargs)
-        except Exception as e:
-            if not type(e).__module__.startswith(("botocore.", "aiobotocore.")):
-                raise
-            raise _as_os_error(e) from e
-
-    return speaking
 
 
 class Objects:
@@ -74,25 +54,25 @@ class Objects:
     @property
     def excludes(self) -> bool:
         """Whether who holds the `lock` knows that nobody else is at a commit."""
-        return isinstance(self._fs, MemoryFileSystem) or (isinstance(self._fs, LocalFileSystem) and _LOCKS)
+        return isinstance(self._fs, MemoryFileSystem) or (isinstance(self._fs, LocalFileSystem) and HAS_LOCKS)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other commits out, of this and of other processes, where that can be done."""
         match self._fs:
             case MemoryFileSystem():
-                with _in_memory:
+                with in_memory():
                     yield
             case LocalFileSystem():
                 os.makedirs(self._root, exist_ok=True)
-                with _flock(self._root):
+                with locked(self._root):
                     yield
             case _:
                 yield
 
     # ------------------------------------------------------------------ reading
 
-    @_speaking
+    @speaking()
     def fetch(self, name: str) -> Fetched | None:
         """Return the object ``name``, with one request; None if there is none."""
         path = self._path(name)
@@ -110,7 +90,7 @@ class Objects:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    @_speaking
+    @speaking()
     def facts(self, name: str) -> Facts | None:
         """Return what tells the version of the object ``name`` from others; None if there is none."""
         return _facts(self._fs, self._path(name))
@@ -119,7 +99,7 @@ class Objects:
         """Return the names of all objects below the directory ``prefix`` (empty: of all)."""
         return sorted(self.found(prefix))
 
-    @_speaking
+    @speaking()
     def found(self, prefix: str) -> dict[str, Facts]:
         """Return all objects below the directory ``prefix`` (empty: all there are), by name, as listings tell them.
 
@@ -131,10 +111,11 @@ class Objects:
         except FileNotFoundError:
             return {}
         stem = len(self._root) + 1
-        names = {str(path)[stem:]: _told(info) for path, info in found.items() if not is_draft(str(path))}
+        objects = ((str(path), info) for path, info in found.items() if info.get("type") != "directory")
+        names = {path[stem:]: _told(info) for path, info in objects if not is_draft(path)}
         return {name: facts for name, facts in names.items() if not is_reserved(name)}
 
-    @_speaking
+    @speaking()
     def age(self, name: str) -> float | None:
         """Return how many seconds ago the object ``name`` was written, by the store's clock if it has one.
 
@@ -194,7 +175,7 @@ class Objects:
                 self._fs.put_file(draft, path)
         return None
 
-    @_speaking
+    @speaking()
     def copy(self, name: str, new: str, found: Facts | None = None) -> bool:
         """Let the object ``new`` be what ``name`` is; return whether there is one.
 
@@ -211,15 +192,17 @@ class Objects:
             raise conflict(self.url_of(name), found) from e
         return True
 
-    @_speaking
+    @speaking()
     def remove(self, name: str, condition: Condition = None) -> None:
-        """Let there be no object ``name``; one that is not there is none already.
+        """Let there be no object ``name``; one that is not there, whatever it was, is none already.
 
         Raises ConflictError, and changes nothing, if it is not what ``condition`` says.
         """
         path = self._path(name)
-        self.check(name, condition)
         if not is_s3fs(self._fs):
+            if condition is not None and self.facts(name) is None:
+                return
+            self.check(name, condition)
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
             return
@@ -228,12 +211,13 @@ class Objects:
         try:
             fs.call_s3("delete_object", Bucket=bucket, Key=key, **as_headers(condition))
         except OSError as e:
-            if condition is None or _status(e) not in (409, 412):
+            if condition is None or _status(e) not in (404, 409, 412):
                 raise
-            raise conflict(self.url_of(name), condition) from e
-        fs.invalidate_cache(path)
+            if self.facts(name) is not None:
+                raise conflict(self.url_of(name), condition) from e
+        fs.invalidate_cache(path)  # it is gone: also where it was removed, and the answer to that was lost
 
-    @_speaking
+    @speaking()
     def clear(self, folder: str) -> None:
         """Remove all objects below the directory ``folder``, and that."""
         path = self._path(folder)
@@ -273,7 +257,7 @@ class Objects:
             answer = sync(fs.loop, put_s3, fs, path, parts, when)
         except Exception as e:  # of botocore, which is not ours to import; raised again unless it is a conflict
             if not when or _status(e) not in (404, 409, 412):
-                raise _as_os_error(e) from e
+                raise as_os_error(e) from e
             there = self.fetch(name)
             if there is None or not _is(there.data, parts):
                 raise conflict(self.url_of(name), condition) from e
@@ -283,25 +267,6 @@ class Objects:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
-
-
-_in_memory = threading.RLock()
-_LOCKS: Final = importlib.util.find_spec("fcntl") is not None  # Windows has none
-
-
-@contextlib.contextmanager
-def _flock(path: str) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 # ------------------------------------------------------------------ versions
@@ -343,12 +308,6 @@ def _is(data: Buffer, parts: Sequence[Buffer]) -> bool:
             return False
         at += len(part)
     return at == len(data)
-
-
-def _as_os_error(error: Exception) -> OSError:
-    from s3fs.errors import translate_boto_error  # it is there: its filesystem is what failed
-
-    return as_failure(translate_boto_error(error))
 
 
 def _status(error: Exception) -> int | None:

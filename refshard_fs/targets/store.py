@@ -18,6 +18,7 @@ from refshard_fs.policy import locator
 from refshard_fs.targets.draft import is_draft, replacing, sync_file
 from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.pool import Given
+from refshard_fs.targets.speaking import speaking
 
 __all__ = ["Buffer", "Store", "opened"]
 
@@ -62,6 +63,7 @@ class Store:
         """Whether writing takes no event loop, and no other thread."""
         return type(self._fs()[0]) in (LocalFileSystem, MemoryFileSystem)
 
+    @speaking()
     def put_now(self, name: str, data: Buffer, *, durable: bool = False) -> None:
         """Write the object ``name``; for callers that may block. ``durable``: on the disk when this returns."""
         fs, path = self._at(name)
@@ -102,6 +104,7 @@ class Store:
             for folder in {os.path.dirname(path) for path in paths}:
                 sync_file(folder)
 
+    @speaking()
     def copy(self, names: Mapping[str, str]) -> None:
         """Copy objects, each whole or not at all: name → new name."""
         fs, _ = self._fs()
@@ -111,12 +114,14 @@ class Store:
             else:
                 fs.cp_file(self._at(name)[1], self._at(new)[1])
 
+    @speaking()
     def has(self, name: str) -> bool:
         """Whether there is an object ``name``."""
         fs, path = self._at(name)
         fs.invalidate_cache()
         return bool(fs.exists(path))
 
+    @speaking()
     def get(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the objects ``names``."""
         fs, root = self._fs()
@@ -130,6 +135,7 @@ class Store:
         """Return the name of the object at ``url``; None if it is not below this one."""
         return url[len(self.url) + 1 :] if url.startswith(self.url + "/") else None
 
+    @speaking()
     def sizes(self, below: str) -> dict[str, int]:
         """Return the names and sizes of all objects in the directory ``below``, at any depth, without drafts."""
         fs, root = self._fs()
@@ -147,17 +153,17 @@ class Store:
         paths = [f"{root}/{url[stem:]}" for url in urls]
         if not paths:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), speaking():
             fs.rm(paths)
             return
         for path in paths:  # one that is gone does not keep the others
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), speaking():
                 fs.rm_file(path)
 
     def remove_below(self, name: str) -> None:
         """Remove the directory ``name`` and all that is in it, as far as that can be done."""
         fs, path = self._at(name)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), speaking():
             fs.rm(path, recursive=True)
 
     def tidy(self, below: str = "") -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, Any, Final, NamedTuple
 
 from fsspec.asyn import sync
@@ -16,7 +17,7 @@ from refshard_fs.errors import SourceNotReachable
 from refshard_fs.model import Facts
 from refshard_fs.targets.local import facts_of
 
-__all__ = ["LARGE", "Buffer", "Fetched", "fetch_any", "fetch_local", "fetch_s3", "put_s3"]
+__all__ = ["LARGE", "Buffer", "Fetched", "fetch_any", "fetch_local", "fetch_s3", "put_s3", "sum_of"]
 
 LARGE: Final = 8 << 20  # bytes; objects of more are read and sent by way of a temporary file
 PIECE: Final = 1 << 20
@@ -81,6 +82,14 @@ def fetch_s3(fs: Any, path: str) -> Fetched:
 
     fetched: Fetched = sync(fs.loop, fetch)
     return fetched
+
+
+def sum_of(parts: Iterable[Buffer]) -> bytes:
+    """Return what tells ``parts``, one after the other, from all other bytes."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.digest()
 
 
 async def put_s3(fs: Any, path: str, parts: Sequence[Buffer], when: dict[str, str]) -> dict[str, Any]:

@@ -140,6 +140,11 @@ class Versions:
                 self._known.move_to_end(url)
             return version
 
+    def seen(self, url: str) -> Seen | None:
+        """Return what is known of the object at ``url``, if anything was seen of it; nothing is forgotten for that."""
+        version = self._known.get(url)
+        return None if version is None else version.seen
+
     def clear(self) -> None:
         """Forget all: what is read next is the version from then on."""
         with self._lock:

@@ -76,7 +76,7 @@ class _Commit(DirectoryCommit):
             gone = sorted(set(old) - set(nodes) - {""})
             changed = sorted({*changed, *_unfinished(old.get("", {}), "pending").intersection(nodes)})
             gone = sorted({*gone, *_unfinished(old.get("", {}), "gone").difference(nodes)})
-            commit = Document(self._url, self._given, self._base.facts)
+            commit = Document(self._url, self._given, self._base.facts, self._sent)
             self._publish(commit, zarrmeta.dumps(root_with(nodes, changed, gone, done)))
         except BaseException:
             with contextlib.suppress(OSError):

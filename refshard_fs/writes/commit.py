@@ -12,7 +12,7 @@ from refshard_fs.collecting import collect
 from refshard_fs.compressed import Compressed
 from refshard_fs.edited import edited
 from refshard_fs.edits import Edits
-from refshard_fs.errors import ReadOnlyError
+from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged, redacted
 from refshard_fs.keys import parent
 from refshard_fs.manifests.reference_stream import FlatStream
 from refshard_fs.model import Inline
@@ -45,7 +45,15 @@ def commit(committing: Committing) -> Edits:
     if format == HIERARCHY and _has_manifests(committing):
         format = "chunk-manifest"
     stored = committing if format == HIERARCHY else _with_shards(committing)
-    COMMITTERS[format](stored)
+    try:
+        COMMITTERS[format](stored)
+    except TargetChanged as e:
+        if not e.target.startswith(redacted(committing.source).rstrip("/")):
+            raise
+        raise ConflictError(
+            f"{e.target} was opened and then changed: somebody else wrote it. Nothing was committed, and your writes "
+            "are kept: discard() goes on with what is there now, save() writes what you have to another place"
+        ) from e
     _leave_whole(committing)
     return stored.edits
 
@@ -79,7 +87,7 @@ def _has_manifests(committing: Committing) -> bool:
 def _commit_json(committing: Committing) -> None:
     base = committing.base
     refs = collect(edited(base.keyspace, committing.edits), committing.run, _as_written)
-    document = Document(base.url, committing.given(base.url), base.facts)
+    document = Document(base.url, committing.given(base.url), base.facts, committing.overlay.sent)
     save_json(FlatStream(refs, _as_written), committing.run, Compressed(base.url, document))
 
 

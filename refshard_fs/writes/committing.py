@@ -11,6 +11,7 @@ from refshard_fs.edits import Edits
 from refshard_fs.held import Held
 from refshard_fs.overlay import Base, Overlay
 from refshard_fs.targets import Given
+from refshard_fs.writes.interrupts import Stop
 from refshard_fs.writes.options import WriteOptions
 from refshard_fs.writes.values import Values
 
@@ -28,3 +29,4 @@ class Committing(msgspec.Struct, frozen=True, eq=False):
     given: Callable[[str], Given]
     options: WriteOptions
     values: Values  # what makes objects of values
+    stop: Stop  # whether it is to be stopped; asked where it can be undone

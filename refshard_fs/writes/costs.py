@@ -20,6 +20,7 @@ class Costs:
     def __init__(self) -> None:
         self._rewritten: dict[str, int] = {}
         self._told: set[tuple[str, str]] = set()
+        self._untold: list[str] = []
 
     def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
         """Take note of a shard of which so many ``chunks`` were put, and whether it was ``read`` first."""
@@ -42,7 +43,12 @@ class Costs:
     def _tell(self, array: str, kind: str, text: str) -> None:
         if (array, kind) not in self._told:
             self._told.add((array, kind))
-            warnings.warn(f"array {array!r}: {text}", CostlyPattern, stacklevel=2)
+            self._untold.append(f"array {array!r}: {text}")
+
+    def tell(self) -> None:
+        """Warn of what was noted; once the commit is made, and known to be: a warning may be an error to some."""
+        while self._untold:
+            warnings.warn(self._untold.pop(0), CostlyPattern, stacklevel=3)
 
 
 _costs: weakref.WeakKeyDictionary[Overlay, Costs] = weakref.WeakKeyDictionary()

@@ -17,12 +17,14 @@ class DirectoryCommit:
 
     def __init__(self, committing: Committing, name: str) -> None:
         self._run = committing.run
+        self._stop = committing.stop
         self._edits = committing.edits
         self._base = committing.base
         root = str(committing.source).rstrip("/")
         self._store = Store(root, committing.given(root))
         self._url = self._store.url_of(name)
         self._given = committing.given(self._url)
+        self._sent = committing.overlay.sent
         self._token = uuid.uuid4().hex  # in the names of new objects, which nobody else has
         self._written: list[str] = []
 

@@ -27,9 +27,11 @@ from refshard_fs.overlay import Overlay
 from refshard_fs.shards.layout import Buffer
 from refshard_fs.spool import Spooled, buffers, views
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version
+from refshard_fs.targets.transfers import sum_of
 from refshard_fs.writes.assembly import assembly_of
 from refshard_fs.writes.committing import Committing
 from refshard_fs.writes.costs import costs_of
+from refshard_fs.writes.interrupts import Stop
 from refshard_fs.writes.options import takes_objects
 from refshard_fs.writes.planning import Plan, ShardPlan, packed, planned
 from refshard_fs.writes.recovery import give_way, recover
@@ -60,7 +62,8 @@ def commit_hierarchy(committing: Committing) -> None:
     if not takes_objects(url):
         raise ReadOnlyError(f"{url} takes no objects: fs.save(url) writes references, and what you have written")
     objects = Objects(url, committing.given(url))
-    HierarchyCommit(committing.base.keyspace, committing.edits, objects, committing.run, committing.overlay).make()
+    keyspace, run, overlay = committing.base.keyspace, committing.run, committing.overlay
+    HierarchyCommit(keyspace, committing.edits, objects, run, overlay, committing.stop).make()
 
 
 class HierarchyCommit:
@@ -76,12 +79,14 @@ class HierarchyCommit:
         objects: Objects,
         run: Run,
         overlay: Overlay,
+        stop: Stop,
     ) -> None:
         self._keyspace = keyspace
         self._edits = edits
         self._objects = objects
         self._run = run
         self._overlay = overlay
+        self._stop = stop
         self._seen = overlay.seen
         self._assembly = assembly_of(overlay)
         self._costs = costs_of(overlay)
@@ -106,12 +111,16 @@ class HierarchyCommit:
                 self._objects.tidy(self._touched.keys() - self._put.keys())
         except ConflictError as e:
             if self._torn:
-                self._overlay.reopen()  # another try begins with what is there now
+                self._begin_anew(self._torn)
             raise ConflictError(f"{e}. {_KEPT}{_MERGE if self._torn else _DISCARD}") from e
         finally:
             self._overlay.replaced({self._objects.url_of(name) for name in self._touched})
         for shard, read in self._read:
             self._costs.put(shard.key, shard.array, len(shard.changes), read=read)
+
+    def _begin_anew(self, but: Iterable[str]) -> None:
+        """Let another try begin with what is there now, whatever that is ``but`` only of these objects."""
+        self._overlay.reopen({self._objects.url_of(name) for name in but})
 
     def _planned(self) -> Plan:
         try:
@@ -134,8 +143,17 @@ class HierarchyCommit:
             else:
                 if not self._objects.excludes:
                     self._know(give_way(self._objects, [*plan.names(), *gone]))
-                self._write(plan, gone, self._precheck(plan))
+                self._write_at_once(plan, gone)
             ours.update({self._objects.url_of(name): found for name, found in self._put.items()})
+
+    def _write_at_once(self, plan: Plan, gone: Mapping[str, Facts | None]) -> None:
+        conditions = self._precheck(plan)
+        try:
+            self._write(plan, gone, conditions)
+        except BaseException:
+            if self._touched:  # nobody knows whether the last one was put: another try finds out
+                self._begin_anew(self._touched.keys() & gone.keys())
+            raise
 
     def _make_undoably(self, plan: Plan, gone: Mapping[str, Facts | None], seen: Sequence[str]) -> None:
         undo = self._undo = self._begin()
@@ -144,10 +162,18 @@ class HierarchyCommit:
                 before = self._before(plan, gone, seen)
                 undo.keep(dict.fromkeys(plan.names()) | before)
                 self._write(plan, gone, {name: ABSENT if found is None else found for name, found in before.items()})
+                self._stop.check()
                 undo.finish()
             except BaseException as e:
                 back = undo.roll_back(self._touched, e)
-                ours.update({self._objects.url_of(name): found for name, found in back.items()})
+                if back is None and isinstance(e, OSError):  # all that failed is to hear that it is made
+                    return
+                made = self._put if back is None or not undo.is_done else back
+                ours.update({self._objects.url_of(name): found for name, found in made.items()})
+                if made is self._put:
+                    self._begin_anew(self._touched.keys() - self._put.keys())
+                if back is None:
+                    e.add_note(f"The commit to {self._objects.url} is made all the same.")
                 raise
 
     def _begin(self) -> Undo:
@@ -237,7 +263,17 @@ class HierarchyCommit:
             read = before, None
         if read[0] is None or (found is not None and any(is_version(found, one) for one in read if one)):
             return
+        if self._has_put(name):
+            return
         raise ConflictError(f"{url} {_SINCE}")
+
+    def _has_put(self, name: str) -> bool:
+        """Whether the object is what a commit of the same writes has put, and heard no answer to."""
+        fetched = self._objects.fetch(name) if self._overlay.sent else None
+        if fetched is None or sum_of([fetched.data]) not in self._overlay.sent:
+            return False
+        ours.put(self._objects.url_of(name), fetched.facts)
+        return True
 
     def _unread(self, name: str) -> Facts | None:
         """Return the version to replace of an object that is not read for it; None where any will do."""
@@ -297,7 +333,11 @@ class HierarchyCommit:
 
     def _put_object(self, name: str, parts: Sequence[Buffer], condition: Condition) -> None:
         with self._touching(name):
-            self._put[name] = self._objects.put(name, parts, condition)
+            try:
+                self._put[name] = self._objects.put(name, parts, condition)
+            except OSError:
+                self._overlay.sent.add(sum_of(parts))
+                raise
 
     def _remove_object(self, name: str, condition: Condition) -> None:
         with self._touching(name):
@@ -306,6 +346,7 @@ class HierarchyCommit:
     @contextlib.contextmanager
     def _touching(self, name: str) -> Iterator[None]:
         """Take note that the object is another one from now on, unless there is a conflict about it."""
+        self._stop.check()
         if self._undo is not None:
             self._undo.check()
         self._touched[name] = None

@@ -70,7 +70,7 @@ class _Commit(DirectoryCommit):
             now = int(time.time())
             self._renamed = {array: names for array, names in self._renamed.items() if names}
             visible = document_with(document, self._renamed, self._token, now)
-            commit = Document(self._url, self._given, facts)
+            commit = Document(self._url, self._given, facts, self._sent)
             self._publish(commit, visible)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ class _Commit(DirectoryCommit):
         unique: list[str] = []
         for array, names in self._renamed.items():
             for number, name in names.items():
-                if time.monotonic() > until:
+                if time.monotonic() > until or self._stop.is_set:
                     return
                 usual = partition_name(array, number)
                 if name is None:

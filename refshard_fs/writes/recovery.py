@@ -1,7 +1,8 @@
 """Commits to hierarchies that were cut short: undone by who finds the record of a writer that is dead.
 
-Who holds the lock of a local hierarchy knows that; elsewhere a writer that gave no sign of life for `LEASE` seconds is
-taken for dead, and one that did is not disturbed. Recovery does the same however often, and may be cut short itself.
+Who holds the lock of a local hierarchy knows that, and a process knows it of its own commits; elsewhere a writer that
+gave no sign of life for `LEASE` seconds is taken for dead, and one that did is not disturbed. Recovery does the same
+however often, and may be cut short itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from refshard_fs.model import Facts
 from refshard_fs.targets import Given
 from refshard_fs.targets.objects import Objects
 from refshard_fs.writes.options import takes_objects
-from refshard_fs.writes.undo import LEASE, Undo
+from refshard_fs.writes.undo import LEASE, Undo, is_abandoned
 
 __all__ = ["give_way", "recover", "recover_at", "recover_opened"]
 
@@ -80,8 +81,8 @@ def recover_at(url: str, given: Given) -> bool:
     return undone is not None and undone.state != "done"
 
 
-def recover_opened(keyspace: KeySpace, given: Callable[[str], Given]) -> bool:
-    """Undo the commit that was under way when ``keyspace`` was opened, and return True; False if none was.
+def recover_opened(keyspace: KeySpace, given: Callable[[str], Given]) -> frozenset[str] | None:
+    """Undo the commit that was under way when ``keyspace`` was opened; return what it was about: URLs, or None.
 
     Raises ConflictError if its writer may be alive, or if it has ended since: then what was read is of the past.
     """
@@ -91,13 +92,13 @@ def recover_opened(keyspace: KeySpace, given: Callable[[str], Given]) -> bool:
             with objects.lock():
                 now = recover(objects)
                 if now is not None and (now.id, now.state) == (before.record.id, before.record.state):
-                    return True
+                    return frozenset(map(objects.url_of, now.concerns))
             raise ConflictError(
                 f"A commit to {url} by {before.record.by} was under way when it was opened, and has ended since. What "
                 "you have written is kept: discard() drops it and goes on with what is there now, save() writes it "
                 "elsewhere"
             )
-    return False
+    return None
 
 
 def _stored(objects: Objects) -> _Stored | None:
@@ -109,7 +110,7 @@ def _stored(objects: Objects) -> _Stored | None:
 
 def _age(objects: Objects, record: CommitRecord) -> float | None:
     """Return how many seconds ago the writer gave a sign of life; None if it is dead, or done."""
-    if record.state == "done" or objects.excludes:
+    if record.state == "done" or objects.excludes or is_abandoned(record):
         return None
     try:
         age = objects.age(NAME)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
 import threading
+import time
 import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,6 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs.errors import ConflictError
 from refshard_fs.model import Facts
+from refshard_fs.targets.document import Document
 from refshard_fs.targets.objects import ABSENT, LARGE, Objects
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
@@ -110,7 +115,99 @@ def test_an_object_that_is_gone_was_replaced_too(make: Make) -> None:
 
 
 def test_removing_what_is_not_there_is_no_error(make: Make) -> None:
-    make().remove("never/was")
+    objects = make()
+    objects.remove("never/was")
+    told = objects.put("a", [b"first"]) or objects.facts("a")
+    objects.remove("a", told)
+    objects.remove("a", told)  # as a client does that did not hear of the first time
+    objects.remove("a", ABSENT)
+
+
+def test_directories_are_no_objects(make: Make) -> None:
+    objects = make()
+    objects.put("a/c/0", [b"first"])
+    objects.remove("a/c/0")
+    assert objects.found("a") == objects.found("a/c") == {}
+
+
+def lock_at_once(path: Path) -> None:
+    """Take the lock of a directory; BlockingIOError if somebody has it."""
+    import fcntl  # not on Windows
+
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks as POSIX does")
+@pytest.mark.parametrize("kind", ["objects", "document", "memory"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_that_is_forked_while_another_thread_commits_keeps_nobody_out(tmp_path: Path, kind: str) -> None:
+    def locked() -> contextlib.AbstractContextManager[object]:
+        match kind:
+            case "objects":
+                return Objects(str(tmp_path), {}).lock()
+            case "memory":
+                return Objects(f"memory://{tmp_path.name}", {}).lock()
+        return Document(str(tmp_path / "x"), {}, None).stream()
+
+    entered, leave = threading.Event(), threading.Event()
+
+    def committing() -> None:
+        with locked():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=committing)
+    thread.start()
+    entered.wait(10)
+    said, say = os.pipe()
+    child = os.fork()
+    if not child:  # it lives on, whatever becomes of that commit
+        if kind == "memory":
+            with locked():  # what it has in memory is its own
+                os.write(say, b"in")
+        os.read(said, 1)
+        os._exit(0)
+    try:
+        leave.set()
+        thread.join()
+        if kind == "memory":
+            assert select.select([said], [], [], 10)[0], "the child waits for a thread that it does not have"
+            return
+        lock_at_once(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(said)
+        os.close(say)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks as POSIX does")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_does_not_hold_the_lock_of_one_that_was_killed(tmp_path: Path) -> None:
+    said, say = os.pipe()
+    victim = os.fork()
+    if not victim:
+        with Objects(str(tmp_path), {}).lock():
+            child = os.fork()
+            if not child:
+                time.sleep(60)
+                os._exit(0)
+            os.write(say, str(child).encode())
+            time.sleep(60)
+        os._exit(0)
+    child = int(os.read(said, 100))
+    os.kill(victim, signal.SIGKILL)
+    os.waitpid(victim, 0)
+    try:
+        lock_at_once(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(said)
+        os.close(say)
 
 
 def test_a_lock_lets_in_one_commit_at_a_time(tmp_path: Path) -> None:

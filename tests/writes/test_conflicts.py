@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import uuid
@@ -118,6 +119,77 @@ def test_a_document_or_a_chunk_that_another_process_replaced_is_not_written_over
         assert array(opened("r"), mode="r").shape == (12,)
     else:
         assert second.cat_file(key) == theirs
+
+
+def replaced_document(opened: Open, elsewhere: Callable[[], None]) -> tuple[RefShardFileSystem, bytes]:
+    """A filesystem that has written attributes to what it read and another process then wrote, and that one's."""
+    first, second = opened(), opened()
+    first.pipe({"plain/.zattrs": b'{"a": 1}', "a/0": chunk(1), "a/1": chunk(1)})
+    first.commit()
+    assert second.cat_file("plain/.zattrs") == b'{"a": 1}'
+    assert second.cat_file("a/0") == chunk(1)
+    second.pipe_file("plain/.zattrs", b'{"a": 1, "mine": 1}')
+    theirs = b'{"a": 1, "theirs": 1}'
+    first.pipe_file("plain/.zattrs", theirs)
+    first.commit()
+    elsewhere()
+    return second, theirs
+
+
+def test_a_document_that_was_replaced_with_a_shard_is_not_written_over_by_the_second_try(
+    opened: Open, elsewhere: Callable[[], None]
+) -> None:
+    second, theirs = replaced_document(opened, elsewhere)
+    first = opened()
+    first.pipe_file("a/1", chunk(3))
+    first.commit()
+    elsewhere()
+    second.pipe_file("a/0", chunk(2))
+    for _ in range(3):
+        with pytest.raises(ConflictError):
+            second.commit()
+    assert opened("r").cat_file("plain/.zattrs") == theirs
+    second.discard()
+
+
+def test_opening_the_source_anew_does_not_forget_what_was_written_on_what(
+    opened: Open, elsewhere: Callable[[], None]
+) -> None:
+    second, theirs = replaced_document(opened, elsewhere)
+    second.invalidate_cache()
+    assert array(second, mode="r")[:2].tolist() == [1, 1]
+    for _ in range(2):
+        with pytest.raises(ConflictError, match=r"discard\(\) drops it"):
+            second.commit()
+    assert opened("r").cat_file("plain/.zattrs") == theirs
+    second.discard()
+    assert second.cat_file("plain/.zattrs") == theirs
+    second.pipe_file("plain/.zattrs", b"{}")
+    second.commit()
+    assert opened("r").cat_file("plain/.zattrs") == b"{}"
+
+
+def test_a_transaction_that_fails_does_not_forget_what_was_written_before_it_on_what(
+    opened: Open, elsewhere: Callable[[], None]
+) -> None:
+    second, theirs = replaced_document(opened, elsewhere)
+    with contextlib.suppress(KeyError), second.transaction:
+        second.pipe_file("a/3", chunk(3))
+        raise KeyError
+    with pytest.raises(ConflictError):
+        second.commit()
+    assert opened("r").cat_file("plain/.zattrs") == theirs
+    second.discard()
+
+
+def test_a_shard_is_merged_also_after_the_source_was_opened_anew(opened: Open, elsewhere: Callable[[], None]) -> None:
+    second = replaced_since(opened, elsewhere)
+    second.pipe_file("a/0", chunk(2))
+    second.invalidate_cache()
+    with contextlib.suppress(ConflictError):
+        second.commit()
+    second.commit()
+    assert array(opened("r"), mode="r")[:4].tolist() == [2, 2, 3, 3]
 
 
 def test_writers_in_one_process_put_their_chunks_into_what_the_others_left(opened: Open) -> None:

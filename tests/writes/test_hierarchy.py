@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -445,6 +446,23 @@ def test_a_shard_that_every_commit_writes_again_is_told_of(tmp_path: Path, kind:
     seen[0:8, 0:12] = 3
     with pytest.warns(CostlyPattern, match="written 3 times"):
         fs.commit()
+
+
+def test_who_takes_such_a_warning_for_an_error_gets_it_when_the_commit_is_made(
+    tmp_path: Path, kind: str, data: Any
+) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    array(fs)[0, 0] = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CostlyPattern)
+        with pytest.raises(CostlyPattern):
+            fs.commit()
+    assert array(opened(tmp_path), mode="r")[0, 0] == 1
+    fs.commit()  # there is nothing left to do
+    array(fs)[0, 0] = 2
+    fs.commit()
+    assert array(opened(tmp_path), mode="r")[0, 0] == 2
 
 
 def test_reading_stays_what_it_was_for_those_who_only_read(tmp_path: Path, kind: str, data: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import threading
 import time
 import uuid
@@ -24,8 +26,10 @@ from refshard_fs.writes.recovery import recover
 from refshard_fs.writes.turns import ours
 from refshard_fs.writes.undo import LEASE, Undo
 from tests.servers.http import RangeServer
+from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
+from tests.servers.wire import Answer, Head, failure
 from tests.writes.overwriting import begin, found, leftovers, state, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern")
@@ -149,6 +153,215 @@ def test_a_commit_of_which_nothing_is_known_but_that_the_last_answer_was_lost_is
     assert place.seen() == state(2)
 
 
+class Losing:
+    """Loses answers about the record, from the first put of ``state`` on, which ``arrives`` or not; ``lost`` in all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: str, lost: int, *, arrives: bool = True) -> None:
+        put, fetch = Objects.put, Objects.fetch
+        left = [lost]
+        changed: list[str] = []
+
+        def losing_put(self: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
+            is_first = left[0] == lost and name == NAME and f'"state":"{state}"'.encode() in parts[0]
+            if not left[0] or (left[0] == lost and not is_first) or name != NAME:
+                if left[0] < lost:
+                    changed.append(name)
+                return put(self, name, parts, condition)
+            left[0] -= 1
+            if is_first and arrives:
+                put(self, name, parts, condition)
+            raise Failure("the answer was lost")
+
+        def losing_fetch(self: Objects, name: str) -> Any:
+            if name == NAME and 0 < left[0] < lost:
+                left[0] -= 1
+                raise Failure("no answer")
+            return fetch(self, name)
+
+        def noted(name: str) -> Callable[..., Any]:
+            made = getattr(Objects, name)
+
+            def call(self: Objects, first: str, *args: Any) -> Any:
+                if left[0] < lost:
+                    changed.append(args[0] if name == "copy" else first)
+                return made(self, first, *args)
+
+            return call
+
+        for name in ("copy", "remove"):
+            monkeypatch.setattr(Objects, name, noted(name))
+        monkeypatch.setattr(Objects, "put", losing_put)
+        monkeypatch.setattr(Objects, "fetch", losing_fetch)
+        self.changed = changed  # what was changed since
+
+    @property
+    def keys(self) -> list[str]:
+        return [name for name in self.changed if not name.startswith(".refshard")]
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])
+def test_a_commit_of_which_several_answers_were_lost_is_made_and_nothing_is_put_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    fs = place.written(2)
+    losing = Losing(monkeypatch, "done", lost)
+    fs.commit()
+    assert losing.keys == []
+    assert place.seen() == found(fs) == state(2)
+    assert place.objects.facts(NAME) is None
+    assert place.objects.names(".refshard") == []
+
+
+class Forgetful(CountingProxy):
+    """Passes on what ``loses`` says, and answers with an error: the first ``count`` times."""
+
+    loses: Callable[[Head, bytes], bool] = staticmethod(lambda head, body: False)
+    count = 0
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
+        answer = await super().answer(head, body, request)
+        if not self.count or not self.loses(head, body):
+            return answer
+        self.count -= 1
+        return failure(503)
+
+
+@pytest.fixture
+def forgetful(s3_server: SeaweedServer) -> Iterator[tuple[Forgetful, Place]]:
+    """A hierarchy on S3 behind a server that loses answers, to clients that ask twice."""
+    s3_server.create_bucket("undone")
+    with Forgetful(s3_server.endpoint_url) as proxy:
+        once = {"config_kwargs": {"retries": {"total_max_attempts": 2}}}
+        options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": proxy.url}, **once}
+        yield proxy, Place(f"s3://undone/{uuid.uuid4().hex}", options)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 4, 6])
+def test_a_commit_whose_end_arrived_at_a_store_that_did_not_say_so_is_made(
+    forgetful: tuple[Forgetful, Place], lost: int
+) -> None:
+    proxy, place = forgetful
+    fs = place.written(2)
+    ended = [False]
+
+    def loses(head: Head, body: bytes) -> bool:
+        ended[0] = ended[0] or b'"state":"done"' in body
+        return ended[0] and head.path.endswith(NAME)
+
+    proxy.loses, proxy.count = loses, lost
+    fs.commit()
+    assert proxy.count == 0
+    assert place.seen() == state(2)
+    assert place.objects.facts(NAME) is None
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_shard_whose_removal_was_not_confirmed_is_put_back_with_all_else_or_gone(
+    forgetful: tuple[Forgetful, Place], lost: int
+) -> None:
+    proxy, place = forgetful
+    fs = place.opened()
+    rest = {
+        key: data for key, data in state(1).items() if not key.startswith("s/c/0/") and not key.startswith("s/c/1/")
+    }
+    for key in state(1).keys() - rest.keys():
+        fs.rm_file(key)
+    fs.pipe_file("p/c/0", b"12345678")
+    proxy.loses, proxy.count = lambda head, body: head.method == "DELETE" and "/s/c/" in head.path, lost
+    is_made = False
+    with contextlib.suppress(OSError):
+        fs.commit()
+        is_made = True
+    proxy.count = 0
+    assert place.seen() == (rest | {"p/c/0": b"12345678"} if is_made else state(1))
+    fs.commit()
+    assert place.seen() == rest | {"p/c/0": b"12345678"}
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_where_the_store_does_not_tell_whether_the_commit_is_made_nothing_is_put_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, arrives: bool
+) -> None:
+    fs = place.written(2)
+    losing = Losing(monkeypatch, "done", 1000, arrives=arrives)
+    with pytest.raises(Failure) as failed:
+        fs.commit()
+    assert losing.keys == []
+    monkeypatch.undo()
+    [note] = failed.value.__notes__
+    assert "Nothing was put back: the store does not tell whether the commit is made" in note
+    assert place.seen() == state(2 if arrives else 1), "all or nothing"
+    assert found(fs) == state(2), "what was written is kept"
+    fs.commit()
+    assert place.seen() == found(fs) == state(2)
+    assert place.objects.facts(NAME) is None
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_an_interrupt_while_the_last_request_is_under_way_leaves_all_or_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, made: bool
+) -> None:
+    fs = place.written(2)
+    put, done = Objects.put, [False]
+
+    def interrupted(self: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
+        if not (name == NAME and b'"done"' in parts[0]) or done[0]:
+            return put(self, name, parts, condition)
+        done[0] = True
+        if made:
+            put(self, name, parts, condition)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Objects, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        fs.commit()
+    assert any("made all the same" in note for note in getattr(stopped.value, "__notes__", ())) is made
+    assert place.seen() == state(2 if made else 1)
+    assert place.objects.facts(NAME) is None
+    fs.commit()
+    assert place.seen() == found(fs) == state(2)
+
+
+def test_nothing_is_put_back_where_somebody_else_has_taken_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = place.written(2)
+    put, done = Objects.put, [False]
+
+    def overtaken(self: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
+        if name == NAME and b'"done"' in parts[0] and not done[0]:
+            done[0] = True
+            assert recover(place.objects, at_once=True)
+            put(self, "p/c/0", (b"somebody's",))
+        return put(self, name, parts, condition)
+
+    monkeypatch.setattr(Objects, "put", overtaken)
+    with pytest.raises(ConflictError) as refused:
+        fs.commit()
+    assert refused.value.__cause__ is not None
+    assert "Nothing was put back: somebody else has taken over" in refused.value.__cause__.__notes__[0]
+    assert place.seen() == state(1) | {"p/c/0": b"somebody's"}
+    fs.discard()
+
+
+@pytest.mark.parametrize("state_of", ["begun", "replacing"])
+@pytest.mark.parametrize("lost", [1, 2, 3, 1000])
+def test_a_commit_of_which_earlier_answers_were_lost_goes_on_or_can_be_made_again_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, state_of: str, lost: int
+) -> None:
+    fs = place.written(2)
+    Losing(monkeypatch, state_of, lost)
+    is_made = False
+    with contextlib.suppress(Failure):
+        fs.commit()
+        is_made = True
+    assert is_made is (lost < 3), "what comes next finds out"
+    monkeypatch.undo()
+    assert place.seen() == state(2 if is_made else 1)
+    fs.commit()
+    assert place.seen() == found(fs) == state(2)
+    assert place.objects.facts(NAME) is None
+    fs.discard()
+
+
 def test_what_cannot_be_put_back_either_is_the_old_state_to_readers_all_the_same(
     place: Place, failing: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +411,38 @@ def test_an_interrupted_commit_changes_nothing(place: Place, failing: Callable[.
     fs.discard()
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="interrupts as POSIX does")
+@pytest.mark.parametrize("at", [0, 1, 4, 12, "done"])
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_is_raised_when_the_commit_has_been_undone_or_made_and_nothing_is_under_way(
+    place: Place, monkeypatch: pytest.MonkeyPatch, at: int | str, *, again: bool
+) -> None:
+    fs = place.written(2)
+    put, lock, count = Objects.put, threading.Lock(), [0]
+
+    def interrupted(self: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
+        with lock:
+            number, count[0] = count[0], count[0] + 1
+        if number == at or (at == "done" and b'"state":"done"' in b"".join(parts)):
+            for _ in range(1 + again):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.05)
+        return put(self, name, parts, condition)
+
+    monkeypatch.setattr(Objects, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        fs.commit()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("refshard-")]
+    monkeypatch.undo()
+    is_made = place.seen() == state(2)  # a handler is called when the main thread gets its turn
+    assert is_made or (at != "done" and place.seen() == state(1))
+    assert getattr(stopped.value, "__notes__", []) == (["It is made all the same."] if is_made else [])
+    assert place.objects.facts(NAME) is None
+    assert found(fs) == state(2)
+    fs.commit()
+    assert place.seen() == found(fs) == state(2)
+
+
 # ------------------------------------------------------------------ what readers see meanwhile
 
 
@@ -214,6 +459,7 @@ def crashed(place: Place, failing: Callable[..., None], monkeypatch: pytest.Monk
     monkeypatch.undo()
     fs.discard()
     ours.clear()
+    undo.abandoned.clear()
 
 
 def test_readers_see_what_there_was_before_and_nothing_of_what_keeps_it(
@@ -282,6 +528,29 @@ def test_the_next_commit_undoes_the_one_that_was_cut_short(
     assert place.seen() == state(1) | {"new/zarr.json": {}}
     early.commit()
     assert place.seen() == state(3) | {"new/zarr.json": {}}
+
+
+def test_who_opens_what_was_cut_short_in_the_end_writes_over_the_state_before_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Objects.put
+    fs = place.written(2)
+
+    def ending(self: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
+        if name == NAME and b'"done"' in parts[0]:
+            monkeypatch.setattr(Undo, "roll_back", lambda *_: {})
+            raise Crash
+        return put(self, name, parts, condition)
+
+    monkeypatch.setattr(Objects, "put", ending)
+    with pytest.raises(Crash):
+        fs.commit()
+    monkeypatch.undo()
+    fs.discard()
+    ours.clear()
+    late = place.written(3)
+    late.commit()
+    assert place.seen() == found(late) == state(3)
 
 
 def test_one_chunk_that_an_unfinished_commit_is_not_about_can_be_committed(
