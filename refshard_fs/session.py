@@ -18,8 +18,8 @@ from refshard_fs.model import Entry, Inline, Packed, Span
 from refshard_fs.opening import Opening
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.failures import blame
+from refshard_fs.reading.immediate import SMALL
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
-from refshard_fs.reading.strip import SMALL
 from refshard_fs.selection import Mode
 from refshard_fs.session_options import SessionOptions
 

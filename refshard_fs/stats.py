@@ -28,7 +28,6 @@ class Stats:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(NAMES, 0)
         self._reads: deque[int] = deque()  # sizes of what was read by one request each, not counted yet
-        self._taken: deque[int] = deque()  # and of what needed none
 
     def add(self, **counts: int) -> None:
         with self._lock:
@@ -46,27 +45,19 @@ class Stats:
         if len(self._reads) >= READS:
             self.snapshot()
 
-    def add_taken(self, size: int) -> None:
-        """Count one key of ``size`` bytes that had been read with others, as soon."""
-        self._taken.append(size)
-        if len(self._taken) >= READS:
-            self.snapshot()
-
     def snapshot(self) -> dict[str, int]:
         with self._lock:
-            counts, reads, held = self._counts, self._reads, self._taken
+            counts, reads = self._counts, self._reads
             sizes = [reads.popleft() for _ in range(len(reads))]
-            taken = [held.popleft() for _ in range(len(held))]
-            counts["keys"] += len(sizes) + len(taken)
-            counts["requests"] += len(sizes)
-            counts["bytes_wanted"] += sum(sizes) + sum(taken)
-            counts["bytes_fetched"] += sum(sizes)
+            for name in ("keys", "requests"):
+                counts[name] += len(sizes)
+            for name in ("bytes_wanted", "bytes_fetched"):
+                counts[name] += sum(sizes)
             return dict(counts)
 
     def clear(self) -> None:
         with self._lock:
             self._reads.clear()
-            self._taken.clear()
             self._counts = dict.fromkeys(NAMES, 0)
 
     def after_fork(self) -> None:

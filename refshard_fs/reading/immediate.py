@@ -15,14 +15,14 @@ from refshard_fs.reading.failures import ABSENT, blame, describe, fail, too_larg
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.reading.recall import bound, recalled
 from refshard_fs.reading.sizes import sized
-from refshard_fs.reading.strip import SMALL, Strip
 from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, TooLarge, check, hold
 
-__all__ = ["Found", "Immediate"]
+__all__ = ["SMALL", "Found", "Immediate"]
 
 FACTS: Final = 256  # bytes of memory that facts are taken to need
-TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)
+SMALL: Final = 16 * KIB  # bytes of a range, at most, that is read together with others,
+TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # where they lie so near
 
 
 class Found(NamedTuple):
@@ -42,7 +42,6 @@ class Immediate:
         self._stats = stats
         self._token = token
         self._loading = threading.Lock()
-        self._strip = Strip()
 
     def read(self, keyspace: KeySpace, request: Request, *, may_load: bool = False) -> bytes | None:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
@@ -53,13 +52,6 @@ class Immediate:
         """Return the bytes of ``request``, whose key is at ``entry``."""
         try:
             most = None
-            if type(entry) is Span and request.start is None and request.end is None and entry.exact:
-                stop = entry.stop
-                if stop is not None and stop - entry.start <= SMALL:
-                    data = self._strip.take(entry, stop) or self._widely(entry, stop)
-                    if data is not None:
-                        self._stats.add_taken(len(data))
-                        return data
             if request.start is not None or request.end is not None:
                 if entry.size is None and isinstance(entry, Span):
                     whole = self._fetch(Span(entry.url, 0, 0, optional=entry.optional))
@@ -237,16 +229,6 @@ class Immediate:
         if len(parts) < len(spans):
             return None
         return entry.finish(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
-
-    def _widely(self, span: Span, stop: int) -> bytes | None:
-        """Return the bytes of ``span``, which ends at ``stop``, read with those behind it: where they were in order."""
-        wide = self._strip.widened(span, stop)
-        answer = None if wide is None else self._fetch(wide)
-        if answer is None or len(answer.data) < stop - span.start:
-            return None
-        self._stats.add(requests=1, bytes_fetched=len(answer.data))
-        self._strip.hold(span, bytes(answer.data))
-        return bytes(answer.data[: stop - span.start])
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
         place = self._pool.place(span.url)

@@ -1,4 +1,4 @@
-"""What lies on this machine is read at once: no more than one system call a key, no event loop, every promise held."""
+"""What lies on this machine is read at once: one system call a key, no event loop, every promise held."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fsspec.callbacks import Callback
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged
-from refshard_fs.reading import immediate, strip
+from refshard_fs.reading import immediate
 from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.plan import Limits
 from refshard_fs.targets import local
@@ -86,42 +86,15 @@ def test_of_keys_that_are_read_together_each_has_its_own_error(file: Path) -> No
     assert "got 5 of 10" in str(found["longer"])
 
 
-def test_small_keys_that_are_read_in_order_come_several_at_a_time(file: Path, reads: list[tuple[int, int]]) -> None:
-    fs = RefShardFileSystem(references(file))
-    assert [fs.cat_file(key) for key in KEYS] == [DATA[100 * i : 100 * i + 100] for i in range(COUNT)]
-    assert reads == [(0, 100), (100, 100), (200, len(DATA) - 200)]
-    counts = fs.stats()
-    assert (counts["keys"], counts["requests"], counts["bytes_wanted"]) == (COUNT, 3, 100 * COUNT)
-
-
-def test_small_keys_that_are_read_in_order_are_of_the_version_that_was_seen_and_of_that_for_a_moment_only(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(strip, "monotonic", lambda: now)
-    fs = RefShardFileSystem(references(file))
-    for key in KEYS[:5]:
-        fs.cat_file(key)
-    other = file.with_name("other")
-    other.write_bytes(DATA[::-1])
-    os.replace(other, file)
-    assert fs.cat_file("a/5") == DATA[500:600]
-    now = strip.FRESH
-    with pytest.raises(TargetChanged):
-        fs.cat_file("a/6")
-    fs.invalidate_cache()
-    assert fs.cat_file("a/5") == DATA[::-1][500:600]
-
-
 def test_reads_are_counted_and_what_the_manifest_holds_is_no_request(file: Path) -> None:
     fs = RefShardFileSystem(references(file) | {"text": "12345"})
     for _ in range(7):
-        for key in KEYS[::-2]:
+        for key in KEYS:
             fs.cat_file(key)
     fs.cat_file("text")
     counts = fs.stats()
-    assert (counts["keys"], counts["requests"]) == (7 * COUNT // 2 + 1, 7 * COUNT // 2)
-    assert counts["bytes_wanted"] == counts["bytes_fetched"] == 7 * COUNT // 2 * 100
+    assert (counts["keys"], counts["requests"]) == (7 * COUNT + 1, 7 * COUNT)
+    assert counts["bytes_wanted"] == counts["bytes_fetched"] == 7 * COUNT * 100
 
 
 def test_threads_lose_no_count(file: Path) -> None:
