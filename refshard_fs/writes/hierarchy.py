@@ -34,7 +34,7 @@ from refshard_fs.writes.costs import costs_of
 from refshard_fs.writes.interrupts import Stop
 from refshard_fs.writes.options import takes_objects
 from refshard_fs.writes.planning import Plan, ShardPlan, packed, planned
-from refshard_fs.writes.recovery import give_way, recover
+from refshard_fs.writes.recovery import give_way, recover, see_to_lasting
 from refshard_fs.writes.turns import Room, ours, turn
 from refshard_fs.writes.undo import WORKERS, Undo
 from refshard_fs.zarrmeta import is_metadata
@@ -145,6 +145,8 @@ class HierarchyCommit:
                     self._know(give_way(self._objects, [*plan.names(), *gone]))
                 self._write_at_once(plan, gone)
             ours.update({self._objects.url_of(name): found for name, found in self._put.items()})
+            if len(seen) == 1 and not self._objects.excludes:
+                see_to_lasting(self._objects, seen)
 
     def _write_at_once(self, plan: Plan, gone: Mapping[str, Facts | None]) -> None:
         conditions = self._precheck(plan)

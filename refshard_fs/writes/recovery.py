@@ -23,7 +23,7 @@ from refshard_fs.targets.objects import Objects
 from refshard_fs.writes.options import takes_objects
 from refshard_fs.writes.undo import LEASE, Undo, is_abandoned
 
-__all__ = ["give_way", "recover", "recover_at", "recover_opened"]
+__all__ = ["give_way", "recover", "recover_at", "recover_opened", "see_to_lasting"]
 
 
 class _Stored(NamedTuple):
@@ -67,6 +67,21 @@ def give_way(objects: Objects, names: Collection[str]) -> CommitRecord | None:
     if not stored.record.concerns.isdisjoint(names):
         raise _under_way(objects, stored.record, age)
     return None
+
+
+def see_to_lasting(objects: Objects, names: Collection[str]) -> None:
+    """Raise ConflictError if another commit, cut short, may take what was just put as ``names`` for its own.
+
+    It has kept what there was before, or may be about to say so.
+    """
+    stored = None if objects.facts(NAME) is None else _stored(objects)
+    if stored is None or stored.record.state == "done":
+        return
+    if stored.record.state == "begun" or not stored.record.concerns.isdisjoint(names):
+        raise ConflictError(
+            f"What was put to {objects.url} may be undone: a commit by {stored.record.by} began meanwhile. Commit "
+            "again when that is done"
+        )
 
 
 def recover_at(url: str, given: Given) -> bool:

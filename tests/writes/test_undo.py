@@ -567,6 +567,36 @@ def test_one_chunk_that_an_unfinished_commit_is_not_about_can_be_committed(
     assert place.seen() == state(1) | {"notes": b"mine"}
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_one_chunk_that_is_put_while_another_commit_begins_is_not_lost_if_that_is_cut_short(
+    place: Place, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    """The other one has kept what there was before: recovery puts that back."""
+    if place.objects.excludes:
+        pytest.skip("one commit at a time")
+    put = Objects.put
+    others: list[Undo] = []
+
+    def putting(self: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
+        if name == "p/c/0" and not others:
+            others.append(Undo.begin(place.objects))
+            if keeps:
+                others[0].keep({name: place.objects.facts(name)})
+        return put(self, name, parts, condition)
+
+    fs = place.opened()
+    fs.pipe_file("p/c/0", b"12345678")
+    monkeypatch.setattr(Objects, "put", putting)
+    with pytest.raises(ConflictError, match=r"may be undone.*is kept"):
+        fs.commit()
+    recover(place.objects, at_once=True)
+    assert fs.cat_file("p/c/0") == b"12345678"
+    fs.commit()
+    assert place.seen() == state(1) | {"p/c/0": b"12345678"}
+    assert not place.opened().recover()
+    assert place.seen() == state(1) | {"p/c/0": b"12345678"}
+
+
 def test_what_was_read_before_a_commit_that_has_ended_since_is_not_written_over_it(
     place: Place, failing: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -766,7 +796,7 @@ def test_one_object_takes_no_record_and_two_take_few_requests(s3_server: Seaweed
         fs.pipe_file("p/c/0", b"12345678")
         proxy.clear()
         fs.commit()
-        assert [r.method for r in proxy.requests() if "refshard" in r.path] == ["HEAD"]
+        assert [r.method for r in proxy.requests() if "refshard" in r.path] == ["HEAD", "HEAD"]
         assert sum(r.method == "PUT" for r in proxy.requests()) == 1
         first, second = [key for key in fs.find("p/c") if key in state(1)][:2]
         fs.pipe({first: b"00000000", second: b"11111111"})
