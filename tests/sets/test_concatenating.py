@@ -526,3 +526,16 @@ def test_a_coordinate_of_a_chunk_beyond_memory_is_refused_by_name() -> None:
     }  # fmt: skip
     with pytest.raises(ManifestError, match=r"'x' along 'x', no multiple of its chunks"):
         refshard_fs.concat([one, one], "x")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("fill", [[0.0, 0.0], ["NaN", 1.5]])
+def test_complex_numbers_are_compared_by_value(version: int, fill: list[Any]) -> None:
+    time = chunked("time", np.arange(2, dtype="<i4"), (2,), ["time"], version=version)
+    whole = np.array([1 + 2j, 3 + 4j, 5 + 6j], "<c8")
+    one = chunked("z", whole, (3,), ["z_of"], version=version, inline=True, fill_value=fill)
+    other = chunked("z", whole + 1, (3,), ["z_of"], version=version, inline=True, fill_value=fill)
+    joined = refshard_fs.concat([{**time, **one}, {**time, **one}], "time")
+    assert joined.references["z/0" if version == 2 else "z/c/0"] == whole.tobytes()
+    with pytest.raises(ManifestError, match="different values of 'z'"):
+        refshard_fs.concat([{**time, **one}, {**time, **other}], "time")
