@@ -20,6 +20,7 @@ from refshard_fs.shards.dtypes import version_2, version_3
 from refshard_fs.shards.group_documents import ENCODINGS, array_document, configured
 from refshard_fs.shards.json_fields import COUNTABLE, count, counts, object_in, shown
 from refshard_fs.shards.minishards import Sharding
+from refshard_fs.shards.morton import MortonCode
 
 __all__ = ["Scale", "Volume", "parse_info"]
 
@@ -166,6 +167,11 @@ def _scale(doc: Mapping[str, Any], dtype: np.dtype[Any], channels: int, where: s
         raise _NotShown(f"its chunks of {list(chunks)} are more than {LARGEST} bytes each")
     if math.prod(size) * channels * dtype.itemsize >= COUNTABLE:
         raise ManifestError(f"{where}: its 'size' {list(size)} is more than 63 bits count in bytes")
+    if sharding is not None:
+        try:
+            MortonCode([-(-n // s) for n, s in zip(size, step, strict=True)])
+        except ValueError as e:
+            raise _NotShown(str(e)) from None
     offset = doc.get("voxel_offset", [0, 0, 0])
     match offset:
         case [int(x), int(y), int(z)] if max(abs(x), abs(y), abs(z)) < COUNTABLE:

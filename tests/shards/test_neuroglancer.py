@@ -141,6 +141,17 @@ def test_a_volume_of_which_nothing_can_be_shown_says_why() -> None:
             volume_of(info(encoding=encoding))
 
 
+def test_a_scale_whose_chunks_have_no_ids_hides_no_other() -> None:
+    sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0,
+                "minishard_bits": 1, "shard_bits": 1}  # fmt: skip
+    doc = info()
+    large = {"key": "large", "size": [2**21 + 1, 2**21 + 1, 2**20 + 1], "chunk_sizes": [[1, 1, 1]]}
+    doc["scales"].append({**doc["scales"][0], **large, "sharding": sharding})
+    volume = volume_of(doc)
+    assert list(volume.scales) == [KEY]
+    assert "more than 64 bits" in volume.reports["large"]
+
+
 def test_an_error_about_very_many_scales_is_short() -> None:
     doc = info()
     doc["scales"] = [{"key": "a"}] * 2000
