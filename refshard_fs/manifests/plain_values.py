@@ -32,13 +32,21 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
     try:
         if dtype.kind in "mM":
             return np.array(int(fill)).astype("<i8").view(dtype)[()]
-        if fill in ("NaN", "Infinity", "-Infinity"):
-            fill = float(fill)
-        elif isinstance(fill, str):
-            raise ValueError("it is text")
-        return np.array(fill, dtype)[()]
+        if dtype.kind == "c" and isinstance(fill, list):
+            real, imaginary = map(_number, fill)
+            return np.array(complex(real, imaginary), dtype)[()]
+        return np.array(_number(fill), dtype)[()]
     except (TypeError, ValueError, OverflowError) as e:
         raise ValueError(f"its fill_value is {fill!r}, no value of {dtype}: {e}") from e
+
+
+def _number(fill: Any) -> Any:
+    """Return a fill value, or one half of a complex one, of which JSON may have no number but a name."""
+    if fill in ("NaN", "Infinity", "-Infinity"):
+        return float(fill)
+    if isinstance(fill, str):
+        raise ValueError("it is text")  # noqa: TRY004  # one kind of error for all that is no value
+    return fill
 
 
 def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class Variable(NamedTuple):
         """Whether it holds the positions along the dimension of its own name."""
         return self.dims == (parent(self.path)[1],)
 
+
+MOST: Final = 1 << 24  # elements that are looked at together: shapes and chunks may be any numbers
 
 # What is known of arrays: by the key and text of their metadata, and the text of their attributes.
 Known = dict[tuple[str, Any, Any], Variable | None]
@@ -117,17 +119,21 @@ def inline_of(refs: ReferenceSet, where: str) -> dict[str, dict[int, bytes]]:
 def values_at_hand(
     variable: Variable, refs: ReferenceSet, chunks: Mapping[int, bytes], where: str
 ) -> np.ndarray[Any, Any] | None:
-    """Return the values of an array of at most one dimension; None where they are not all inline, or not readable."""
+    """Return the values of an array of at most one dimension.
+
+    None where they are not all inline, not readable, or with what chunks hold beyond the array's end more than `MOST`.
+    """
     meta = variable.meta
     table = refs.tables.get(variable.path)
     if table is None or len(table) or meta.chunks is None or len(meta.shape) > 1:
         return None
     dtype = dtype_of(meta)
-    if dtype is None:
+    size = meta.chunks[0] if meta.chunks else 1
+    room = -(-math.prod(meta.shape) // max(size, 1)) * size
+    if dtype is None or room > MOST:
         return None
     try:
-        size = meta.chunks[0] if meta.chunks else 1
-        out = np.full(-(-math.prod(meta.shape) // max(size, 1)) * size, fill_of(meta, dtype), dtype)
+        out = np.full(room, fill_of(meta, dtype), dtype)
         for number, data in chunks.items():
             values = decode_chunk(meta, data)
             if values is None:

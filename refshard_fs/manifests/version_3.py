@@ -24,7 +24,8 @@ _NAMES: Final = {
     "u4": "uint32", "u8": "uint64", "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64",
     "c16": "complex128",
 }  # fmt: skip
-_DTYPE: Final = re.compile(r"([<>|=])?([biufcSUVmM])(\d+)(?:\[(\d*)([a-zA-Zμ]+)\])?")
+_DTYPE: Final = re.compile(r"([<>|=])?([biufcSUVmM])([0-9]{1,10})(?:\[([0-9]{0,10})([a-zA-Zμ]+)\])?")
+_LONGEST_FILL: Final = 1 << 24  # bytes of a fill value that has to be spelled
 _ON_ARRAYS: Final = frozenset(["delta", "fixedscaleoffset", "quantize", "bitround", "packbits", "astype"])
 _ON_BYTES: Final = frozenset(
     ["shuffle", "zlib", "bz2", "lzma", "lz4", "crc32", "adler32", "fletcher32", "jenkins_lookup3"]
@@ -66,7 +67,7 @@ def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> 
         fill = _fill_value(doc.get("fill_value"), dtype)
         if "_FillValue" in shown:
             shown["_FillValue"] = _for_xarray(shown["_FillValue"], dtype)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, OverflowError) as e:
         raise ManifestError(f"{key!r}: its fill_value is no value of its dtype {doc.get('dtype')!r}: {e}") from e
     out = {
         "zarr_format": 3,
@@ -173,6 +174,8 @@ def _fill_value(value: Any, dtype: _Type) -> Any:
             return value or ""
         case "S" | "V":
             if value is None or value == 0 or value == "":
+                if dtype.kind == "V" and dtype.size > _LONGEST_FILL:
+                    raise ValueError("it takes too many bytes")
                 return base64.b64encode(bytes(dtype.size if dtype.kind == "V" else 0)).decode()
             return value
     return 0.0 if value is None else value

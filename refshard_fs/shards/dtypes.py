@@ -22,6 +22,8 @@ __all__ = ["parse_dtype", "version_2", "version_3"]
 
 LONGEST: Final = 1 << 16  # characters of a dtype's name
 MOST_ELEMENTS: Final = 1 << 10  # of an array within a field
+MOST_FIELDS: Final = 1 << 16  # of all arrays within fields, where each element is a field
+LONGEST_FILL: Final = 1 << 24  # bytes of a fill value that has to be spelled
 _NATIVE = re.compile(r"[A-Za-z]")  # such names state no byte order
 
 _PLAIN: Final = frozenset("biufc")
@@ -62,10 +64,20 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
 
 def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return ``dtype`` with its padding as fields of their own, as zarr's metadata can say it."""
-    packed = np.dtype(dtype.descr)
+    packed = np.dtype(_untitled(dtype.descr))
     if packed.itemsize != dtype.itemsize:
         raise ValueError("its fields do not lie one after the other")
     return packed
+
+
+def _untitled(descr: list[Any]) -> list[Any]:
+    """Return ``descr`` without titles, second names that zarr's metadata cannot say and that may be any object."""
+    fields: list[Any] = []
+    for name, of, *shape in descr:
+        fields.append(
+            (name[1] if isinstance(name, tuple) else name, _untitled(of) if isinstance(of, list) else of, *shape)
+        )
+    return fields
 
 
 def _holds_arrays(dtype: np.dtype[Any]) -> bool:
@@ -80,6 +92,8 @@ def _spread(dtype: np.dtype[Any]) -> np.dtype[Any]:
     No document opens in both: zarr-python 2 would take these fields, but they are not the dtype that was written. A
     field of very many elements stays as it is, for readers of version 2 metadata that take it.
     """
+    if _spread_fields(dtype) > MOST_FIELDS:
+        raise ValueError(f"its fields hold arrays of more than {MOST_FIELDS} elements in all")
     fields: list[tuple[str, Any]] = []
     for name in dtype.names or ():
         base, shape = dtype[name].subdtype or (dtype[name], ())
@@ -91,6 +105,16 @@ def _spread(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(fields)
 
 
+def _spread_fields(dtype: np.dtype[Any]) -> int:
+    """Return how many fields there are, at all depths together, once each element of an array is one."""
+    total = 0
+    for name in dtype.names or ():
+        base, shape = dtype[name].subdtype or (dtype[name], ())
+        elements = math.prod(shape)
+        total += 1 if elements > MOST_ELEMENTS else elements * (1 + _spread_fields(base))
+    return total
+
+
 def version_2(dtype: np.dtype[Any]) -> Any:
     """Return ``dtype`` as zarr v2 metadata has it."""
     return dtype.str if dtype.names is None else dtype.descr
@@ -99,6 +123,8 @@ def version_2(dtype: np.dtype[Any]) -> Any:
 def version_3(dtype: np.dtype[Any], where: str) -> tuple[Any, Any, str | None]:
     """Return data type, a neutral fill value and byte order (None: of single bytes), as zarr v3 metadata has them."""
     order = {"<": "little", ">": "big"}.get(dtype.str[0])
+    if dtype.kind == "V" and dtype.itemsize > LONGEST_FILL:
+        raise ManifestError(f"{where}: zarr v3 spells a fill value of {dtype.itemsize} bytes; zarr_format=2 shows it")
     match dtype.kind:
         case kind if kind in _PLAIN and dtype.name not in _UNKNOWN:
             zero = {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(kind, 0)

@@ -34,7 +34,8 @@ from refshard_fs.shards.recognised import PRECOMPUTED
 
 __all__ = ["Padded", "open_"]
 
-_CHUNK = re.compile(r"(-?\d+)-(-?\d+)_(-?\d+)-(-?\d+)_(-?\d+)-(-?\d+)", re.ASCII)
+_NUMBER = r"(-?\d{1,20})"
+_CHUNK = re.compile("_".join([f"{_NUMBER}-{_NUMBER}"] * 3), re.ASCII)
 _BATCH = 64  # minishards whose indexes are asked for at a time when chunks are listed
 
 
@@ -165,20 +166,27 @@ class ShardChunks(_Chunks):
             while number < 1 << self._sharding.minishard_bits:
                 block = self._sharding.block(number)
                 table = yield self._table(shard, block)
-                places = [] if table is None else table[table[:, 0] != table[:, 1]].tolist()
-                for first in range(0, len(places), _BATCH):
-                    loads = [self._minishard(shard, pair) for pair in places[first : first + _BATCH]]
+                taken = [] if table is None else np.flatnonzero(table[:, 0] != table[:, 1]).tolist()
+                for first in range(0, len(taken), _BATCH):
+                    some = taken[first : first + _BATCH]
+                    loads = [self._minishard(shard, table[i].tolist()) for i in some]
                     minishards = yield tuple(load for load in loads if load is not None)
-                    found += (listed for minishard in minishards for listed in self._chunks(minishard.ids))
+                    for i, minishard in zip(some, minishards, strict=True):
+                        found += self._chunks(minishard.ids, (shard, number + i))
                 number = block.stop
         return found
 
-    def _chunks(self, ids: npt.NDArray[np.uint64]) -> Iterator[Listed]:
+    def _chunks(self, ids: npt.NDArray[np.uint64], place: tuple[int, int]) -> Iterator[Listed]:
+        """Yield the chunks of the shard and minishard ``place``: no reader finds those that it has of others."""
         scale = self.scale
         coords = self._code.decode(ids, 3)
         for chunk, cell in zip(ids.tolist(), coords.tolist(), strict=True):
             full = (*cell, 0)
-            if self.grid.number_of(full) is not None and self._code.encode(full) == chunk:
+            if (
+                self.grid.number_of(full) is not None
+                and self._code.encode(full) == chunk
+                and self._sharding.place(chunk) == place
+            ):
                 is_sized = not scale.is_gzip
                 yield Listed(self.grid.encoding.encode(full), self.size if is_sized else None)
 

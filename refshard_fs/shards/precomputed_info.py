@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,11 +20,13 @@ from refshard_fs.shards.dtypes import version_2, version_3
 from refshard_fs.shards.group_documents import ENCODINGS, array_document, configured
 from refshard_fs.shards.json_fields import COUNTABLE, count, counts, object_in, shown
 from refshard_fs.shards.minishards import Sharding
+from refshard_fs.shards.morton import MortonCode
 
 __all__ = ["Scale", "Volume", "parse_info"]
 
 DIMENSIONS = ["x", "y", "z", "channel"]
 LARGEST = 1 << 31  # bytes of a chunk, as it is decoded
+SHOWN = 10  # scales that an error tells of
 
 _TYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "uint64", "float32")}
 _TYPES |= {name: np.dtype(name).newbyteorder("<") for name in ("int8", "int16", "int32", "int64")}
@@ -123,14 +126,16 @@ def parse_info(data: bytes, where: str) -> Volume:
     channels = count(doc, "num_channels", where, 1)
     found: dict[str, Scale] = {}
     reports: dict[str, str] = {}
+    taken: set[str] = set()
     for number, scale in enumerate(scales):
-        name = _name(scale.get("key"), number, {*found, *reports})
+        name = _name(scale.get("key"), number, taken)
+        taken.add(name)
         try:
             found[name] = _scale(scale, dtype, channels, f"{where}, scale {number}")
         except _NotShown as e:
             reports[name] = str(e)
     if not found:
-        why = "; ".join(f"{name}: {reason}" for name, reason in reports.items()) or "it has none"
+        why = "; ".join(f"{name}: {reason}" for name, reason in islice(reports.items(), SHOWN)) or "it has none"
         raise ManifestError(f"{where}: none of its scales can be shown ({why})")
     attributes: dict[str, Any] = {n: doc[n] for n in ("type", "data_type", "num_channels") if n in doc}
     return Volume(found, reports, attributes)
@@ -162,12 +167,17 @@ def _scale(doc: Mapping[str, Any], dtype: np.dtype[Any], channels: int, where: s
         raise _NotShown(f"its chunks of {list(chunks)} are more than {LARGEST} bytes each")
     if math.prod(size) * channels * dtype.itemsize >= COUNTABLE:
         raise ManifestError(f"{where}: its 'size' {list(size)} is more than 63 bits count in bytes")
+    if sharding is not None:
+        try:
+            MortonCode([-(-n // s) for n, s in zip(size, step, strict=True)])
+        except ValueError as e:
+            raise _NotShown(str(e)) from None
     offset = doc.get("voxel_offset", [0, 0, 0])
     match offset:
-        case [int(), int(), int()]:
+        case [int(x), int(y), int(z)] if max(abs(x), abs(y), abs(z)) < COUNTABLE:
             pass
         case _:
-            raise ManifestError(f"{where}: its 'voxel_offset' is {shown(offset)}, not three integers")
+            raise ManifestError(f"{where}: its 'voxel_offset' is {shown(offset)}, not three integers of 64 bits")
     attributes = {"resolution": doc.get("resolution"), "voxel_offset": offset, "key": key}
     return Scale(key, (*size, channels), chunks, step, tuple(offset), dtype, sharding, attributes)
 

@@ -131,7 +131,7 @@ def _axes(before: Sequence[Any], axes: _Shape) -> _Shape:
                 pass
             case "F":
                 axes = axes[::-1]
-            case [*order] if all(type(axis) is int for axis in order) and set(order) == set(range(len(axes))):
+            case [*order] if all(type(axis) is int for axis in order) and sorted(order) == [*range(len(axes))]:
                 axes = tuple(axes[axis] for axis in order)
             case other:
                 raise ValueError(f"a transpose has the order {str(other)[:100]}, no permutation of its dimensions")

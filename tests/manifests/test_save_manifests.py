@@ -117,6 +117,11 @@ def test_xarray_masks_what_it_masked_before(tmp_path: Path) -> None:
         {"compressor": "zlib"},
         {"fill_value": [1]},
         {"fill_value": "text"},
+        {"fill_value": float("inf")},
+        {"dtype": "<f4", "fill_value": 10**400},
+        {"dtype": "|V2000000000"},
+        {"dtype": "|V" + "9" * 5000},
+        {"dtype": "<M8[" + "9" * 5000 + "ns]"},
     ],
 )
 def test_what_version_3_has_no_name_for_is_refused_by_key(tmp_path: Path, change: dict[str, Any]) -> None:

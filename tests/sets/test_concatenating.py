@@ -506,3 +506,36 @@ def _counting(counted: dict[str, int], name: str, call: Any) -> Any:
         return call(*args, **options)
 
     return count
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_coordinate_of_more_elements_than_memory_holds_is_joined_by_its_references(version: int) -> None:
+    one = chunked("x", np.arange(2, dtype="<f8"), (2,), ["x"], version=version, inline=True)
+    key = "x/.zarray" if version == 2 else "x/zarr.json"
+    long = {**one, key: json.dumps({**json.loads(one[key]), "shape": [10**13]})}
+    joined = refshard_fs.concat([long, one], "x")
+    chunk = f"x/{10**13 // 2}" if version == 2 else f"x/c/{10**13 // 2}"
+    assert RefShardFileSystem(joined).cat_file(chunk) == np.arange(2, dtype="<f8").tobytes()
+
+
+def test_a_coordinate_of_a_chunk_beyond_memory_is_refused_by_name() -> None:
+    one = {
+        "x/.zarray": json.dumps({"zarr_format": 2, "shape": [2], "chunks": [10**13], "dtype": "<f8", "order": "C",
+                                 "fill_value": 0, "filters": None, "compressor": None}),
+        "x/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}',
+    }  # fmt: skip
+    with pytest.raises(ManifestError, match=r"'x' along 'x', no multiple of its chunks"):
+        refshard_fs.concat([one, one], "x")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("fill", [[0.0, 0.0], ["NaN", 1.5]])
+def test_complex_numbers_are_compared_by_value(version: int, fill: list[Any]) -> None:
+    time = chunked("time", np.arange(2, dtype="<i4"), (2,), ["time"], version=version)
+    whole = np.array([1 + 2j, 3 + 4j, 5 + 6j], "<c8")
+    one = chunked("z", whole, (3,), ["z_of"], version=version, inline=True, fill_value=fill)
+    other = chunked("z", whole + 1, (3,), ["z_of"], version=version, inline=True, fill_value=fill)
+    joined = refshard_fs.concat([{**time, **one}, {**time, **one}], "time")
+    assert joined.references["z/0" if version == 2 else "z/c/0"] == whole.tobytes()
+    with pytest.raises(ManifestError, match="different values of 'z'"):
+        refshard_fs.concat([{**time, **one}, {**time, **other}], "time")

@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -140,6 +141,44 @@ def test_a_volume_of_which_nothing_can_be_shown_says_why() -> None:
             volume_of(info(encoding=encoding))
 
 
+def test_a_scale_whose_chunks_have_no_ids_hides_no_other() -> None:
+    sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0,
+                "minishard_bits": 1, "shard_bits": 1}  # fmt: skip
+    doc = info()
+    large = {"key": "large", "size": [2**21 + 1, 2**21 + 1, 2**20 + 1], "chunk_sizes": [[1, 1, 1]]}
+    doc["scales"].append({**doc["scales"][0], **large, "sharding": sharding})
+    volume = volume_of(doc)
+    assert list(volume.scales) == [KEY]
+    assert "more than 64 bits" in volume.reports["large"]
+
+
+def test_an_error_about_very_many_scales_is_short() -> None:
+    doc = info()
+    doc["scales"] = [{"key": "a"}] * 2000
+    with pytest.raises(ManifestError, match="none of its scales can be shown") as caught:
+        volume_of(doc)
+    assert len(str(caught.value)) < 2000
+
+
+def test_chunks_in_the_shard_of_others_are_listed_no_more_than_found(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES / "murmur", tmp_path, dirs_exist_ok=True)
+    first, *others = sorted((tmp_path / KEY).iterdir())
+    for other in others:
+        shutil.copy(first, other)
+    fs = opened(str(tmp_path))
+    keys = [key for key in fs.ls(KEY, detail=False) if not key.endswith((".zarray", ".zattrs"))]
+    assert len(keys) == len(set(keys)) > 0
+    assert all(map(fs.exists, keys))
+
+
+def test_a_file_that_is_named_by_thousands_of_digits_is_no_chunk() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/digits/info", json.dumps(info()).encode())
+    memory.pipe(f"/digits/{KEY}/0-4_0-4_0-4", bytes(64))
+    memory.pipe(f"/digits/{KEY}/{'9' * 5000}-4_0-4_0-4", bytes(64))
+    assert opened("memory://digits").ls(KEY, detail=False)[-1:] == [f"{KEY}/0.0.0.0"]
+
+
 def test_arrays_are_named_by_keys_that_mean_one_name() -> None:
     doc = info()
     keys = ["a/b c", "a_b_c", ".zarray", "info", "8.0x8.0x8.0", "a_b_c"]
@@ -154,6 +193,7 @@ def test_arrays_are_named_by_keys_that_mean_one_name() -> None:
     [
         {"size": [1, 2]}, {"size": [1, 2, -3]}, {"size": [2**40, 2**40, 2]}, {"size": "8"}, {"chunk_sizes": []},
         {"chunk_sizes": [[4, 4, 0]]}, {"chunk_sizes": [4]}, {"voxel_offset": [0, 0]}, {"voxel_offset": ["0", 0, 0]},
+        {"voxel_offset": [0, 0, -(10**4000)]},
         {"key": 5}, {"key": "zip::x"}, {"sharding": {"@type": "neuroglancer_uint64_sharded_v1"}},
         {"sharding": {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0,
                       "minishard_bits": 40, "shard_bits": 0}},

@@ -270,6 +270,10 @@ def test_arrays_of_other_writers(shared_data: Path, name: str) -> None:
         ({"index_codecs": [{"name": "bytes"}, {"name": "gzip"}]}, "bytes, gzip"),
         ({"index_codecs": [5]}, "neither a name nor an object"),
         ({"codecs": [spelled((2, 2), RAW)]}, "not divided"),
+        (
+            {"codecs": [{"name": "transpose", "configuration": {"order": [1, 0, 1]}}, spelled((3, 2, 3), RAW)]},
+            "no permutation",
+        ),
     ],
 )
 def test_metadata_that_contradicts_itself_passes_whole_and_is_reported(
