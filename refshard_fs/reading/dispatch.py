@@ -186,6 +186,20 @@ class Dispatch:
         if not task.done():
             job.task = task
 
+    def stop(self, job: Job) -> None:
+        """Have ``job``, if it is under way, end soon, and nobody told."""
+        if job.task is not None and job.state == 1:
+            job.task.cancel()
+            job.task.add_done_callback(lambda _: self._ended(job))  # of what has not run yet, nothing runs
+        job.state = 2
+
+    def _ended(self, job: Job) -> None:
+        if job.task is not None:
+            job.task = None
+            job.host.active -= 1
+            self.active -= 1
+            self.pump()
+
     async def _request(self, job: Job) -> None:
         span = job.block.span
         loop = asyncio.get_running_loop()
@@ -224,10 +238,7 @@ class Dispatch:
                 self._taker.arrived(job, answer)
         finally:
             job.state = 2
-            job.task = None
-            job.host.active -= 1
-            self.active -= 1
-            self.pump()
+            self._ended(job)
 
 
 def _started(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

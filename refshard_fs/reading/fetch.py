@@ -201,9 +201,7 @@ class Fetcher:
     def _forget(self, block: Block) -> None:
         """Take ``block`` out of everything; what is under way for it is stopped."""
         for job in block.jobs:
-            if job.task is not None and job.state == 1:
-                job.task.cancel()
-            job.state = 2
+            self.requests.stop(job)
         if block.shared:
             block.shared = False
             self._shelf.take(block)

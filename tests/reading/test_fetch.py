@@ -175,3 +175,26 @@ def test_a_server_is_as_fast_as_the_fastest_of_its_last_answers() -> None:
     for seconds, expected in [(0.3, 0.3), (0.1, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.2)]:
         known.note("http://1", seconds)
         assert known.of("http://1") == expected
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_what_is_stopped_before_it_was_sent_takes_no_place_of_other_requests(
+    http_server: RangeServer, begins: bool
+) -> None:
+    """They would be too few in the end, and then none: whoever reads would wait for ever."""
+    url = http_server.put("/x", DATA)
+
+    async def use(fetcher: Fetcher) -> None:
+        for at in range(0, 10 * FEW, 10):
+            if begins:
+                fetcher.release(fetcher.begin([Span(url, at)]))
+            else:
+                fetcher.read((), [Span(url, at, at + 10)])
+                fetcher.drop([Span(url, at, at + 10)], stop=True)
+        async with asyncio.timeout(10):
+            (found,) = read(fetcher, Span(url, 0, 5))
+            assert await found == DATA[:5]
+            while fetcher.requests.active:
+                await fetcher.requests.change()
+
+    run(use)
