@@ -109,7 +109,7 @@ class Fetcher:
             start = Span(span.url, span.start, stop, exact=False, pin=span.pin, dense=True)
             if span.start < 0:
                 continue
-            block = self._shelf.covering(Span(span.url, start.start, start.start + 1))
+            block = self._shelf.covering(Span(span.url, start.start, start.start + 1, pin=span.pin))
             if block is None:
                 block = self._open(start, (), shared=True)
                 block.held[UNKNOWN] = 0
@@ -120,9 +120,10 @@ class Fetcher:
         self.requests.pump()
         return begun
 
-    def release(self, begun: Iterable[Block]) -> None:
-        """Hold what was begun no longer than for those who are known to read it."""
-        for block in begun:
+    def release(self, begun: list[Block]) -> None:
+        """Hold what was ``begun`` no longer than for those who are known to read it; the list is empty then."""
+        while begun:
+            block = begun.pop()
             block.begun -= 1
             if not block.begun and block.held.pop(UNKNOWN, None) is not None and not (block.held or block.readers):
                 self._forget(block)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from refshard_fs.model import Span
+from refshard_fs.model import Pin, Span
 from refshard_fs.reading import fetch, paces, plan
 from refshard_fs.reading.dispatch import FEW, Budget
 from refshard_fs.reading.fetch import Fetcher, Reader
@@ -198,3 +198,24 @@ def test_what_is_stopped_before_it_was_sent_takes_no_place_of_other_requests(
                 await fetcher.requests.change()
 
     run(use)
+
+
+@pytest.mark.parametrize("pin", [None, Pin(size=1000)])
+def test_what_several_begin_is_fetched_once_and_held_until_all_have_read(
+    http_server: RangeServer, pin: Pin | None
+) -> None:
+    url = http_server.put("/x", DATA)
+
+    async def use(fetcher: Fetcher) -> None:
+        one = fetcher.begin([Span(url, pin=pin)])
+        other = fetcher.begin([Span(url, pin=pin)])
+        while fetcher.requests.active:
+            await fetcher.requests.change()
+        fetcher.release(one)
+        fetcher.release(one)  # as at the end of a wave, and of all
+        (found,) = read(fetcher, Span(url, 10, 20, pin=pin))
+        assert await found == DATA[10:20]
+        fetcher.release(other)
+
+    run(use)
+    assert ranges(http_server) == [(0, 100)]
