@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import zarr
@@ -81,6 +82,48 @@ def test_tasks_of_the_same_kind_that_do_something_else_are_no_reads_that_follow_
     asyncio.run(limited(read, 10, 3))
     assert seen[0] == 7
     assert seen[-1] == 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_all_tasks_are_gone_through_now_and_then_only(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """They may be tens of thousands, after each read."""
+    queued = Queued()
+    looks: list[int] = []
+    counts: list[int | None] = []
+    all_tasks = asyncio.all_tasks
+
+    def look() -> set[asyncio.Task[Any]]:
+        looks.append(1)
+        return all_tasks()
+
+    async def read(number: int) -> None:
+        queued.came()
+        queued.asked()
+        await asyncio.sleep(0)
+        counts.append(queued.count())
+        await asyncio.sleep(0)
+
+    async def main() -> None:
+        if waits:
+            await limited(read, 4000, 10)
+        else:
+            slots = asyncio.Semaphore(10)
+
+            async def enter(number: int) -> None:
+                async with slots:
+                    await read(number)
+
+            async def run(number: int) -> None:  # whose semaphore is not seen from outside
+                await enter(number)
+
+            await asyncio.gather(*map(run, range(4000)))
+
+    monkeypatch.setattr(asyncio, "all_tasks", look)
+    asyncio.run(main())
+    monkeypatch.undo()
+    assert len(counts) == 4000
+    assert counts[0] == (3990 if waits else 0)
+    assert len(looks) < 200
 
 
 def test_nothing_is_known_where_no_task_asks() -> None:
