@@ -7,6 +7,7 @@ that wait there, and run the same coroutine as those that have come through, are
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from types import CoroutineType
 from typing import Any
@@ -42,11 +43,13 @@ class Queued:
             self._begins = True
 
     def count(self) -> int | None:
-        """Return how many reads wait, of whatever array; None if that is not known."""
+        """Return how many reads wait behind those of one selection; None if that is not known.
+
+        Of several selections that are read at once it is the mean.
+        """
         # The semaphores know it at once: to go through all tasks takes longer than to read, where they are thousands.
         if self._left:
-            self._left = min(self._left, self._waiting())
-            return self._left
+            return self._waiting()
         if not self._begins or self._rest:
             return 0
         task = None if self._asking is None else self._asking()
@@ -59,11 +62,14 @@ class Queued:
         self._semaphores = [weakref.ref(semaphore) for semaphore in found.values()]
         if not found and len(tasks) > MANY:
             self._rest = len(tasks) // SELDOM
-        self._left = self._waiting()
-        return self._left
+        self._left = sys.maxsize
+        return self._waiting()
 
     def _waiting(self) -> int:
-        return sum(len(getattr(ref(), "_waiters", None) or ()) for ref in self._semaphores)
+        found = [len(getattr(ref(), "_waiters", None) or ()) for ref in self._semaphores]
+        selections = sum(count > 0 for count in found)
+        self._left = min(self._left, sum(found))
+        return -(-self._left // max(selections, 1))
 
 
 def _code(coroutine: object) -> object:
