@@ -413,6 +413,25 @@ def test_a_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> No
     asyncio.run(read())
 
 
+@pytest.mark.parametrize("ticks", range(4))
+def test_nobody_waits_for_an_engine_that_was_closed(http_server: RangeServer, ticks: int) -> None:
+    http_server.latency = 0.05
+    refs = {"k": [http_server.put("/k", b"0123456789")]}
+
+    async def read() -> None:
+        fs = RefShardFileSystem(fo=refs, asynchronous=True, skip_instance_cache=True)
+        keyspace, engine = await fs._session.keyspace(), fs._session.engine()
+        futures = [engine.read(keyspace, Request("k", start)) for start in (-3, -5)]
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await engine.close()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*futures, return_exceptions=True)
+        assert engine.fetcher.requests.used == engine.fetcher.requests.active == 0
+
+    asyncio.run(read())
+
+
 def test_one_of_two_readers_may_give_up(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.2
