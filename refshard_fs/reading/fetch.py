@@ -41,7 +41,8 @@ class Fetcher:
         self._shelf = Shelf()
         self._waiting: dict[asyncio.Future[bytes], Block] = {}
         self._idle: dict[Block, None] = {}  # held and complete, oldest first
-        self._spare: dict[Block, None] = {}  # those of them that nobody is known to want, oldest first
+        self._spare: dict[Block, int] = {}  # those of them that nobody is known to want, oldest first, and their bytes
+        self._spare_bytes = 0
         self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
 
     # ------------------------------------------------------------------ asking
@@ -207,7 +208,7 @@ class Fetcher:
             block.shared = False
             self._shelf.take(block)
         self._idle.pop(block, None)
-        self._spare.pop(block, None)
+        self._spare_bytes -= self._spare.pop(block, 0)
         self.requests.free(block.reserved)
         block.reserved = 0
         self.requests.pool.buffers.give(block.data)
@@ -270,9 +271,11 @@ class Fetcher:
             self._idle.setdefault(block)
             return
         if block.spare and block.shared:
-            self._spare.setdefault(block)
+            if block not in self._spare:
+                self._spare[block] = len(block.data or b"")
+                self._spare_bytes += self._spare[block]
             self._idle.setdefault(block)
-            while sum(len(b.data or b"") for b in self._spare) > SPARE:
+            while self._spare_bytes > SPARE:
                 self._forget(next(iter(self._spare)))
         else:
             self._forget(block)

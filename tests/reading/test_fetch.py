@@ -13,7 +13,7 @@ from refshard_fs.reading.dispatch import FEW, Budget
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.plan import Limits
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Pool, PoolOptions, Retry
+from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import Unfit
 from tests.servers.http import RangeServer
 
@@ -219,3 +219,36 @@ def test_what_several_begin_is_fetched_once_and_held_until_all_have_read(
 
     run(use)
     assert ranges(http_server) == [(0, 100)]
+
+
+def test_what_thousands_of_unread_pieces_take_is_not_summed_up_anew_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    class Counted(bytes):
+        def __len__(self) -> int:
+            nonlocal looks
+            looks += 1
+            return super().__len__()
+
+    class Target:
+        async def read(self, path: str, start: int, stop: int, pin: Pin | None, most: int | None) -> Answer:
+            return Answer(Counted(stop - start))
+
+    monkeypatch.setattr(Pool, "place", lambda self, url: (Target(), url))
+    monkeypatch.setattr(fetch, "SPARE", 500)
+
+    async def use(fetcher: Fetcher) -> None:
+        nonlocal looks
+        fetcher.limits = Limits(gap=-1)
+        spans = [Span("memory://x", 100 * i, 100 * i + 1) for i in range(1000)]
+        fetcher.read((), spans)
+        while fetcher.requests.active:
+            await fetcher.requests.change()
+        looks = 0
+        fetcher.drop(spans)
+        assert fetcher.requests.used == 500  # and no more is held of what nobody wants
+        while fetcher.make_room():
+            pass
+
+    run(use)
+    assert looks < 5000
