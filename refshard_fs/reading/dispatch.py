@@ -178,6 +178,7 @@ class Dispatch:
 
     def _begin(self, job: Job) -> None:
         job.state = 1
+        job.active = True
         job.host.active += 1
         job.block.reserved += job.size
         self.used += job.size
@@ -194,8 +195,9 @@ class Dispatch:
         job.state = 2
 
     def _ended(self, job: Job) -> None:
-        if job.task is not None:
-            job.task = None
+        job.task = None
+        if job.active:
+            job.active = False
             job.host.active -= 1
             self.active -= 1
             self.pump()

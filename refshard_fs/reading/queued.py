@@ -7,7 +7,6 @@ that wait there, and run the same coroutine as those that have come through, are
 from __future__ import annotations
 
 import asyncio
-import sys
 import weakref
 from types import CoroutineType
 from typing import Any
@@ -26,6 +25,8 @@ class Queued:
         self._asking: weakref.ref[asyncio.Task[Any]] | None = None
         self._semaphores: list[weakref.ref[asyncio.Semaphore]] = []  # that reads were seen to wait for
         self._left = 0  # of those reads, as many as have not come
+        self._together = 0  # reads that came in this tick, none of which was known to follow
+        self._passed = 0  # of the known ones, as many as may have gone past the semaphore and not come yet
         self._begins = False  # a call of which nothing is known yet
         self._rest = 0  # tasks that ask before reads that wait are looked for again
 
@@ -34,6 +35,7 @@ class Queued:
         task = asyncio.current_task()
         self._asking = None if task is None else weakref.ref(task)
         self._rest -= self._rest > 0
+        self._together = 0
 
     def came(self) -> None:
         """Take note that a read was asked for."""
@@ -41,6 +43,7 @@ class Queued:
             self._left -= 1
         else:
             self._begins = True
+            self._together += 1
 
     def count(self) -> int | None:
         """Return how many reads wait behind those of one selection; None if that is not known.
@@ -56,20 +59,26 @@ class Queued:
         code = None if task is None else _code(task.get_coro())
         if code is None:
             return None
-        self._begins = False
+        self._begins, self._passed = False, 1 + self._together
         tasks = asyncio.all_tasks()
         found = {id(s): s for task in tasks if (s := _awaited(task, code)) is not None}
         self._semaphores = [weakref.ref(semaphore) for semaphore in found.values()]
         if not found and len(tasks) > MANY:
             self._rest = len(tasks) // SELDOM
-        self._left = sys.maxsize
+        self._left = sum(map(_waiters, self._semaphores))
         return self._waiting()
 
     def _waiting(self) -> int:
-        found = [len(getattr(ref(), "_waiters", None) or ()) for ref in self._semaphores]
+        self._semaphores = [ref for ref in self._semaphores if ref() is not None]
+        found = list(map(_waiters, self._semaphores))
         selections = sum(count > 0 for count in found)
-        self._left = min(self._left, sum(found))
+        # Fewer may come: what the references hold is not asked for. Who has passed a semaphore keeps it alive.
+        self._left = min(self._left, sum(found) + self._passed) if found else 0
         return -(-self._left // max(selections, 1))
+
+
+def _waiters(semaphore: weakref.ref[asyncio.Semaphore]) -> int:
+    return len(getattr(semaphore(), "_waiters", None) or ())
 
 
 def _code(coroutine: object) -> object:

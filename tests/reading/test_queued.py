@@ -84,6 +84,28 @@ def test_tasks_of_the_same_kind_that_do_something_else_are_no_reads_that_follow_
     assert seen[-1] == 0
 
 
+def test_reads_that_have_passed_the_semaphore_and_not_come_yet_still_follow() -> None:
+    """As with zarr, which makes a task within the task; with the last of them, a selection would seem to have ended."""
+    queued = Queued()
+    seen: list[tuple[int, int | None]] = []
+    came = 0
+
+    async def read(number: int) -> None:
+        nonlocal came
+        queued.came()
+        queued.asked()
+        came += 1
+        await asyncio.sleep(0)
+        seen.append((came, queued.count()))
+        await asyncio.sleep(0)
+
+    async def nested(number: int) -> None:
+        await limited(read, 1, 1)
+
+    asyncio.run(limited(nested, 57, 10))
+    assert [count for _, count in seen] == [57 - came for came, _ in seen]
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_all_tasks_are_gone_through_now_and_then_only(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     """They may be tens of thousands, after each read."""
@@ -143,7 +165,7 @@ def test_nothing_is_known_where_no_task_asks() -> None:
     asyncio.run(main())
 
 
-def test_a_queue_that_has_ended_is_not_remembered() -> None:
+def test_a_queue_that_has_failed_is_not_remembered() -> None:
     queued = Queued()
     counts: list[int | None] = []
 
@@ -168,7 +190,8 @@ def test_a_queue_that_has_ended_is_not_remembered() -> None:
         await asyncio.create_task(alone())
 
     asyncio.run(main())
-    assert (counts[0], counts[-1]) == (49, 0)
+    assert counts[0] == 49
+    assert counts[-1] in (0, 1)  # what has passed the semaphore may yet come
 
 
 @pytest.mark.skipif(
