@@ -75,12 +75,13 @@ class Block:
 class Job:
     """One request for a block or a part of it."""
 
-    __slots__ = ("block", "host", "size", "start", "state", "stop", "task")
+    __slots__ = ("active", "block", "host", "size", "start", "state", "stop", "task")
 
     def __init__(self, block: Block, host: Host, start: int, stop: int | None) -> None:
         self.block, self.host, self.start, self.stop = block, host, start, stop
         self.size = 0 if stop is None else stop - start
         self.state = 0  # 0 queued, 1 under way, 2 over
+        self.active = False  # it counts as one of its host's
         self.task: asyncio.Task[None] | None = None
 
 

@@ -178,6 +178,7 @@ class Dispatch:
 
     def _begin(self, job: Job) -> None:
         job.state = 1
+        job.active = True
         job.host.active += 1
         job.block.reserved += job.size
         self.used += job.size
@@ -185,6 +186,21 @@ class Dispatch:
         task = _started(self._request(job))
         if not task.done():
             job.task = task
+
+    def stop(self, job: Job) -> None:
+        """Have ``job``, if it is under way, end soon, and nobody told."""
+        if job.task is not None and job.state == 1:
+            job.task.cancel()
+            job.task.add_done_callback(lambda _: self._ended(job))  # of what has not run yet, nothing runs
+        job.state = 2
+
+    def _ended(self, job: Job) -> None:
+        job.task = None
+        if job.active:
+            job.active = False
+            job.host.active -= 1
+            self.active -= 1
+            self.pump()
 
     async def _request(self, job: Job) -> None:
         span = job.block.span
@@ -224,10 +240,7 @@ class Dispatch:
                 self._taker.arrived(job, answer)
         finally:
             job.state = 2
-            job.task = None
-            job.host.active -= 1
-            self.active -= 1
-            self.pump()
+            self._ended(job)
 
 
 def _started(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

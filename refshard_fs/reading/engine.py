@@ -50,7 +50,7 @@ class _Read(NamedTuple):
 
 
 def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Future[bytes]]) -> None:
-    """Have ``task`` stopped once all of ``futures``, for which it works, were cancelled."""
+    """Have ``task`` stopped once all of ``futures``, for which it works, were cancelled, and them once it is."""
     left = len(futures)
 
     def ended(future: asyncio.Future[bytes]) -> None:
@@ -59,6 +59,12 @@ def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Futur
         if not left:
             task.cancel()
 
+    def stopped(task: asyncio.Task[None]) -> None:  # perhaps before it began: then nothing in it can tell them
+        if task.cancelled():
+            for future in futures:
+                future.cancel()
+
+    task.add_done_callback(stopped)
     for future in futures:
         future.add_done_callback(ended)
 
@@ -168,11 +174,6 @@ class Engine(Lookups):
             begun = await self.ahead.begin(keyspace, keys)
             await self._drive(results, [(i, need) for i, (_, need) in enumerate(waiting)], many)
             self._serve(batch, results)
-        except asyncio.CancelledError:
-            for read in batch:
-                if read.future is not None:
-                    read.future.cancel()
-            raise
         except Exception as e:  # a bug must not leave readers waiting
             _fail(batch, e)
             raise
@@ -219,9 +220,6 @@ class Engine(Lookups):
         try:
             window = await self._window(entry, start, end)
             data = await self._bytes(window)
-        except asyncio.CancelledError:
-            future.cancel()
-            raise
         except Exception as e:  # noqa: BLE001  # the reader is told, whatever it is
             if not future.done():
                 future.set_exception(fail(key, entry, e))

@@ -41,7 +41,8 @@ class Fetcher:
         self._shelf = Shelf()
         self._waiting: dict[asyncio.Future[bytes], Block] = {}
         self._idle: dict[Block, None] = {}  # held and complete, oldest first
-        self._spare: dict[Block, None] = {}  # those of them that nobody is known to want, oldest first
+        self._spare: dict[Block, int] = {}  # those of them that nobody is known to want, oldest first, and their bytes
+        self._spare_bytes = 0
         self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
 
     # ------------------------------------------------------------------ asking
@@ -109,7 +110,7 @@ class Fetcher:
             start = Span(span.url, span.start, stop, exact=False, pin=span.pin, dense=True)
             if span.start < 0:
                 continue
-            block = self._shelf.covering(Span(span.url, start.start, start.start + 1))
+            block = self._shelf.covering(Span(span.url, start.start, start.start + 1, pin=span.pin))
             if block is None:
                 block = self._open(start, (), shared=True)
                 block.held[UNKNOWN] = 0
@@ -120,9 +121,10 @@ class Fetcher:
         self.requests.pump()
         return begun
 
-    def release(self, begun: Iterable[Block]) -> None:
-        """Hold what was begun no longer than for those who are known to read it."""
-        for block in begun:
+    def release(self, begun: list[Block]) -> None:
+        """Hold what was ``begun`` no longer than for those who are known to read it; the list is empty then."""
+        while begun:
+            block = begun.pop()
             block.begun -= 1
             if not block.begun and block.held.pop(UNKNOWN, None) is not None and not (block.held or block.readers):
                 self._forget(block)
@@ -201,14 +203,12 @@ class Fetcher:
     def _forget(self, block: Block) -> None:
         """Take ``block`` out of everything; what is under way for it is stopped."""
         for job in block.jobs:
-            if job.task is not None and job.state == 1:
-                job.task.cancel()
-            job.state = 2
+            self.requests.stop(job)
         if block.shared:
             block.shared = False
             self._shelf.take(block)
         self._idle.pop(block, None)
-        self._spare.pop(block, None)
+        self._spare_bytes -= self._spare.pop(block, 0)
         self.requests.free(block.reserved)
         block.reserved = 0
         self.requests.pool.buffers.give(block.data)
@@ -271,9 +271,11 @@ class Fetcher:
             self._idle.setdefault(block)
             return
         if block.spare and block.shared:
-            self._spare.setdefault(block)
+            if block not in self._spare:
+                self._spare[block] = len(block.data or b"")
+                self._spare_bytes += self._spare[block]
             self._idle.setdefault(block)
-            while sum(len(b.data or b"") for b in self._spare) > SPARE:
+            while self._spare_bytes > SPARE:
                 self._forget(next(iter(self._spare)))
         else:
             self._forget(block)

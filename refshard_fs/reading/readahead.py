@@ -28,8 +28,9 @@ RUNS = 8  # followed at once in one array
 PASS = 1 << 16  # numbers that are remembered as read
 STRAYS = 16  # numbers of no run that are remembered, to find runs among them
 SHARD_GROWTH = 8  # chunks of the shards that are being read, or of a column through them, to fetch for each that was
-LEAST = 5  # chunks of a run before any is fetched ahead,
-FIRST = 8  # and in the first call that reads of it, unless more are known to follow
+FIRST = (
+    8  # chunks of a run before any is fetched ahead in the first call that reads of it, unless more are known to follow
+)
 IDLE = 24  # numbers read elsewhere after which a run counts as left
 SLACK = 0.15  # how far past a natural end to go, as a part of what has been read
 FORESEEN = 0.75  # of the last numbers, those that must have been foreseen for any to be fetched ahead
@@ -107,7 +108,7 @@ class ReadAhead:
 
         ``growth`` chunks may be fetched ahead for each one that was read of a run, and up
         to ``most`` bytes; but nothing before a run has gone on for ``calls`` calls. ``queued``
-        returns how many reads will follow these in the same call, if that is known.
+        returns how many reads will follow these in the same call, of all runs, if that is known.
         """
         if not self._continues:
             self._call += 1
@@ -122,11 +123,13 @@ class ReadAhead:
             run = self._take(number, hits, drop)
             if run is not None and run not in touched:
                 touched.append(run)
+        following = queued()
+        self._continues = bool(following)
+        if following:  # of all runs of this selection together
+            following = -(-following // max(sum(r.call == self._call and r.is_sure for r in self._runs), 1))
         fetch: list[int] = []
         for run in touched:
-            if run in self._runs and run.calls >= calls and not run.tentative and run.length >= LEAST + run.doubt:
-                following = queued()
-                self._continues = bool(following)
+            if run in self._runs and run.calls >= calls and run.is_sure:
                 fetch += self._extend(run, max(chunk, 1), growth, most, following)
         for run in [r for r in self._runs if r.idle > IDLE]:
             self._end(run, drop)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 __all__ = ["Run"]
 
 LEVELS = 4
+LEAST = 5  # chunks of a run before any is fetched ahead
 
 
 class Level:
@@ -44,6 +45,11 @@ class Run:
     def step(self) -> int:
         """The step of the outermost level."""
         return self.levels[-1].step
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it has gone on for long enough to be followed."""
+        return not self.tentative and self.length >= LEAST + self.doubt
 
     @property
     def repeats_once(self) -> bool:

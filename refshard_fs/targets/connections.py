@@ -113,8 +113,9 @@ class Connections:
             tls = await asyncio.to_thread(_context) if origin.tls else None
         except OSError as e:
             raise Unfamiliar from e
-        for address in addresses:
-            other = address != addresses[-1]
+        tried = tuple(addresses)  # others put the one that answers first meanwhile
+        for address in tried:
+            other = address != tried[-1]
             try:
                 async with asyncio.timeout(_NEXT if other else _PATIENCE):
                     _, connection = await self._loop.create_connection(

@@ -237,6 +237,42 @@ def test_what_waits_behind_the_first_reads_is_fetched_with_them_and_nothing_else
     assert http_server.log.peak == len(chunked.ranges)
 
 
+def test_arrays_read_at_once_are_each_read_ahead_of_by_what_follows_in_them(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server, 1024)
+    http_server.latency = 0.05
+    refs = chunked.refs()
+    refs |= {f"b{n}{key[1:]}": value for n in range(4) for key, value in refs.items() if key.startswith("a/")}
+
+    async def read() -> None:
+        fs = RefShardFileSystem(fo=refs, asynchronous=True, skip_instance_cache=True, max_gap=0)
+
+        async def limited(array: int) -> None:
+            slots = asyncio.Semaphore(10)
+
+            async def run(key: str) -> None:
+                async with slots:
+                    await fs._cat_file(key)
+
+            own = chunked.keys(range(array * 256, array * 256 + 100))
+            await asyncio.gather(*(run(f"b{array}{key[1:]}") for key in own))
+
+        await asyncio.gather(*map(limited, range(4)))
+
+    asyncio.run(read())
+    assert 400 <= chunked.fetched <= 500  # and not all that any of them might mean
+
+
+def test_where_every_third_chunk_is_in_the_references_what_follows_bounds_the_read_ahead(
+    http_server: RangeServer,
+) -> None:
+    chunked = Chunked(http_server, 1024)
+    http_server.latency = 0.05
+    refs = chunked.refs() | dict.fromkeys(chunked.keys(range(0, 1024, 3)), "x" * CHUNK)
+    fs = RefShardFileSystem(fo=refs, skip_instance_cache=True)
+    zarr_reads(fs, chunked.keys(range(100)))
+    assert 66 <= chunked.fetched <= 100
+
+
 @pytest.mark.parametrize(("seconds", "ahead"), [(None, 40), (0.001, 40), (0.05, 50)])
 def test_more_is_guessed_ahead_where_a_server_is_known_to_take_long(
     http_server: RangeServer, seconds: float | None, ahead: int
@@ -373,6 +409,25 @@ def test_a_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> No
         assert asyncio.all_tasks() - before == set()
         engine = fs._session.engine()
         assert (engine.fetcher.requests.used, engine.fetcher.requests.active) == (0, 0)
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("ticks", range(4))
+def test_nobody_waits_for_an_engine_that_was_closed(http_server: RangeServer, ticks: int) -> None:
+    http_server.latency = 0.05
+    refs = {"k": [http_server.put("/k", b"0123456789")]}
+
+    async def read() -> None:
+        fs = RefShardFileSystem(fo=refs, asynchronous=True, skip_instance_cache=True)
+        keyspace, engine = await fs._session.keyspace(), fs._session.engine()
+        futures = [engine.read(keyspace, Request("k", start)) for start in (-3, -5)]
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await engine.close()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*futures, return_exceptions=True)
+        assert engine.fetcher.requests.used == engine.fetcher.requests.active == 0
 
     asyncio.run(read())
 

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from refshard_fs.model import Span
+from refshard_fs.model import Pin, Span
 from refshard_fs.reading import fetch, paces, plan
 from refshard_fs.reading.dispatch import FEW, Budget
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.plan import Limits
 from refshard_fs.stats import Stats
-from refshard_fs.targets import Pool, PoolOptions, Retry
+from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import Unfit
 from tests.servers.http import RangeServer
 
@@ -175,3 +175,80 @@ def test_a_server_is_as_fast_as_the_fastest_of_its_last_answers() -> None:
     for seconds, expected in [(0.3, 0.3), (0.1, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.2)]:
         known.note("http://1", seconds)
         assert known.of("http://1") == expected
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_what_is_stopped_before_it_was_sent_takes_no_place_of_other_requests(
+    http_server: RangeServer, begins: bool
+) -> None:
+    """They would be too few in the end, and then none: whoever reads would wait for ever."""
+    url = http_server.put("/x", DATA)
+
+    async def use(fetcher: Fetcher) -> None:
+        for at in range(0, 10 * FEW, 10):
+            if begins:
+                fetcher.release(fetcher.begin([Span(url, at)]))
+            else:
+                fetcher.read((), [Span(url, at, at + 10)])
+                fetcher.drop([Span(url, at, at + 10)], stop=True)
+        async with asyncio.timeout(10):
+            (found,) = read(fetcher, Span(url, 0, 5))
+            assert await found == DATA[:5]
+            while fetcher.requests.active:
+                await fetcher.requests.change()
+
+    run(use)
+
+
+@pytest.mark.parametrize("pin", [None, Pin(size=1000)])
+def test_what_several_begin_is_fetched_once_and_held_until_all_have_read(
+    http_server: RangeServer, pin: Pin | None
+) -> None:
+    url = http_server.put("/x", DATA)
+
+    async def use(fetcher: Fetcher) -> None:
+        one = fetcher.begin([Span(url, pin=pin)])
+        other = fetcher.begin([Span(url, pin=pin)])
+        while fetcher.requests.active:
+            await fetcher.requests.change()
+        fetcher.release(one)
+        fetcher.release(one)  # as at the end of a wave, and of all
+        (found,) = read(fetcher, Span(url, 10, 20, pin=pin))
+        assert await found == DATA[10:20]
+        fetcher.release(other)
+
+    run(use)
+    assert ranges(http_server) == [(0, 100)]
+
+
+def test_what_thousands_of_unread_pieces_take_is_not_summed_up_anew_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    class Counted(bytes):
+        def __len__(self) -> int:
+            nonlocal looks
+            looks += 1
+            return super().__len__()
+
+    class Target:
+        async def read(self, path: str, start: int, stop: int, pin: Pin | None, most: int | None) -> Answer:
+            return Answer(Counted(stop - start))
+
+    monkeypatch.setattr(Pool, "place", lambda self, url: (Target(), url))
+    monkeypatch.setattr(fetch, "SPARE", 500)
+
+    async def use(fetcher: Fetcher) -> None:
+        nonlocal looks
+        fetcher.limits = Limits(gap=-1)
+        spans = [Span("memory://x", 100 * i, 100 * i + 1) for i in range(1000)]
+        fetcher.read((), spans)
+        while fetcher.requests.active:
+            await fetcher.requests.change()
+        looks = 0
+        fetcher.drop(spans)
+        assert fetcher.requests.used == 500  # and no more is held of what nobody wants
+        while fetcher.make_room():
+            pass
+
+    run(use)
+    assert looks < 5000

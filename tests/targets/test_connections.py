@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from typing import Any
 
 import pytest
 
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import connections
 from refshard_fs.targets.connections import Connections
+from refshard_fs.targets.exchange import Origin
 from tests.servers.http import RangeServer
 
 
@@ -87,3 +89,40 @@ def test_no_more_than_so_many_are_kept_for_one_server(
         assert len(Connections.of(asyncio.get_running_loop())._live) <= 2
 
     asyncio.run(use())
+
+
+def test_an_address_that_does_not_answer_is_tried_once_by_each_of_many_that_connect(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere, here = "192.0.2.1", "127.0.0.1"
+    asked: list[str] = []
+    port = int(http_server.url.rsplit(":", 1)[1])
+
+    async def resolve(self: Connections, origin: Origin) -> list[str]:
+        return [nowhere, here]
+
+    monkeypatch.setattr(Connections, "_resolve", resolve)
+
+    async def use() -> None:
+        loop = asyncio.get_running_loop()
+        connected = asyncio.Event()
+        create = loop.create_connection
+
+        async def create_connection(factory: Any, address: str, *args: Any, **options: Any) -> Any:
+            asked.append(address)
+            if address == here:
+                return await create(factory, address, *args, **options)
+            if asked.count(nowhere) > 1:
+                await connected.wait()
+            raise OSError("nobody is there")
+
+        monkeypatch.setattr(loop, "create_connection", create_connection)
+        known = Connections.of(loop)
+        origin = Origin("host.example", port, tls=False)
+        first, *others = (asyncio.create_task(known.connect(origin)) for _ in range(3))
+        await first
+        connected.set()
+        assert all(connection.is_open for connection in await asyncio.gather(*others))
+
+    asyncio.run(use())
+    assert sorted(asked) == [here] * 3 + [nowhere] * 3
