@@ -28,9 +28,7 @@ RUNS = 8  # followed at once in one array
 PASS = 1 << 16  # numbers that are remembered as read
 STRAYS = 16  # numbers of no run that are remembered, to find runs among them
 SHARD_GROWTH = 8  # chunks of the shards that are being read, or of a column through them, to fetch for each that was
-FIRST = (
-    8  # chunks of a run before any is fetched ahead in the first call that reads of it, unless more are known to follow
-)
+FIRST = 8  # chunks of a run before any is fetched ahead in the call that begins it, unless more are known to follow
 IDLE = 24  # numbers read elsewhere after which a run counts as left
 SLACK = 0.15  # how far past a natural end to go, as a part of what has been read
 FORESEEN = 0.75  # of the last numbers, those that must have been foreseen for any to be fetched ahead
