@@ -6,9 +6,11 @@ known of a request would be lost. So a commit of the main thread is made in anot
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -33,12 +35,21 @@ class _Work(Generic[T]):
         self._work = work
         self.made: list[T] = []
         self.error: BaseException | None = None
+        self.has_ended = False
+        self._ended: SimpleQueue[None] = SimpleQueue()
 
     def run(self) -> None:
         try:
             self.made.append(self._work())
         except BaseException as e:  # noqa: BLE001  # raised again, by who waits
             self.error = e
+        self.has_ended = True
+        self._ended.put(None)
+
+    def wait(self) -> None:
+        """Return when it has ended. Not by `Thread.join`: interrupted, that takes the thread for ended before 3.13."""
+        if not self.has_ended:
+            self._ended.get()
 
 
 def to_its_end(work: Callable[[], T], stop: Stop) -> T:
@@ -52,10 +63,12 @@ def to_its_end(work: Callable[[], T], stop: Stop) -> T:
             thread.start()
         except RuntimeError:  # none can be started when the interpreter ends
             return work()
-        thread.join()
+        under_way.wait()
     except BaseException as e:
         stop.is_set = True
-        _wait(thread)
+        while thread.ident is not None and not under_way.has_ended:
+            with contextlib.suppress(KeyboardInterrupt):  # it was told to stop
+                under_way.wait()
         if under_way.made:
             e.add_note("It is made all the same.")
         for note in getattr(under_way.error, "__notes__", ()):
@@ -64,11 +77,3 @@ def to_its_end(work: Callable[[], T], stop: Stop) -> T:
     if under_way.error is not None:
         raise under_way.error
     return under_way.made[0]
-
-
-def _wait(thread: threading.Thread) -> None:
-    while thread.ident is not None and thread.is_alive():
-        try:
-            thread.join()
-        except KeyboardInterrupt:  # it was told to stop
-            continue

@@ -418,21 +418,27 @@ def test_ctrl_c_is_raised_when_the_commit_has_been_undone_or_made_and_nothing_is
     place: Place, monkeypatch: pytest.MonkeyPatch, at: int | str, *, again: bool
 ) -> None:
     fs = place.written(2)
-    put, lock, count = Objects.put, threading.Lock(), [0]
+    put, lock, count, puts = Objects.put, threading.Lock(), [0], [0, 0]  # puts: begun, ended
 
     def interrupted(self: Objects, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Any:
         with lock:
             number, count[0] = count[0], count[0] + 1
+            puts[0] += 1
         if number == at or (at == "done" and b'"state":"done"' in b"".join(parts)):
             for _ in range(1 + again):
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.05)
-        return put(self, name, parts, condition)
+        try:
+            return put(self, name, parts, condition)
+        finally:
+            with lock:
+                puts[1] += 1
 
     monkeypatch.setattr(Objects, "put", interrupted)
     with pytest.raises(KeyboardInterrupt) as stopped:
         fs.commit()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("refshard-")]
+    assert puts[0] == puts[1]
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "refshard-lease"]
     monkeypatch.undo()
     is_made = place.seen() == state(2)  # a handler is called when the main thread gets its turn
     assert is_made or (at != "done" and place.seen() == state(1))
