@@ -78,6 +78,7 @@ class Queued:
 
 
 def _waiters(semaphore: weakref.ref[asyncio.Semaphore]) -> int:
+    # It has no public name. If this one goes, nothing is known to follow, and only what earlier calls read is a sign.
     return len(getattr(semaphore(), "_waiters", None) or ())
 
 
