@@ -75,6 +75,7 @@ class Fetcher:
                 fresh.setdefault(span.url, []).append((span, None))
             else:
                 block.expect(span)
+                self._spare_bytes -= self._spare.pop(block, 0)
         for url, members in fresh.items():
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits

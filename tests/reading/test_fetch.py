@@ -252,3 +252,34 @@ def test_what_thousands_of_unread_pieces_take_is_not_summed_up_anew_for_each(mon
 
     run(use)
     assert looks < 5000
+
+
+def test_what_is_expected_of_a_spare_block_is_spare_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = 0
+
+    class Target:
+        async def read(self, path: str, start: int, stop: int, pin: Pin | None, most: int | None) -> Answer:
+            nonlocal requests
+            requests += 1
+            return Answer(bytes(stop - start))
+
+    monkeypatch.setattr(Pool, "place", lambda self, url: (Target(), url))
+    monkeypatch.setattr(fetch, "SPARE", 250)
+
+    def dense(start: int, stop: int) -> Span:
+        return Span("memory://x", start, stop, dense=True)
+
+    async def use(fetcher: Fetcher) -> None:
+        fetcher.limits = Limits(gap=1)
+        for start in (0, 1000):  # over the gap between two ranges, and so spare once these are read
+            await asyncio.gather(*read(fetcher, dense(start, start + 40), dense(start + 60, start + 100)))
+        fetcher.read((), [dense(45, 55)])
+        await asyncio.gather(*read(fetcher, dense(2000, 2040), dense(2060, 2100)))
+        assert requests == 3
+        (found,) = read(fetcher, dense(45, 55))
+        assert await found == bytes(10)
+        assert requests == 3
+        while fetcher.make_room():
+            pass
+
+    run(use)
