@@ -90,7 +90,7 @@ class ReadAhead:
         self._foreseen: deque[bool] = deque(maxlen=STRAYS)  # whether the last numbers were those of a run
         self._call = 0  # to whoever reads: of several ticks, where reads are known to follow
         self._continues = False
-        self._trust = 1.0
+        self._trust = {False: 1.0, True: 1.0}  # in what is guessed, and in what is known to follow
         self._known: set[int] = set()  # numbers that were read in this pass: threads read in strange orders
 
     def observe(
@@ -226,9 +226,9 @@ class ReadAhead:
         wasted = run.wasted + len(run.issued)
         drop += run.issued
         if wasted > 0.3 * run.length:
-            self._trust = max(self._trust / 2, LEAST_TRUST)
+            self._trust[run.known] = max(self._trust[run.known] / 2, LEAST_TRUST)
         elif run.length >= 32:
-            self._trust = min(self._trust * 2, 1.0)
+            self._trust[run.known] = min(self._trust[run.known] * 2, 1.0)
 
     # ------------------------------------------------------------------ how far ahead
 
@@ -236,7 +236,8 @@ class ReadAhead:
         if sum(self._foreseen) < FORESEEN * len(self._foreseen):
             return []
         if following and self._ends.all_follow(run, following):
-            fetch = self._fetch(run, chunk, most, _Reach(int(self._trust * following)))
+            fetch = self._fetch(run, chunk, most, _Reach(int(self._trust[True] * following)))
+            run.known = run.known or bool(fetch)
             if fetch or run.calls == 1:
                 return fetch
         if run.calls == 1 and (following == 0 or run.length < FIRST + run.doubt):
@@ -244,7 +245,9 @@ class ReadAhead:
         reach = self._guess(run, chunk, growth)
         if following and run.calls == 1:
             reach = reach.within(following, self._ends.edge(run))
-        return self._fetch(run, chunk, most, reach)
+        fetch = self._fetch(run, chunk, most, reach)
+        run.known = run.known and not fetch
+        return fetch
 
     def _guess(self, run: Run, chunk: int, growth: float) -> _Reach:
         """Return how far to go where it is not known what follows."""
@@ -258,7 +261,7 @@ class ReadAhead:
             limit = ONCE
         elif abs(run.levels[0].step) > abs(run.step):  # column after column: each goes past any end
             limit = None
-        allowed = int(growth * self._trust * run.length)
+        allowed = int(growth * self._trust[False] * run.length)
         if shards:  # past their end is an index to be read
             return _Reach(allowed, limit, once=once)
         return _Reach(allowed, limit, int(SLACK * (run.length + len(run.issued))), int(REST * allowed), once)

@@ -23,8 +23,8 @@ class Run:
     """One nested progression and how far it has been read; ``levels[0]`` changes fastest."""
 
     __slots__ = (
-        "beyond", "call", "calls", "doubt", "early", "first", "frontier", "idle", "issued", "last", "length", "levels",
-        "limit", "tentative", "wasted",
+        "beyond", "call", "calls", "doubt", "early", "first", "frontier", "idle", "issued", "known", "last", "length",
+        "levels", "limit", "tentative", "wasted",
     )  # fmt: skip
 
     def __init__(self, first: int, step: int, doubt: int) -> None:
@@ -40,6 +40,7 @@ class Run:
         self.limit: int | None = None
         self.idle = self.call = self.calls = self.wasted = 0
         self.tentative = False
+        self.known = False  # what was issued last is known to follow
 
     @property
     def step(self) -> int:

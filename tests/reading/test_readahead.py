@@ -226,6 +226,31 @@ def test_a_left_run_is_dropped_and_trusted_less_the_next_time() -> None:
     assert sizes[0] > sizes[-1]
 
 
+def test_a_wrong_guess_takes_no_trust_from_what_is_known_to_follow() -> None:
+    policy, most = ReadAhead(grid(100, 10)), 100 * CHUNK
+    column = box((100, 10), range(100), range(1))
+    for first in range(3):  # the fourth is guessed, in vain
+        for tick in range(0, 100, 10):
+            policy.observe([first + n for n in column[tick : tick + 10]], CHUNK, 5, most, 1, lambda t=tick: 90 - t)
+    for first in (7, 5):
+        begun = [first + n for n in column]
+        assert policy.observe(begun[:10], CHUNK, 5, most, 1, lambda: 90).fetch == tuple(begun[10:])
+        for tick in range(10, 100, 10):
+            policy.observe(begun[tick : tick + 10], CHUNK, 5, most, 1, lambda t=tick: 90 - t)
+
+
+def test_what_was_known_to_follow_and_did_not_is_trusted_less_the_next_time() -> None:
+    policy = ReadAhead(grid(10_000))
+    sizes = []
+    for start in (0, 2000, 4000, 6000):
+        sizes.append(len(policy.observe(range(start, start + 10), CHUNK, 5, MOST, 1, lambda: 60).fetch))
+        elsewhere = random.Random(start).sample(range(8000, 10_000), 60)
+        for left, number in enumerate(reversed(elsewhere)):
+            policy.observe([number], CHUNK, 5, MOST, 1, lambda left=left: 59 - left)
+    assert sizes[0] == 60
+    assert max(sizes[1:]) <= 30
+
+
 def test_nothing_is_expected_after_giving_up() -> None:
     policy = ReadAhead(grid(512))
     fetched = policy.observe(range(10), CHUNK, 5, MOST).fetch
