@@ -87,6 +87,7 @@ class ReadAhead:
         self._runs: list[Run] = []
         self._strays: deque[int] = deque(maxlen=STRAYS)
         self._recent: Run | None = None  # took the last number
+        self._taken = 0  # numbers that runs took since the last that none did
         self._foreseen: deque[bool] = deque(maxlen=STRAYS)  # whether the last numbers were those of a run
         self._call = 0  # to whoever reads: of several ticks, where reads are known to follow
         self._continues = False
@@ -157,7 +158,11 @@ class ReadAhead:
                     hits.append(number)
                 self._follow(run, number, drop)
                 self._foreseen.append(True)
+                self._taken += 1
+                if self._taken == STRAYS:
+                    self._strays.clear()  # reading goes elsewhere now
                 return run
+        self._taken = 0
         self._unsettle(drop)
         found = self._discover(number)
         recent = self._recent

@@ -239,6 +239,18 @@ def test_a_wrong_guess_takes_no_trust_from_what_is_known_to_follow() -> None:
             policy.observe(begun[tick : tick + 10], CHUNK, 5, most, 1, lambda t=tick: 90 - t)
 
 
+def test_columns_that_were_begun_long_ago_are_no_part_of_a_run() -> None:
+    policy, have = ReadAhead(grid(100, 10)), set[int]()
+    for first in (0, 1, 1, 6, 2, 5, 4, 3, 0, 9):
+        column = [10 * row + first for row in range(100)]
+        for left in range(100, 0, -10):
+            some = column[100 - left :][:10]
+            assert left == 100 or have.issuperset(some)
+            advice = policy.observe(some, CHUNK, 5, 200 * CHUNK, 1, lambda left=left: left - 10)
+            have.difference_update(some, advice.drop)
+            have.update(advice.fetch)
+
+
 def test_what_was_known_to_follow_and_did_not_is_trusted_less_the_next_time() -> None:
     policy = ReadAhead(grid(10_000))
     sizes = []
