@@ -188,10 +188,10 @@ class Documents(Generic[K]):
 
     def array_of(self, key: str) -> Steps[str | None]:
         """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
-        path = self._known(key)
+        path = self.known(key)
         if path is None:
             yield from self._discover(key)
-            path = self._known(key)
+            path = self.known(key)
         return path
 
     def sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
@@ -201,7 +201,8 @@ class Documents(Generic[K]):
         sizes = {n: e.size for n, e in zip(documents, entries, strict=True) if e is not None}
         return [Listed(n.name, sizes[n.name]) if n.name in sizes else n for n in names]
 
-    def _known(self, key: str) -> str | None:
+    def known(self, key: str) -> str | None:
+        """Return the path of the array, of those seen so far, that ``key`` lies below."""
         known = self.arrays
         end = key.rfind("/")
         while end > 0:

@@ -9,7 +9,7 @@ from refshard_fs import zarrmeta
 from refshard_fs.edits import REMOVED, Edits
 from refshard_fs.errors import ManifestError
 from refshard_fs.keys import ChunkGrid, join, parent
-from refshard_fs.keyspace import KeySpace, is_empty
+from refshard_fs.keyspace import KeySpace, LookUp, alone, is_empty, lookups
 from refshard_fs.model import Entry, Inline, Listed, Span, Steps
 from refshard_fs.spool import Spooled
 
@@ -44,6 +44,18 @@ class EditedKeySpace:
             case Spooled() as aside:
                 return Inline(aside.read())
         return None
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        """Return look-ups that find all of ``keys``."""
+        edits = self.edits
+        left = [place for place, key in enumerate(keys) if edits.get(key) is None]
+        found = [
+            LookUp([left[place] for place in places], steps)
+            for places, steps in lookups(self.base, [keys[place] for place in left])
+        ]
+        if len(left) < len(keys):
+            found += [alone(self, place, keys[place]) for place in sorted(set(range(len(keys))).difference(left))]
+        return found
 
     def is_empty(self, key: str) -> Steps[bool]:
         """Return whether the base says of ``key`` that it is empty on purpose, and it was not edited since."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from refshard_fs.keys import ChunkGrid
 from refshard_fs.model import Entry, Listed, Steps
 
-__all__ = ["KeySpace", "Place", "default_is_directory", "is_empty", "place"]
+__all__ = ["KeySpace", "LookUp", "Place", "alone", "default_is_directory", "is_empty", "lookups", "place"]
 
 
 class Place(NamedTuple):
@@ -20,6 +20,13 @@ class Place(NamedTuple):
 
     array: str
     number: int
+
+
+class LookUp(NamedTuple):
+    """One look-up of several keys: their places in what was asked, and the steps that return their entries."""
+
+    places: Sequence[int]
+    steps: Steps[Sequence[Entry | None]]
 
 
 class KeySpace(Protocol):
@@ -55,6 +62,27 @@ def place(grids: Mapping[str, ChunkGrid], key: str) -> Place | None:
                 return Place(path, number)
         if end < 0:
             return None
+
+
+def lookups(keyspace: KeySpace, keys: Sequence[str]) -> list[LookUp]:
+    """Return look-ups that find all of ``keys``; an error is that of all keys of one of them.
+
+    Key spaces that find several keys by the same index do so together, by a method ``lookups``.
+    """
+    asked = getattr(keyspace, "lookups", None)
+    if asked is None:
+        return [alone(keyspace, place, key) for place, key in enumerate(keys)]
+    found: list[LookUp] = asked(keys)
+    return found
+
+
+def alone(keyspace: KeySpace, place: int, key: str) -> LookUp:
+    """Return the look-up of one key."""
+    return LookUp((place,), _alone(keyspace.lookup(key)))
+
+
+def _alone(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:
+    return ((yield from steps),)
 
 
 def default_is_directory(keyspace: KeySpace, prefix: str) -> Steps[bool]:

@@ -182,7 +182,7 @@ class Session(Opening):
         """Return the requests that reading ``keys`` would make; FileNotFoundError if one does not exist."""
         keyspace = await self.keyspace()
         spans: dict[tuple[str, Limits], list[tuple[str, int, int | None]]] = {}
-        found = await self.engine().run_all([keyspace.lookup(key) for key in keys])
+        found = await self.engine().find_all(keyspace, keys)
         for key, entry in zip(keys, found, strict=True):
             match entry:
                 case None:

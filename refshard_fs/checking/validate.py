@@ -142,7 +142,7 @@ class _Check:
             stem = prefix + "/" if prefix else ""
             keys = [key for tail in meta.grid.tails() if (key := join(path, tail)).startswith(stem)]
             for some in _batches(keys, TOGETHER):
-                found = await self._session.engine().run_all([keyspace.lookup(key) for key in some])
+                found = await self._session.engine().find_all(keyspace, some)
                 for key, entry in zip(some, found, strict=True):
                     match entry:
                         case None:
@@ -164,7 +164,7 @@ class _Check:
             names = [*names, *await self._sought(keyspace)]
         self._check_grids([name for name in names if not zarrmeta.is_metadata(name)])
         for some in _batches(names, TOGETHER):
-            found = await self._session.engine().run_all([keyspace.lookup(name) for name in some])
+            found = await self._session.engine().find_all(keyspace, some)
             entries = []
             for name, entry in zip(some, found, strict=True):
                 match entry:

@@ -92,9 +92,7 @@ class Engine(Lookups):
         super().__init__(fetcher, cache, stats, token, longest)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
         self._queued = Queued()
-        self.ahead = Ahead(
-            fetcher, self.run_all, self._drive, self._advance, self._start, most, near, self._queued.count
-        )
+        self.ahead = Ahead(self, most, near, self._queued.count)
         fetcher.on_cancel = self.ahead.give_up
         self._batch: list[_Read] = []
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
@@ -148,7 +146,7 @@ class Engine(Lookups):
         for i, (keyspace, request, _, _, entry) in enumerate(batch):
             if entry is None:
                 many[i] = keyspace.lookup(request.key)
-                self._advance(results, waiting, i, many[i], None)
+                self.advance(results, waiting, i, many[i], None)
         if not waiting:
             self._serve(batch, results)
             return
@@ -160,7 +158,7 @@ class Engine(Lookups):
         asked = [Chunk(ks, r.key, None, guess) for ks, r, _, guess, _ in reads if r.start is None and r.end is None]
         if ahead := self.ahead.note(asked, found=False):
             self.fetcher.read((), ahead)
-        task = self._start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
+        task = self.start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
         _stop_with_readers(task, [read.future for read in reads if read.future is not None])
 
     async def _serve_late(
@@ -172,7 +170,7 @@ class Engine(Lookups):
             keyspace = batch[0].keyspace
             keys = [read.request.key for read in batch if read.keyspace is keyspace]
             begun = await self.ahead.begin(keyspace, keys)
-            await self._drive(results, [(i, need) for i, (_, need) in enumerate(waiting)], many)
+            await self.drive(results, [(i, need) for i, (_, need) in enumerate(waiting)], many)
             self._serve(batch, results)
         except Exception as e:  # a bug must not leave readers waiting
             _fail(batch, e)
@@ -209,7 +207,7 @@ class Engine(Lookups):
                 case Exception():
                     future.set_exception(blame(key, entry))
                 case Span() | Packed():
-                    _stop_with_readers(self._start(self._serve_slowly(entry, request, future)), [future])
+                    _stop_with_readers(self.start(self._serve_slowly(entry, request, future)), [future])
         ahead = self.ahead.note(chunks)
         if readers or ahead:
             self.fetcher.read(readers, ahead)

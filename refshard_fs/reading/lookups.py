@@ -7,10 +7,12 @@ join it; one that nobody waits for any more is stopped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
+from refshard_fs.keyspace import KeySpace, lookups
 from refshard_fs.model import Entry, Facts, Index, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.reading.blocks import Reader
 from refshard_fs.reading.cache import Cache
@@ -23,7 +25,7 @@ from refshard_fs.stats import Stats
 from refshard_fs.targets import Pool, TooLarge, hold
 from refshard_fs.targets.opened import Opened
 
-__all__ = ["Lookups"]
+__all__ = ["Finding", "Lookups"]
 
 T = TypeVar("T")
 
@@ -38,6 +40,34 @@ class _Loading:
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
         self.waiting = 0
+
+
+class Finding:
+    """Keys that are looked up together: what was found of them at once, and what has to be waited for."""
+
+    def __init__(self, driver: Lookups, keyspace: KeySpace, keys: Sequence[str]) -> None:
+        self._driver = driver
+        self._many = lookups(keyspace, keys)
+        self._results: list[Any] = [None] * len(self._many)
+        self._waiting: list[tuple[int, Need | tuple[Need, ...]]] = []
+        for i, (_, steps) in enumerate(self._many):
+            driver.advance(self._results, self._waiting, i, steps, None)
+        late = {i for i, _ in self._waiting}
+        self.found = self._entries(i for i in range(len(self._many)) if i not in late)
+        self.late = [place for i, _ in self._waiting for place in self._many[i].places]
+
+    async def rest(self) -> list[tuple[int, Entry | Exception | None]]:
+        """Return the places of the keys that are ``late``, and their entries."""
+        late = [i for i, _ in self._waiting]
+        await self._driver.drive(self._results, self._waiting, [steps for _, steps in self._many])
+        return self._entries(late)
+
+    def _entries(self, which: Iterable[int]) -> list[tuple[int, Entry | Exception | None]]:
+        found: list[tuple[int, Entry | Exception | None]] = []
+        for i in which:
+            places, result = self._many[i].places, self._results[i]
+            found += zip(places, [result] * len(places) if isinstance(result, Exception) else result, strict=True)
+        return sorted(found, key=itemgetter(0))
 
 
 class Lookups:
@@ -65,7 +95,8 @@ class Lookups:
     def pool(self, pool: Pool) -> None:
         self.fetcher.requests.pool = pool
 
-    def _start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Return a task of ``coroutine``; it is stopped by `close`."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -99,20 +130,33 @@ class Lookups:
         results: list[Any] = [None] * len(many)
         waiting: list[tuple[int, Need | tuple[Need, ...]]] = []
         for i, steps in enumerate(many):
-            self._advance(results, waiting, i, steps, None)
-        await self._drive(results, waiting, many)
+            self.advance(results, waiting, i, steps, None)
+        await self.drive(results, waiting, many)
         return results
 
-    async def _drive(
+    def finding(self, keyspace: KeySpace, keys: Sequence[str]) -> Finding:
+        """Begin to look ``keys`` up."""
+        return Finding(self, keyspace, keys)
+
+    async def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Entry | Exception | None]:
+        """Return where each of ``keys`` lies, None where there is no such key, or the error that it meets."""
+        finding = Finding(self, keyspace, keys)
+        out: list[Entry | Exception | None] = [None] * len(keys)
+        for place, entry in [*finding.found, *await finding.rest()]:
+            out[place] = entry
+        return out
+
+    async def drive(
         self, results: list[Any], waiting: list[tuple[int, Need | tuple[Need, ...]]], many: Sequence[Steps[Any]]
     ) -> None:
+        """Meet what look-ups of ``many`` are ``waiting`` for, until all have returned their ``results``."""
         while waiting:
             answers = await self._meet([need for _, need in waiting])
             asked, waiting = waiting, []
             for (i, _), answer in zip(asked, answers, strict=True):
-                self._advance(results, waiting, i, many[i], answer)
+                self.advance(results, waiting, i, many[i], answer)
 
-    def _advance(
+    def advance(
         self, results: list[Any], waiting: list[tuple[int, Any]], i: int, steps: Steps[Any], answer: Any
     ) -> None:
         """Send ``answer`` to look-up ``i``, and whatever else it needs that is remembered."""
@@ -141,7 +185,7 @@ class Lookups:
             return known
         loading = self._loading.get(need)
         if loading is None:
-            loading = self._loading[need] = _Loading(self._start(self._answer(need)))
+            loading = self._loading[need] = _Loading(self.start(self._answer(need)))
             loading.task.add_done_callback(lambda task: self._loaded(need, task))
         loading.waiting += 1
         try:

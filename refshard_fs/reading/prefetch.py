@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace, place
-from refshard_fs.model import Entry, Span, Steps
+from refshard_fs.model import Entry, Span
 from refshard_fs.reading.blocks import Block
-from refshard_fs.reading.fetch import Fetcher
+from refshard_fs.reading.lookups import Finding, Lookups
 from refshard_fs.reading.readahead import ReadAhead
 
 __all__ = ["Ahead", "Chunk"]
@@ -23,10 +23,6 @@ ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 UNREAD = 64 << 10  # bytes that a chunk is taken to have, where none has been found yet
 MANY = 16  # keys from which on they may be nearly all of a shard
-
-Advance = Callable[[list[Any], list[tuple[int, Any]], int, Steps[Any], Any], None]
-Drive = Callable[[list[Any], list[tuple[int, Any]], Sequence[Steps[Any]]], Awaitable[None]]
-RunAll = Callable[[Sequence[Steps[Any]]], Awaitable[list[Any]]]
 
 
 class Chunk(NamedTuple):
@@ -70,20 +66,13 @@ class Ahead:
 
     def __init__(
         self,
-        fetcher: Fetcher,
-        run_all: RunAll,
-        drive: Drive,
-        advance: Advance,
-        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        lookups: Lookups,
         most: int,
         near: Callable[[str], bool],
         queued: Callable[[], int | None],
     ) -> None:
-        self._fetcher = fetcher
-        self._run_all = run_all
-        self._drive = drive
-        self._advance = advance
-        self._start = start
+        self._lookups = lookups
+        self._fetcher = lookups.fetcher
         self._most = most
         self._near = near
         self._queued = queued
@@ -183,33 +172,22 @@ class Ahead:
         find = getattr(array.keyspace, "find", None)  # of key spaces that never need anything
         if find is not None:
             return self._expect(array, zip(advice.fetch, [_found(find, key) for key in keys], strict=True))
-        many = [array.keyspace.lookup(key) for key in keys]
-        entries: list[Any] = [None] * len(keys)
-        waiting: list[tuple[int, Any]] = []
-        for i, steps in enumerate(many):
-            self._advance(entries, waiting, i, steps, None)
-        if waiting:
-            issued.update((advice.fetch[i], None) for i, _ in waiting)
+        finding = self._lookups.finding(array.keyspace, keys)
+        if finding.late:
+            issued.update((advice.fetch[i], None) for i in finding.late)
             asked = [] if found else array.keys(numbers)
-            self._start(self._follow_slowly(array, advice.fetch, asked, keys, many, waiting))
-        return self._expect(array, zip(advice.fetch, entries, strict=True))
+            asked += [keys[i] for i in finding.late]
+            self._lookups.start(self._follow_slowly(array, advice.fetch, asked, finding))
+        return self._expect(array, [(advice.fetch[i], entry) for i, entry in finding.found])
 
     async def _follow_slowly(
-        self,
-        array: _Array,
-        numbers: Sequence[int],
-        asked: Sequence[str],
-        keys: Sequence[str],
-        many: Sequence[Steps[Entry | None]],
-        waiting: list[tuple[int, Any]],
+        self, array: _Array, numbers: Sequence[int], asked: Sequence[str], finding: Finding
     ) -> None:
-        late = [i for i, _ in waiting]
-        begun = await self.begin(array.keyspace, [*asked, *(keys[i] for i in late)])
+        begun = await self.begin(array.keyspace, asked)
         try:
-            entries: list[Any] = [None] * len(many)
-            await self._drive(entries, waiting, many)
+            found = await finding.rest()
             # The others have been read meanwhile, or are not expected any more.
-            left = [(numbers[i], entries[i]) for i in late if array.issued.pop(numbers[i], ...) is None]
+            left = [(numbers[i], entry) for i, entry in found if array.issued.pop(numbers[i], ...) is None]
             self._fetcher.read((), self._expect(array, left))
         finally:
             self._fetcher.release(begun)
@@ -243,7 +221,7 @@ class Ahead:
         for key in keys:
             self._told[key] = self._told.get(key, 0) + 1
         spans: list[Span] = []
-        return Announced(keys, spans, self._start(self._feed(keyspace, keys, spans)))
+        return Announced(keys, spans, self._lookups.start(self._feed(keyspace, keys, spans)))
 
     async def arrived(self, announced: Announced) -> None:
         """Wait until nothing more of what was told can arrive before some of it is read; cancelled, take it back."""
@@ -266,7 +244,7 @@ class Ahead:
         asked = getattr(keyspace, "full_shards", None)
         if asked is None or len(keys) < MANY:
             return []
-        (found,) = await self._run_all([asked(keys)])
+        (found,) = await self._lookups.run_all([asked(keys)])
         if not isinstance(found, list):
             return []  # an error is told to whoever reads the key
         shared = Counter(span.url for span in found)
@@ -278,7 +256,7 @@ class Ahead:
             for first in range(0, len(keys), WAVE):
                 some = [key for key in keys[first : first + WAVE] if key in self._told]
                 begun = await self.begin(keyspace, some)
-                entries = await self._run_all([keyspace.lookup(key) for key in some])
+                entries = await self._lookups.find_all(keyspace, some)
                 wave: dict[str, Span] = {}
                 for key, entry in zip(some, entries, strict=True):
                     if not (isinstance(entry, Span) and entry.size) or self._near(entry.url):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from refshard_fs.keys import join
-from refshard_fs.shards.layout import ShardLayout
+from refshard_fs.shards.layout import Cut, ShardLayout
 
-__all__ = ["InShard", "coords_of", "in_shard", "place"]
+__all__ = ["InShard", "coords_of", "in_shard", "place", "split"]
+
+Coords: TypeAlias = tuple[int, ...]
 
 
 class InShard(NamedTuple):
@@ -26,15 +28,25 @@ def coords_of(layout: ShardLayout, path: str, key: str) -> tuple[int, ...] | Non
     return grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
 
 
+def split(layout: ShardLayout, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
+    """Return the coordinates of the shard that holds the chunk at ``coords``, its lengths, and the chunk's place in it.
+
+    Raises IndexError beyond the last of shards that have sizes of their own.
+    """
+    if not coords:
+        return (), (), ()
+    shard, places, lengths = zip(*map(_cut, layout.cuts, coords), strict=True)
+    return shard, lengths, places
+
+
 def place(layout: ShardLayout, path: str, coords: Sequence[int]) -> InShard:
-    """Return where the chunk at ``coords`` lies; IndexError beyond the last of shards that have sizes of their own."""
-    shard, places, lengths = [], [], []
-    for cut, coord in zip(layout.cuts, coords, strict=True):
-        number, at, length = cut.shard(coord)
-        shard.append(number)
-        places.append(at)
-        lengths.append(length)
-    return InShard(join(path, layout.grid.encoding.encode(shard)), tuple(shard), tuple(lengths), tuple(places))
+    """Return where the chunk at ``coords`` lies; IndexError as `split`."""
+    shard, lengths, places = split(layout, coords)
+    return InShard(join(path, layout.grid.encoding.encode(shard)), shard, lengths, places)
+
+
+def _cut(cut: Cut, coord: int) -> tuple[int, int, int]:
+    return cut.shard(coord)
 
 
 def in_shard(layout: ShardLayout, path: str, key: str) -> InShard | None:

@@ -10,24 +10,26 @@ says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from refshard_fs.documents import Documents
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.keys import ChunkGrid, join, parent
-from refshard_fs.keyspace import KeySpace, is_empty
+from refshard_fs.keyspace import KeySpace, LookUp, alone, is_empty
 from refshard_fs.model import Entry, Inline, Listed, Load, Packed, Span, Steps
 from refshard_fs.rounds import together
 from refshard_fs.shards import inner_names, inner_rows
 from refshard_fs.shards.documents import Seen, Unshard
-from refshard_fs.shards.in_shard import coords_of, in_shard, place
+from refshard_fs.shards.in_shard import coords_of, in_shard, place, split
 from refshard_fs.shards.inner_rows import ArrayRows, ShardRows
 from refshard_fs.shards.layout import Level, ShardLayout, Step, Table, TableIndex, shard_formats
 
 __all__ = ["ShardView"]
+
+T = TypeVar("T")
 
 _FULL = 0.75  # of the chunks of a shard: from here on its other bytes are not worth telling apart
 _BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
@@ -112,8 +114,32 @@ class ShardView:
             if entry is None:
                 return None
             table = yield self._load(entry, level, name, path)
-            entry = None if table is None else _chunk(entry, table, slot, name, path)
+            entry = None if table is None else _chunk(_read(entry), table, slot, name, path)
         return entry
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        """Return look-ups that find all of ``keys``: those of a shard's chunks together."""
+        found: list[LookUp] = []
+        shards: dict[tuple[str, tuple[int, ...]], list[tuple[int, Sequence[Step]]]] = {}
+        for number, key in enumerate(keys):
+            path = self._documents.known(key)
+            layout = None if path is None else self._documents.arrays[path].layout
+            coords = None if layout is None or path is None else coords_of(layout, path, key)
+            if layout is None or path is None or coords is None or layout.grid.number_of(coords) is None:
+                found.append(alone(self, number, key))
+                continue
+            shard, lengths, places = split(layout, coords)
+            shards.setdefault((path, shard), []).append((number, layout.steps(places, lengths)))
+        for (path, shard), wanted in shards.items():
+            found.append(LookUp([number for number, _ in wanted], self._all_in_shard(path, shard, wanted)))
+        return found
+
+    def _all_in_shard(
+        self, path: str, shard: tuple[int, ...], wanted: Sequence[tuple[int, Sequence[Step]]]
+    ) -> Steps[list[Entry | None]]:
+        layout = self._documents.arrays[path].layout
+        found = {} if layout is None else dict((yield from self._in_shard(path, layout, shard, wanted)))
+        return [found.get(number) for number, _ in wanted]
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
         """Return where those shards lie of whose chunks ``keys``, which are read in this order, are most.
@@ -273,29 +299,27 @@ class ShardView:
         directories, shards = inner_names.expand(layout, fixed, names)
         found = [Listed(name, None, True) for name in directories]
         for first in range(0, len(shards), _BATCH):
-            steps = [self._in_shard(path, layout, *shard) for shard in shards[first : first + _BATCH]]
-            for listed in (yield from together(steps)):
-                found += listed
+            steps = []
+            for shard, chunks in shards[first : first + _BATCH]:
+                ways = [(name, split(layout, coords)) for name, coords in chunks]
+                wanted = [(name, layout.steps(places, lengths)) for name, (_, lengths, places) in ways]
+                steps.append(self._in_shard(path, layout, shard, wanted))
+            for some in (yield from together(steps)):
+                found += [Listed(name, entry.size) for name, entry in some]
         return sorted(found, key=lambda listed: listed.name)
 
     def _in_shard(
-        self, path: str, layout: ShardLayout, shard: tuple[int, ...], chunks: Iterator[tuple[str, tuple[int, ...]]]
-    ) -> Steps[list[Listed]]:
-        """Return those of ``chunks`` (name and coordinates) that ``shard`` holds, with their sizes."""
+        self, path: str, layout: ShardLayout, shard: tuple[int, ...], wanted: Sequence[tuple[T, Sequence[Step]]]
+    ) -> Steps[list[tuple[T, Entry]]]:
+        """Return the entries of those of ``wanted``, chunks by whatever they are called, that ``shard`` holds."""
         name = join(path, layout.grid.encoding.encode(shard))
         entry = yield from self.base.lookup(name)
-        if entry is None:
-            return []
-        wanted = []
-        for chunk, coords in chunks:
-            at = place(layout, path, coords)
-            wanted.append((chunk, layout.steps(at.place, at.lengths)))
-        return (yield from self._in_level(entry, 0, wanted, name, path))
+        return [] if entry is None else (yield from self._in_level(entry, 0, wanted, name, path))
 
     def _in_level(
-        self, entry: Entry, depth: int, wanted: Sequence[tuple[str, Sequence[Step]]], shard: str, path: str
-    ) -> Steps[list[Listed]]:
-        groups: dict[int, list[tuple[str, Sequence[Step]]]] = {}
+        self, entry: Entry, depth: int, wanted: Sequence[tuple[T, Sequence[Step]]], shard: str, path: str
+    ) -> Steps[list[tuple[T, Entry]]]:
+        groups: dict[int, list[tuple[T, Sequence[Step]]]] = {}
         for item in wanted:
             groups.setdefault(item[1][depth].slot, []).append(item)
         if not groups:
@@ -303,7 +327,8 @@ class ShardView:
         table = yield self._load(entry, wanted[0][1][depth].level, shard, path)
         if table is None:
             return []
-        found: list[Listed] = []
+        entry = _read(entry)
+        found: list[tuple[T, Entry]] = []
         deeper = []
         for slot, items in groups.items():
             part = _chunk(entry, table, slot, shard, path)
@@ -311,25 +336,30 @@ class ShardView:
                 continue
             for name, steps in items:
                 if len(steps) == depth + 1:
-                    found.append(Listed(name, part.size))
+                    found.append((name, part))
             if len(items[0][1]) > depth + 1:
                 deeper.append(self._in_level(part, depth + 1, items, shard, path))
-        for listed in (yield from together(deeper)):
-            found += listed
+        for some in (yield from together(deeper)):
+            found += some
         return found
 
 
 def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:
-    """Return the entry of the chunk in ``slot``; its shard has been read, so that it can no longer be absent."""
+    """Return the entry of the chunk in ``slot`` of a shard that has been read."""
     found = table.locate(slot)
     if found is None:
         return None
-    if isinstance(entry, Span) and (entry.optional or not entry.dense):
-        entry = msgspec.structs.replace(entry, optional=False, dense=True)
     try:
         return entry.part(*found)
     except ValueError as e:
         raise DamagedIndex("", _where(entry), f"shard {shard!r} of array {path!r}: {e}") from e
+
+
+def _read(entry: Entry) -> Entry:
+    """Return ``entry``, a shard whose index was read: it can no longer be absent, and its chunks lie together."""
+    if isinstance(entry, Span) and (entry.optional or not entry.dense):
+        return msgspec.structs.replace(entry, optional=False, dense=True)
+    return entry
 
 
 def _where(entry: Entry) -> str:
