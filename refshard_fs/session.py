@@ -44,13 +44,15 @@ class Session(Opening):
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)  # also by metadata that are at hand: chunks will be read there
         keyspace = self._keyspace or self.opened() or await self.keyspace()
-        at_once = self._immediate or self._at_once_reader()
-        entry = at_once.find(keyspace, request.key)
-        if entry is not None:
-            data = at_once.take(request, entry)
+        engine = self._engines.get(loop) if self._engines else None
+        entry: Entry | None = None if engine is None else engine.ahead.place(keyspace, request.key)
+        if entry is None:
+            at_once = self._immediate or self._at_once_reader()
+            entry = at_once.find(keyspace, request.key)
+            data = None if entry is None else at_once.take(request, entry)
             if data is not None:
                 return data
-        engine = self._engines.get(loop) or self.engine()
+        engine = engine or self.engine()
         if len(self._engines) > 1:
             elsewhere = self._expecting(request.key)
             if elsewhere is not None:

@@ -21,6 +21,7 @@ __all__ = ["Ahead", "Chunk"]
 
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
+PLACES = 4 * WAVE  # that are remembered
 UNREAD = 64 << 10  # bytes that a chunk is taken to have, where none has been found yet
 MANY = 16  # keys from which on they may be nearly all of a shard
 
@@ -78,6 +79,19 @@ class Ahead:
         self._queued = queued
         self._arrays: dict[tuple[int, str], _Array] = {}
         self._told: dict[str, int] = {}  # keys that the reader said would be read, and how often
+        self._places: dict[str, Span] = {}  # where keys lie that have been looked up, and will be read,
+        self._of: KeySpace | None = None  # of this one
+
+    def place(self, keyspace: KeySpace, key: str) -> Span | None:
+        """Return where ``key``, which is read now, lies; None if it has not been looked up beforehand."""
+        return self._places.pop(key, None) if keyspace is self._of else None
+
+    def _remember(self, keyspace: KeySpace, places: Iterable[tuple[str, Span]]) -> None:
+        if keyspace is not self._of or len(self._places) > PLACES:
+            self._places.clear()
+            self._of = keyspace
+        if not hasattr(keyspace, "edits"):  # whose keys may be others by the time they are read
+            self._places.update(places)
 
     # ------------------------------------------------------------------ guesses
 
@@ -171,37 +185,38 @@ class Ahead:
         keys = array.keys(advice.fetch)
         find = getattr(array.keyspace, "find", None)  # of key spaces that never need anything
         if find is not None:
-            return self._expect(array, zip(advice.fetch, [_found(find, key) for key in keys], strict=True))
+            return self._expect(array, zip(advice.fetch, keys, [_found(find, key) for key in keys], strict=True))
         finding = self._lookups.finding(array.keyspace, keys)
         if finding.late:
             issued.update((advice.fetch[i], None) for i in finding.late)
             asked = [] if found else array.keys(numbers)
             asked += [keys[i] for i in finding.late]
-            self._lookups.start(self._follow_slowly(array, advice.fetch, asked, finding))
-        return self._expect(array, [(advice.fetch[i], entry) for i, entry in finding.found])
+            self._lookups.start(self._follow_slowly(array, advice.fetch, keys, asked, finding))
+        return self._expect(array, [(advice.fetch[i], keys[i], entry) for i, entry in finding.found])
 
     async def _follow_slowly(
-        self, array: _Array, numbers: Sequence[int], asked: Sequence[str], finding: Finding
+        self, array: _Array, numbers: Sequence[int], keys: Sequence[str], asked: Sequence[str], finding: Finding
     ) -> None:
         begun = await self.begin(array.keyspace, asked)
         try:
             found = await finding.rest()
             # The others have been read meanwhile, or are not expected any more.
-            left = [(numbers[i], entry) for i, entry in found if array.issued.pop(numbers[i], ...) is None]
+            left = [(numbers[i], keys[i], entry) for i, entry in found if array.issued.pop(numbers[i], ...) is None]
             self._fetcher.read((), self._expect(array, left))
         finally:
             self._fetcher.release(begun)
 
-    def _expect(self, array: _Array, found: Iterable[tuple[int, Any]]) -> list[Span]:
+    def _expect(self, array: _Array, found: Iterable[tuple[int, str, Any]]) -> list[Span]:
         """Take note of chunks that are fetched ahead; return where they lie."""
         room = self._most
-        spans: list[Span] = []
-        for number, entry in found:  # an error is told to whoever reads the key
+        places: list[tuple[str, Span]] = []
+        for number, key, entry in found:  # an error is told to whoever reads the key
             if isinstance(entry, Span) and entry.size and room >= entry.size and not self._near(entry.url):
                 room -= entry.size
                 array.issued[number] = entry
-                spans.append(entry)
-        return spans
+                places.append((key, entry))
+        self._remember(array.keyspace, places)
+        return [span for _, span in places]
 
     def _growth(self, url: str) -> float:
         """Return how many chunks to fetch ahead for each that was read: many only where waiting is long."""
@@ -264,6 +279,7 @@ class Ahead:
                     elif key in self._told:
                         wave[key] = entry
                 spans += wave.values()
+                self._remember(keyspace, wave.items())
                 small = len(keys) <= WAVE and self._most > 0
                 self._fetcher.read((), self._note_announced(keyspace, wave) if small else wave.values())
                 self._fetcher.release(begun)

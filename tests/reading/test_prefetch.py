@@ -12,6 +12,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.reading import paces
+from refshard_fs.reading.immediate import Immediate
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
 
@@ -197,3 +198,33 @@ def test_a_cancelled_prefetch_leaves_nothing_running(http_server: RangeServer) -
         assert fs._session.engine().fetcher.requests.used == 0
 
     asyncio.run(announce())
+
+
+def test_what_is_written_after_it_was_announced_is_read(chunked: Chunked) -> None:
+    fs = open_fs(chunked, mode="a")
+    fs.pipe_file("a/9.0", b"edited before")
+    fs.prefetch(chunked.keys([3, 4, 9]))
+    fs.pipe_file("a/3.0", b"new")
+    fs.rm_file("a/4.0")
+    assert fs.cat_file("a/3.0") == b"new"
+    assert not fs.exists("a/4.0")
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("a/4.0")
+
+
+def test_announced_keys_are_looked_up_once(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    find = Immediate.find
+    monkeypatch.setattr(Immediate, "find", lambda self, keyspace, key: looks.append(key) or find(self, keyspace, key))
+
+    async def read() -> None:
+        fs = RefShardFileSystem(chunked.refs(), asynchronous=True, skip_instance_cache=True)
+        keys = chunked.keys(range(20))
+        await fs._prefetch(keys)
+        for at, key in enumerate(keys):
+            assert await fs._cat_file(key) == chunked.chunk(at)
+        assert looks == []
+        assert await fs._cat_file(keys[3]) == chunked.chunk(3)
+        assert looks == [keys[3]]
+
+    asyncio.run(read())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from refshard_fs import DamagedIndex
 from tests.servers.http import RangeServer
 from tests.shards.writers import IS_ZARR_2, opened
 
@@ -161,6 +163,23 @@ def test_a_shard_that_is_wanted_whole_is_read_with_its_index_and_not_after_it(co
     data, index = sorted(counter.server.requests(), key=lambda r: r.start or 0)
     assert (data.start, data.stop) == (0, 100 * CHUNK + 1604)
     assert index.sent == 1604
+
+
+def test_what_is_announced_beside_a_damaged_shard_is_fetched_all_the_same(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "a", tmp_path / "a")
+    shard = tmp_path / "a/c/0/0"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    with RangeServer(directory=tmp_path) as server:
+        fs = opened(f"{server.url}/a")
+        keys = [f"c/{row}/3" for row in range(20)]
+        fs.prefetch(keys)
+        server.clear()
+        for key in keys[10:]:
+            _, start, stop = fs.resolve(key)
+            assert fs.cat_file(key) == (tmp_path / "a/c/1/0").read_bytes()[start:stop]
+        assert server.requests() == []
+        with pytest.raises(DamagedIndex, match="checksum"):
+            fs.cat_file(keys[0])
 
 
 def test_a_cancelled_prefetch_of_whole_shards_holds_nothing(counter: Counter) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from refshard_fs.cli import main
+from refshard_fs.keyspace import lookups
+from tests.shards.in_memory import Files
 from tests.shards.writers import IS_ZARR_2, array, opened, sparse
 
 if IS_ZARR_2:
@@ -61,6 +63,13 @@ def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ..
     for tail in fs._opened().grids[""].tails():
         assert fs.exists(tail) == (tail in listed), tail
     assert fs._opened().reports == {}
+    files = Files.of(folder)
+    view = files.open()
+    keys = [*listed, *view.grids[""].tails()]
+    together = [(keys[at], entry) for places, steps in lookups(view, keys)
+                for at, entry in zip(places, files.run(steps), strict=True)]  # fmt: skip
+    assert sorted(key for key, _ in together) == sorted(keys)
+    assert all(entry == files.run(view.lookup(key)) for key, entry in together)
 
 
 @pytest.mark.parametrize("location", ["start", "end"])

@@ -200,6 +200,27 @@ def test_a_shard_may_be_any_kind_of_entry(kind: str) -> None:
                 assert entry.finish(files[source.url]) == expected
 
 
+@pytest.mark.parametrize("kind", MAKERS)
+def test_keys_looked_up_together_lie_where_they_lie_alone(kind: str) -> None:
+    view, files, chunks = held(MAKERS[kind])
+    present = list(chunks)
+    keys = [*present, "a/.zarray", "a/0.1", *reversed(present), "a/9.9", "a/x", "nothing", ".zgroup"]
+    for _ in range(2):  # before the array's metadata have been read, and after
+        found: list[Any] = [...] * len(keys)
+        for places, steps in view.lookups(keys):
+            entries, asked = run(steps, files)
+            assert len({need.entry for need in asked if need.entry != Span("a/.zarray")}) <= 1
+            for at, entry in zip(places, entries, strict=True):
+                assert found[at] is ...
+                found[at] = entry
+        assert found == [run(view.lookup(key), files)[0] for key in keys]
+    assert len(view.lookups(present)) == len({shard_of(key) for key in present})
+
+
+def shard_of(key: str) -> tuple[int, ...]:
+    return tuple(int(c) // n for c, n in zip(key[2:].split("."), SHARDS, strict=True))
+
+
 def test_listing_and_looking_up_agree() -> None:
     view, files, chunks = held(MAKERS["sized span"])
     listed, _ = run(view.children("a"), files)
