@@ -210,6 +210,7 @@ def test_what_is_written_after_it_was_announced_is_read(chunked: Chunked) -> Non
     assert not fs.exists("a/4.0")
     with pytest.raises(FileNotFoundError):
         fs.cat_file("a/4.0")
+    fs.discard()
 
 
 def test_announced_keys_are_looked_up_once(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
