@@ -118,9 +118,9 @@ class ShardView:
         return entry
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups that find all of ``keys``: those of a shard's chunks together."""
+        """Return look-ups that find all of ``keys``: together those that the same indexes, damaged or not, tell of."""
         found: list[LookUp] = []
-        shards: dict[tuple[str, tuple[int, ...]], list[tuple[int, Sequence[Step]]]] = {}
+        shards: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, Sequence[Step]]]] = {}
         for number, key in enumerate(keys):
             path = self._documents.known(key)
             layout = None if path is None else self._documents.arrays[path].layout
@@ -129,8 +129,10 @@ class ShardView:
                 found.append(alone(self, number, key))
                 continue
             shard, lengths, places = split(layout, coords)
-            shards.setdefault((path, shard), []).append((number, layout.steps(places, lengths)))
-        for (path, shard), wanted in shards.items():
+            steps = layout.steps(places, lengths)
+            within = tuple([step.slot for step in steps[:-1]])  # of which shard in the shard
+            shards.setdefault((path, shard, within), []).append((number, steps))
+        for (path, shard, _), wanted in shards.items():
             found.append(LookUp([number for number, _ in wanted], self._all_in_shard(path, shard, wanted)))
         return found
 
@@ -339,6 +341,8 @@ class ShardView:
                     found.append((name, part))
             if len(items[0][1]) > depth + 1:
                 deeper.append(self._in_level(part, depth + 1, items, shard, path))
+        if len(deeper) == 1:  # asks for one thing at a time, which may be remembered
+            return found + (yield from deeper[0])
         for some in (yield from together(deeper)):
             found += some
         return found

@@ -15,11 +15,12 @@ import fsspec
 import numpy as np
 import pytest
 
-from refshard_fs import DamagedIndex, RefShardFileSystem
+from refshard_fs import DamagedIndex, RefShardFileSystem, check
 from refshard_fs.crc32c import crc32c
 from refshard_fs.shards.layout import TableIndex
 from refshard_fs.shards.minishards import ShardIndex
 from refshard_fs.shards.offsets import OffsetsLevel
+from tests.servers.http import RangeServer
 from tests.shards.test_damaged import META_2, meta_3, shard_3
 from tests.shards.volumes import KEY, pattern, write_volume
 from tests.shards.writers import opened
@@ -308,3 +309,25 @@ def test_a_minishards_index_lies_in_the_shard(places: dict[str, Source], tmp_pat
     assert ShardIndex(32).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes()) is not None
     with pytest.raises(ValueError, match="minishard 0"):
         ShardIndex(32).sized(36).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes())
+
+
+def two_nested() -> tuple[dict[str, Any], bytes]:
+    """An array of one shard of two shards of two chunks each; the second one's index says what its checksum denies."""
+    meta, _ = nested((10, 10))
+    outer = meta["codecs"][0]["configuration"]
+    outer["chunk_shape"] = [8]
+    sound = shard_3([(0, 10), (10, 10)], PAYLOAD[:20], location="end", checked=True)
+    index = np.array([(0, len(sound)), (len(sound), len(sound))], "<u8").tobytes()
+    return meta, sound + sound[:-1] + bytes([sound[-1] ^ 1]) + index + crc32c(index).to_bytes(4, "little")
+
+
+def test_a_damaged_shard_in_a_shard_damages_none_beside_it(http_server: RangeServer) -> None:
+    meta, shard = two_nested()
+    refs = {"a/zarr.json": json.dumps(meta), "a/c/0": [http_server.put("/x", shard), 0, len(shard)]}
+    fs = opened(refs)
+    keys = [f"a/c/{number}" for number in range(4)]
+    assert [fs.cat_file(key) for key in keys[:2]] == [PAYLOAD[:10], PAYLOAD[10:20]]
+    for key in keys[2:]:
+        with pytest.raises(DamagedIndex, match="checksum"):
+            fs.cat_file(key)
+    assert [finding.key for finding in check(fs).findings] == keys[2:]
