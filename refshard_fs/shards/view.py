@@ -128,8 +128,12 @@ class ShardView:
             if layout is None or path is None or coords is None or layout.grid.number_of(coords) is None:
                 found.append(alone(self, number, key))
                 continue
-            shard, lengths, places = split(layout, coords)
-            steps = layout.steps(places, lengths)
+            try:
+                shard, lengths, places = split(layout, coords)
+                steps = layout.steps(places, lengths)
+            except Exception:  # noqa: BLE001  # of a format's own: whoever looks this one key up is told
+                found.append(alone(self, number, key))
+                continue
             within = tuple([step.slot for step in steps[:-1]])  # of which shard in the shard
             shards.setdefault((path, shard, within), []).append((number, steps))
         for (path, shard, _), wanted in shards.items():
