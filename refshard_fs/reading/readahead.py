@@ -29,6 +29,7 @@ PASS = 1 << 16  # numbers that are remembered as read
 STRAYS = 16  # numbers of no run that are remembered, to find runs among them
 SHARD_GROWTH = 8  # chunks of the shards that are being read, or of a column through them, to fetch for each that was
 FIRST = 8  # chunks of a run before any is fetched ahead in the call that begins it, unless more are known to follow
+FADED = 64  # numbers of runs in a row after which no stray counts
 IDLE = 24  # numbers read elsewhere after which a run counts as left
 SLACK = 0.15  # how far past a natural end to go, as a part of what has been read
 FORESEEN = 0.75  # of the last numbers, those that must have been foreseen for any to be fetched ahead
@@ -159,7 +160,7 @@ class ReadAhead:
                 self._follow(run, number, drop)
                 self._foreseen.append(True)
                 self._taken += 1
-                if self._taken == STRAYS:
+                if self._taken == FADED:
                     self._strays.clear()  # reading goes elsewhere now
                 return run
         self._taken = 0
