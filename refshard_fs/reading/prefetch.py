@@ -171,7 +171,7 @@ class Ahead:
     def _array(self, keyspace: KeySpace, path: str) -> _Array:
         token, grid = (id(keyspace), path), keyspace.grids[path]
         array = self._arrays.get(token)
-        if array is None:  # its chunks are others once it is known to be sharded, or has grown
+        if array is None or array.grid != grid:  # its chunks are others once it is known to be sharded, or has grown
             if array is not None or len(self._arrays) >= ARRAYS:
                 left = self._arrays.pop(token if array is not None else next(iter(self._arrays)))
                 self._fetcher.drop(filter(None, left.issued.values()))
