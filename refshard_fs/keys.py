@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from operator import lt
 from typing import Literal
 
 import msgspec
@@ -70,12 +71,23 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
             return () if tail == "0" else None
         if len(parts) != ndim:
             return None
-        try:
-            coords = tuple(map(int, parts))
-        except ValueError:
-            return None
-        # Only one spelling is a key: none with a sign, spaces, leading zeros or other digits.
-        return coords if list(map(str, coords)) == parts and min(coords, default=0) >= 0 else None
+        coords = []
+        for part in parts:
+            coord = _SMALL.get(part)
+            if coord is None:
+                return _large(parts)
+            coords.append(coord)
+        return tuple(coords)
+
+
+def _large(parts: list[str]) -> tuple[int, ...] | None:
+    """Return the coordinates spelled by ``parts``, which need not be small."""
+    try:
+        coords = tuple(map(int, parts))
+    except ValueError:
+        return None
+    # Only one spelling is a key: none with a sign, spaces, leading zeros or other digits.
+    return coords if list(map(str, coords)) == parts and min(coords, default=0) >= 0 else None
 
 
 class ChunkGrid(msgspec.Struct, frozen=True):
@@ -134,6 +146,10 @@ class ChunkGrid(msgspec.Struct, frozen=True):
                 return None
             number = number * count + coord
         return number
+
+    def holds(self, coords: Sequence[int]) -> bool:
+        """Whether ``coords``, as a key spells them, are those of a chunk."""
+        return all(map(lt, coords, self.counts))
 
     def coords(self, number: int) -> tuple[int, ...]:
         """Return the coordinates of chunk ``number``."""

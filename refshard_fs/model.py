@@ -110,8 +110,9 @@ class Span(msgspec.Struct, frozen=True):
 
     def part(self, offset: int, length: int) -> Entry:
         """Return exactly ``length`` bytes at ``offset``; ValueError where the span is known to be shorter."""
-        if offset < 0 or length < 0 or (self.size is not None and offset + length > self.size):
-            raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {self.size} bytes there are")
+        size = self.size
+        if offset < 0 or length < 0 or (size is not None and offset + length > size):
+            raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {size} bytes there are")
         return self._range(self.start + offset, self.start + offset + length) if length else Inline(b"")
 
     def resized(self, object_size: int) -> Span:

@@ -44,7 +44,7 @@ class Session(Opening):
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)  # also by metadata that are at hand: chunks will be read there
         keyspace = self._keyspace or self.opened() or await self.keyspace()
-        engine = self._engines.get(loop) if self._engines else None
+        engine = self._engines.get(loop)
         entry: Entry | None = None if engine is None else engine.ahead.place(keyspace, request.key)
         if entry is None:
             at_once = self._immediate or self._at_once_reader()

@@ -58,13 +58,16 @@ class Block:
 
     def claim(self, start: int, stop: int) -> None:
         """Note that bytes ``[start, stop)`` were read."""
-        pieces = [(start, stop)] if (start, stop) in self.held else list(self.held)
-        for piece in pieces:
-            read = min(stop, piece[1]) - max(start, piece[0])
+        held = self.held
+        if (start, stop) in held:
+            reads = [((start, stop), stop - start)]
+        else:
+            reads = [(piece, min(stop, piece[1]) - max(start, piece[0])) for piece in held]
+        for piece, read in reads:
             if read > 0:
-                self.held[piece] -= read
-                if self.held[piece] <= 0:
-                    del self.held[piece]
+                held[piece] -= read
+                if held[piece] <= 0:
+                    del held[piece]
 
     def left(self, future: asyncio.Future[bytes]) -> bool:
         """Return whether nobody wants this block any more, now that ``future`` was given up."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -38,8 +38,13 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     start: int | None = None
     end: int | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes of the key are asked for."""
+        return self.start is None and self.end is None
 
-class _Read(NamedTuple):
+
+class _Read(msgspec.Struct, frozen=True):
     """A request on its way, and whom it is for: None of one that is over."""
 
     keyspace: KeySpace
@@ -70,9 +75,9 @@ def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Futur
 
 
 def _fail(batch: Sequence[_Read], error: Exception) -> None:
-    for _, request, future, _, _ in batch:
-        if future is not None and not future.done():
-            future.set_exception(blame(request.key, error))
+    for read in batch:
+        if read.future is not None and not read.future.done():
+            read.future.set_exception(blame(read.request.key, error))
 
 
 class Engine(Lookups):
@@ -116,7 +121,7 @@ class Engine(Lookups):
 
     def held(self, keyspace: KeySpace, request: Request, entry: Entry) -> bytes | None:
         """Return the bytes of ``request``, which are at ``entry``, if they have arrived before they were asked for."""
-        if not isinstance(entry, Span) or request.start is not None or request.end is not None:
+        if not isinstance(entry, Span) or not request.is_whole:
             return None
         data = self.fetcher.take(entry)
         if data is not None:  # what to fetch next is guessed from all that is read in this tick
@@ -143,9 +148,9 @@ class Engine(Lookups):
         results: list[Any] = [read.entry for read in batch]
         waiting: list[tuple[int, Any]] = []
         many: dict[int, Steps[Entry | None]] = {}
-        for i, (keyspace, request, _, _, entry) in enumerate(batch):
-            if entry is None:
-                many[i] = keyspace.lookup(request.key)
+        for i, read in enumerate(batch):
+            if read.entry is None:
+                many[i] = read.keyspace.lookup(read.request.key)
                 self.advance(results, waiting, i, many[i], None)
         if not waiting:
             self._serve(batch, results)
@@ -155,7 +160,7 @@ class Engine(Lookups):
         found = [i for i in range(len(batch)) if i not in late]
         self._serve([batch[i] for i in found], [results[i] for i in found])
         reads = [batch[i] for i, _ in waiting]
-        asked = [Chunk(ks, r.key, None, guess) for ks, r, _, guess, _ in reads if r.start is None and r.end is None]
+        asked = [Chunk(read.keyspace, read.request.key, None, read.guess) for read in reads if read.request.is_whole]
         if ahead := self.ahead.note(asked, found=False):
             self.fetcher.read((), ahead)
         task = self.start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
@@ -182,18 +187,19 @@ class Engine(Lookups):
         """Fetch the entries that were found, and tell the readers of the others."""
         readers: list[Reader] = []
         chunks: list[Chunk] = []
-        for (keyspace, request, future, guess, _), entry in zip(batch, found, strict=True):
+        for read, entry in zip(batch, found, strict=True):
+            keyspace, request, future = read.keyspace, read.request, read.future
             key, start, end = request.key, request.start, request.end
             if future is None:
-                chunks.append(Chunk(keyspace, key, entry if isinstance(entry, Span) else None, guess))
+                chunks.append(Chunk(keyspace, key, entry if isinstance(entry, Span) else None, read.guess))
                 continue
             if future.done():
                 continue
             match entry:
-                case Span() if entry.size is not None or (start is None and end is None):
-                    window = entry if start is None and end is None else entry.window(start, end)
+                case Span() if entry.size is not None or request.is_whole:
+                    window = entry if request.is_whole else entry.window(start, end)
                     if window is entry:
-                        chunks.append(Chunk(keyspace, key, entry, guess))
+                        chunks.append(Chunk(keyspace, key, entry, read.guess))
                     if isinstance(window, Span):
                         most = self._longest if key.endswith(DOCUMENTS) else None
                         readers.append(Reader(key, window, future, most))
@@ -202,7 +208,7 @@ class Engine(Lookups):
                 case Inline():
                     future.set_result(entry.window(start, end).data)
                 case None:
-                    chunks.append(Chunk(keyspace, key, None, guess))
+                    chunks.append(Chunk(keyspace, key, None, read.guess))
                     future.set_exception(FileNotFoundError(key))
                 case Exception():
                     future.set_exception(blame(key, entry))

@@ -98,8 +98,10 @@ class Fetcher:
             data = self._part(block, span)
         except MemoryError:  # it is said where there is a key to name
             return None
-        self._stats.count("keys", 1)
-        self._stats.count("ahead_hits", is_ahead)
+        if is_ahead:
+            self._stats.add_held(len(data))
+        else:
+            self._stats.add(keys=1, bytes_wanted=len(data))
         self._settle(block)
         return data
 
@@ -248,18 +250,19 @@ class Fetcher:
         except MemoryError as error:
             reader.fail(error)
             return
+        self._stats.count("bytes_wanted", len(data))
         if not reader.future.done():
             reader.future.set_result(data)
 
     def _part(self, block: Block, span: Span) -> bytes:
         """Return the bytes of ``span`` of an arrived block, and note that they were read."""
         assert block.data is not None
-        first = block.span.start
-        if span.size is None or span.size == len(block.data):
+        size = span.size
+        if size is None or size == len(block.data):
             data = bytes(block.data)  # no copy of what is bytes
         else:
-            data = bytes(memoryview(block.data)[span.start - first : span.start - first + span.size])
-        self._stats.count("bytes_wanted", len(data))
+            first = span.start - block.span.start
+            data = bytes(memoryview(block.data)[first : first + size])
         if self._kept is not None:
             self._kept.put(span, data, len(data))
         if block.held and span.stop is not None:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from refshard_fs.keys import ChunkGrid, join
 from refshard_fs.keyspace import KeySpace, place
 from refshard_fs.model import Entry, Span
@@ -26,7 +28,7 @@ UNREAD = 64 << 10  # bytes that a chunk is taken to have, where none has been fo
 MANY = 16  # keys from which on they may be nearly all of a shard
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True):
     """A whole key that was asked for, where its bytes lie (None: it does not exist), and whether to guess from it."""
 
     keyspace: KeySpace
@@ -48,11 +50,18 @@ class _Array:
 
     def __init__(self, keyspace: KeySpace, path: str, grid: ChunkGrid) -> None:
         self.keyspace, self.path, self.grid = keyspace, path, grid
+        self._prefix = f"{path}/" if path else ""
         self.policy = ReadAhead(grid)
         self.chunk = 0  # bytes of one, roughly
         self.url = ""  # of the last one
         self.issued: dict[int, Span | None] = {}  # None: it is being looked up
         self.coming: set[int] = set()  # chunks that were noted when they were asked for, and are being looked up
+
+    def number(self, chunk: Chunk) -> int | None:
+        """Return the number of ``chunk``; None if it is none of this array's."""
+        if chunk.keyspace is not self.keyspace or not chunk.key.startswith(self._prefix):
+            return None
+        return self.grid.number(chunk.key[len(self._prefix) :])
 
     def keys(self, numbers: Iterable[int]) -> list[str]:
         return [join(self.path, self.grid.tail(number)) for number in numbers]
@@ -100,35 +109,36 @@ class Ahead:
 
         What is not ``found`` yet is noted again when it is. What that takes for those that follow is read meanwhile.
         """
-        by_array: dict[tuple[int, str], tuple[_Array, list[int]]] = {}
+        by_array: dict[_Array, list[int]] = {}
         told = self._told
-        for keyspace, key, span, guess in chunks:
-            if told and key in told:
+        array: _Array | None = None
+        for chunk in chunks:
+            if told and chunk.key in told:
                 if found:
-                    self._read(key)
+                    self._read(chunk.key)
                 continue
-            if not guess or not self._most:
+            if not chunk.guess or not self._most:
                 continue
-            at = place(keyspace.grids, key)
-            if at is None:
-                continue
-            token = id(keyspace), at.array
-            group = by_array.get(token)
-            if group is None:
-                group = by_array[token] = self._array(token, keyspace, at.array), []
-            array, numbers = group
-            if at.number not in array.coming:
-                numbers.append(at.number)
+            number = None if array is None else array.number(chunk)  # most are of the same array as the one before
+            if array is None or number is None:
+                at = place(chunk.keyspace.grids, chunk.key)
+                if at is None:
+                    continue
+                array, number = self._array(chunk.keyspace, at.array), at.number
+                by_array.setdefault(array, [])
+            if number not in array.coming:
+                by_array[array].append(number)
                 if not found:
-                    array.coming.add(at.number)
+                    array.coming.add(number)
             elif found:
-                array.coming.discard(at.number)
-                array.issued.pop(at.number, None)
-            if span is not None and span.size:
+                array.coming.discard(number)
+                array.issued.pop(number, None)
+            span = chunk.span
+            if span is not None and (size := span.size):
                 array.url = span.url
-                array.chunk = span.size if not array.chunk else (3 * array.chunk + span.size) // 4
+                array.chunk = size if not array.chunk else (3 * array.chunk + size) // 4
         ahead: list[Span] = []
-        for array, numbers in by_array.values():
+        for array, numbers in by_array.items():
             if numbers and (array.chunk or not found):  # of no known size, nothing can be fetched ahead
                 ahead += self._follow(array, numbers, found=found)
         return ahead
@@ -139,7 +149,7 @@ class Ahead:
         places = [(key, at) for key in wave if (at := place(keyspace.grids, key)) is not None]
         guessed: list[Span] = []
         for path in {at.array for _, at in places}:
-            array = self._array((id(keyspace), path), keyspace, path)
+            array = self._array(keyspace, path)
             keys = {at.number: key for key, at in places if at.array == path}
             array.url = wave[next(iter(keys.values()))].url
             array.chunk = sum(wave[key].size or 0 for key in keys.values()) // len(keys)
@@ -158,13 +168,14 @@ class Ahead:
             array.issued.clear()
             array.coming.clear()
 
-    def _array(self, token: tuple[int, str], keyspace: KeySpace, path: str) -> _Array:
+    def _array(self, keyspace: KeySpace, path: str) -> _Array:
+        token, grid = (id(keyspace), path), keyspace.grids[path]
         array = self._arrays.get(token)
-        if array is None:
-            if len(self._arrays) >= ARRAYS:
-                oldest = self._arrays.pop(next(iter(self._arrays)))
-                self._fetcher.drop(filter(None, oldest.issued.values()))
-            array = self._arrays[token] = _Array(keyspace, path, keyspace.grids[path])
+        if array is None or array.grid != grid:  # its chunks are others once it is known to be sharded, or has grown
+            if array is not None or len(self._arrays) >= ARRAYS:
+                left = self._arrays.pop(token if array is not None else next(iter(self._arrays)))
+                self._fetcher.drop(filter(None, left.issued.values()))
+            array = self._arrays[token] = _Array(keyspace, path, grid)
         return array
 
     def _follow(self, array: _Array, numbers: list[int], *, found: bool = True, announced: bool = False) -> list[Span]:

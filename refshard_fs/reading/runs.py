@@ -144,6 +144,14 @@ class Run:
             learned = True
         return learned
 
+    def _count(self, k: int) -> float:
+        """Return how many repetitions level ``k`` has room for: columns end where they would go over the first."""
+        level = self.levels[k]
+        if level.count is not None:
+            return level.count
+        step, within = abs(level.step), abs(self.levels[k - 1].step)
+        return math.ceil(within / step) if k and 0 < step < within else math.inf
+
     def state(self) -> list[tuple[int, int]]:
         return [(level.start, level.index) for level in self.levels]
 
@@ -153,11 +161,12 @@ class Run:
 
     def steps_from(self, state: list[tuple[int, int]], size: int) -> Iterator[int]:
         """Yield the numbers expected after ``state``, and keep it at the last one."""
+        counts = [self._count(k) for k in range(len(self.levels))]
         while True:
             for k, level in enumerate(self.levels):
                 start, index = state[k]
                 number = start + (index + 1) * level.step
-                if (level.count is None or index + 1 < level.count) and 0 <= number < size:
+                if index + 1 < counts[k] and 0 <= number < size:
                     state[k] = start, index + 1
                     for j in range(k):
                         state[j] = number, 0

@@ -35,8 +35,20 @@ def split(layout: ShardLayout, coords: Sequence[int]) -> tuple[Coords, Coords, C
     """
     if not coords:
         return (), (), ()
+    if layout.grid.shards:
+        return _split_equally(layout.grid.shards, coords)
     shard, places, lengths = zip(*map(_cut, layout.cuts, coords), strict=True)
     return shard, lengths, places
+
+
+def _split_equally(lengths: Coords, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
+    shard: list[int] = []
+    places: list[int] = []
+    for coord, length in zip(coords, lengths):  # noqa: B905  # as many as the grid has, at half the cost
+        number, place = divmod(coord, length)
+        shard.append(number)
+        places.append(place)
+    return tuple(shard), lengths, tuple(places)
 
 
 def place(layout: ShardLayout, path: str, coords: Sequence[int]) -> InShard:

@@ -124,7 +124,7 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
             raise ValueError(f"shard {self.shard!r} of array {self.array!r}: {e}") from e
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """One step down inside a shard: the slot of a chunk (or of a shard in the shard) in an index."""
 
     level: Level
@@ -175,7 +175,7 @@ class ShardLayout(Protocol):
 
     @property
     def grid(self) -> ChunkGrid:
-        """The grid of inner chunks."""
+        """The grid of inner chunks; ``shards`` only where all shards are alike, and as the ``cuts`` have it."""
 
     @property
     def cuts(self) -> tuple[Cut, ...]:

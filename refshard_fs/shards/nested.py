@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import mul
 from typing import NamedTuple
 
 from refshard_fs.keys import ChunkGrid
@@ -45,9 +46,9 @@ class NestedLayout:
         self._plans: dict[tuple[int, ...], tuple[_Turn, ...]] = {}
 
     def steps(self, places: Sequence[int], lengths: Sequence[int]) -> list[Step]:
-        *outer, last = self._plan(tuple(lengths))
+        plan = self._plan(tuple(lengths))
         out = []
-        for part, strides, level, _ in outer:
+        for part, strides, level, _ in plan[:-1]:
             slot = 0
             rest = []
             for place, length, stride in zip(places, part, strides, strict=True):
@@ -56,7 +57,8 @@ class NestedLayout:
                 rest.append(place)
             out.append(Step(level, slot))
             places = rest
-        out.append(Step(last.level, sum(map(int.__mul__, places, last.strides))))
+        last = plan[-1]
+        out.append(Step(last.level, sum(map(mul, places, last.strides))))
         return out
 
     def rewrite(

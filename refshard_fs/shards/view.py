@@ -106,15 +106,15 @@ class ShardView:
         coords = coords_of(layout, path, key)
         if coords is None:
             return (yield from self.base.lookup(key))
-        if layout.grid.number_of(coords) is None:
+        if not layout.grid.holds(coords):
             return None
         name, _, lengths, places = place(layout, path, coords)
         entry = yield from self.base.lookup(name)
-        for level, slot in layout.steps(places, lengths):
+        for step in layout.steps(places, lengths):
             if entry is None:
                 return None
-            table = yield self._load(entry, level, name, path)
-            entry = None if table is None else _chunk(_read(entry), table, slot, name, path)
+            table = yield self._load(entry, step.level, name, path)
+            entry = None if table is None else _chunk(_read(entry), table, step.slot, name, path)
         return entry
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
@@ -125,7 +125,7 @@ class ShardView:
             path = self._documents.known(key)
             layout = None if path is None else self._documents.arrays[path].layout
             coords = None if layout is None or path is None else coords_of(layout, path, key)
-            if layout is None or path is None or coords is None or layout.grid.number_of(coords) is None:
+            if layout is None or path is None or coords is None or not layout.grid.holds(coords):
                 found.append(alone(self, number, key))
                 continue
             try:
@@ -172,7 +172,7 @@ class ShardView:
         path, layout = yield from self._array_of(key)
         coords = None if layout is None else coords_of(layout, path, key)
         if layout is not None and coords is not None:
-            if layout.grid.number_of(coords) is None:
+            if not layout.grid.holds(coords):
                 return False
             key = place(layout, path, coords).shard
         return (yield from is_empty(self.base, key))
@@ -325,25 +325,24 @@ class ShardView:
     def _in_level(
         self, entry: Entry, depth: int, wanted: Sequence[tuple[T, Sequence[Step]]], shard: str, path: str
     ) -> Steps[list[tuple[T, Entry]]]:
-        groups: dict[int, list[tuple[T, Sequence[Step]]]] = {}
-        for item in wanted:
-            groups.setdefault(item[1][depth].slot, []).append(item)
-        if not groups:
+        if not wanted:
             return []
         table = yield self._load(entry, wanted[0][1][depth].level, shard, path)
         if table is None:
             return []
         entry = _read(entry)
         found: list[tuple[T, Entry]] = []
+        below: dict[int, list[tuple[T, Sequence[Step]]]] = {}
+        for name, steps in wanted:
+            slot = steps[depth].slot
+            if len(steps) > depth + 1:
+                below.setdefault(slot, []).append((name, steps))
+            elif (part := _chunk(entry, table, slot, shard, path)) is not None:
+                found.append((name, part))
         deeper = []
-        for slot, items in groups.items():
+        for slot, items in below.items():
             part = _chunk(entry, table, slot, shard, path)
-            if part is None:
-                continue
-            for name, steps in items:
-                if len(steps) == depth + 1:
-                    found.append((name, part))
-            if len(items[0][1]) > depth + 1:
+            if part is not None:
                 deeper.append(self._in_level(part, depth + 1, items, shard, path))
         if len(deeper) == 1:  # asks for one thing at a time, which may be remembered
             return found + (yield from deeper[0])

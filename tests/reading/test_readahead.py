@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.reading.readahead import ReadAhead
+from refshard_fs.reading.runs import Run
 
 CHUNK = 100_000
 MOST = 64 << 20
@@ -378,3 +379,14 @@ def test_two_columns_are_no_sign_of_a_third_and_three_are_of_all_others() -> Non
     assert first_ten_of(1) == tuple(range(101, 1000, 10))
     others_of(1)
     assert set(first_ten_of(2)) == {n for n in range(1000) if n % 10 >= 2} - set(range(2, 100, 10))
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_columns_go_over_no_chunk_twice(step: int) -> None:
+    run = Run(0, 10, doubt=0)
+    for number in range(30, 1000, 10):
+        run.take(number)
+    run.branch(step)
+    for number in range(step + 10, 1000, 10):
+        run.take(number)
+    assert list(run.ahead(1000)) == [column + row for column in range(2 * step, 10, step) for row in range(0, 1000, 10)]

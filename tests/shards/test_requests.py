@@ -107,6 +107,20 @@ def test_a_column_through_all_shards_waits_twice(counter: Counter) -> None:
     assert kinds == ["index", "chunks"]
 
 
+def test_chunks_are_read_ahead_of_by_who_asks_for_none_but_them(folder: Path, data: np.ndarray[Any, Any]) -> None:
+    with RangeServer(directory=folder) as server:
+        fs = opened(f"{server.url}/a", asynchronous=True)
+
+        async def column() -> None:  # its metadata are read on the way to the first, and not before
+            for row in range(100):
+                chunk = data[row * SIDE : (row + 1) * SIDE, :SIDE]
+                assert await fs._cat_file(f"c/{row}/0") == chunk.tobytes()
+
+        asyncio.run(column())
+        assert fs.stats()["ahead_hits"] > 50
+        assert fs.stats()["ahead_wasted"] == 0
+
+
 def test_the_next_column_reads_no_index_and_nothing_of_a_third(counter: Counter) -> None:
     counter.server.latency = 0.05
     counter.read(slice(None), slice(0, SIDE))

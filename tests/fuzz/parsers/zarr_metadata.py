@@ -85,6 +85,6 @@ def _check(known: object) -> None:
         return
     for number in {0, layout.grid.size - 1}:
         cuts = [cut.shard(coord) for cut, coord in zip(layout.cuts, layout.grid.coords(number), strict=True)]
-        for level, slot in layout.steps([place for _, place, _ in cuts], [length for _, _, length in cuts]):
-            assert slot >= 0
-            assert level.length <= MAX_INDEX + 4
+        for step in layout.steps([place for _, place, _ in cuts], [length for _, _, length in cuts]):
+            assert step.slot >= 0
+            assert step.level.length <= MAX_INDEX + 4

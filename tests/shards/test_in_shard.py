@@ -1,0 +1,42 @@
+"""Where a chunk lies is what the cuts of its array say, whether all shards are alike or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import msgspec
+import pytest
+
+from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.shards.in_shard import split
+from refshard_fs.shards.layout import Cut, Equal, Ragged
+from refshard_fs.shards.nested import Nest, NestedLayout
+from refshard_fs.shards.offsets import OffsetsLevel
+
+COUNTS = (7, 6)
+MAKERS: dict[str, tuple[tuple[Cut, ...], tuple[int, ...]]] = {
+    "alike": ((Equal(4), Equal(2)), (4, 2)),
+    "alike, as only the cuts say": ((Equal(4), Equal(2)), ()),
+    "of sizes of their own": ((Ragged((4, 6, 8)), Equal(2)), ()),
+}
+
+
+def layout_of(cuts: tuple[Cut, ...], shards: tuple[int, ...], level: Callable[[int], OffsetsLevel]) -> NestedLayout:
+    grid = ChunkGrid.regular(COUNTS, (1, 1), ChunkKeyEncoding("default", "/"))
+    nests = [Nest((2, 2), (0, 1), level), Nest((1, 1), (1, 0), level)]
+    return NestedLayout(msgspec.structs.replace(grid, shards=shards), cuts, nests)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_no_two_chunks_lie_in_one_place(kind: str) -> None:
+    cuts, shards = MAKERS[kind]
+    layout = layout_of(cuts, shards, OffsetsLevel)
+    seen = set()
+    for coords in product(*map(range, COUNTS)):
+        shard, lengths, places = split(layout, coords)
+        assert [(s, p, n) for s, p, n in zip(shard, places, lengths, strict=True)] == [
+            cut.shard(coord) for cut, coord in zip(cuts, coords, strict=True)
+        ]
+        seen.add((shard, *(step.slot for step in layout.steps(places, lengths))))
+    assert len(seen) == layout.grid.size
