@@ -194,9 +194,7 @@ def test_a_forked_process_does_not_hold_the_lock_of_one_that_was_killed(tmp_path
         with Objects(str(tmp_path), {}).lock():
             child = os.fork()
             if not child:
-                time.sleep(60)
-                os._exit(0)
-            os.write(say, str(child).encode())
+                os.write(say, str(os.getpid()).encode())  # by then it has seen to what it inherited
             time.sleep(60)
         os._exit(0)
     child = int(os.read(said, 100))
