@@ -47,6 +47,7 @@ class Placer:
         small = sizes <= SMALL
         self._bounds = np.concatenate((np.zeros(1, np.int64), sizes[small].cumsum()))
         self._is_small = small
+        # There are numbers enough.
         self._places: dict[str, int] = dict(zip(compress(paths, small.tolist()), range(len(paths))))  # noqa: B905
         self.large = list(compress(paths, (~small).tolist()))  # arrays that have columns of their own
 
