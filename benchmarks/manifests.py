@@ -282,7 +282,7 @@ def tables(folder: Path, count: int, repeats: int) -> list[Row]:
 
 def bytes_per_reference(path: Path) -> float:
     """Return what the columns of a set take in memory, for each reference."""
-    from refshard_fs.manifests.kerchunk_json import JsonIndex
+    from refshard_fs.formats.kerchunk_json.source import JsonIndex
 
     refs = JsonIndex(str(path)).decode(path.read_bytes())
     return refs.nbytes / len(refs)

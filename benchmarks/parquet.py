@@ -29,7 +29,7 @@ CHUNK = 64
 
 READERS = {
     "fsspec": ("fsspec.implementations.reference", "ReferenceFileSystem", ("pandas", "fastparquet")),
-    "refshard": ("refshard_fs", "RefShardFileSystem", ("pyarrow.parquet", "refshard_fs.save")),
+    "refshard": ("refshard_fs", "RefShardFileSystem", ("pyarrow.parquet", "refshard_fs.writing.save")),
 }
 GOALS = {
     "open → first chunk": 2.0,

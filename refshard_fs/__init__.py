@@ -23,13 +23,13 @@ from refshard_fs.errors import (
 )
 
 if TYPE_CHECKING:
-    from refshard_fs.checking.validate import check
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
-    from refshard_fs.sets.appending import append
-    from refshard_fs.sets.concatenating import concat
-    from refshard_fs.sets.rebasing import rebase
-    from refshard_fs.sets.snapshotting import snapshot
-    from refshard_fs.tuning import tune_zarr
+    from refshard_fs.session.tuning import tune_zarr
+    from refshard_fs.sets.append import append
+    from refshard_fs.sets.concat import concat
+    from refshard_fs.sets.rebase import rebase
+    from refshard_fs.sets.snapshot import snapshot
+    from refshard_fs.tools.check import check
 
 __version__ = "0.1.0"
 
@@ -62,17 +62,17 @@ def _at_first_use(name: str) -> Any:
         case "RefShardFileSystem" | "replace_reference_filesystem":
             return getattr(importlib.import_module("refshard_fs.fs"), name)
         case "append":
-            return importlib.import_module("refshard_fs.sets.appending").append
+            return importlib.import_module("refshard_fs.sets.append").append
         case "concat":
-            return importlib.import_module("refshard_fs.sets.concatenating").concat
+            return importlib.import_module("refshard_fs.sets.concat").concat
         case "rebase":
-            return importlib.import_module("refshard_fs.sets.rebasing").rebase
+            return importlib.import_module("refshard_fs.sets.rebase").rebase
         case "snapshot":
-            return importlib.import_module("refshard_fs.sets.snapshotting").snapshot
+            return importlib.import_module("refshard_fs.sets.snapshot").snapshot
         case "tune_zarr":
-            return importlib.import_module("refshard_fs.tuning").tune_zarr
+            return importlib.import_module("refshard_fs.session.tuning").tune_zarr
         case "check":
-            return importlib.import_module("refshard_fs.checking.validate").check
+            return importlib.import_module("refshard_fs.tools.check").check
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

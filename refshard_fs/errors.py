@@ -18,14 +18,13 @@ __all__ = [
     "NoSuchSource",
     "NotListable",
     "ReadOnlyError",
-    "ReferenceNotReachable",
     "RefShardError",
+    "ReferenceNotReachable",
     "SourceNotReachable",
     "TargetChanged",
     "TargetNotAllowed",
     "UnknownSource",
 ]
-
 
 # None of them looks at a character more than some hundred times, however long a text is and whatever it holds.
 _USERINFO = re.compile(r"(?<=://)[^/?#\s@]++@")

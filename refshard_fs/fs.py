@@ -10,27 +10,25 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.filesystem.arguments import Settled, check_names
-from refshard_fs.filesystem.insight import Insight
-from refshard_fs.filesystem.listable import Listable
-from refshard_fs.filesystem.readable import Readable
-from refshard_fs.filesystem.writable import Writable
-from refshard_fs.filesystem.written_file import WrittenFile
-from refshard_fs.formats import MANIFEST_BYTES, RECORD_SIZE, OpenOptions
-from refshard_fs.held import Held, Source
-from refshard_fs.inherited import Inherited
-from refshard_fs.interface import Interface
-from refshard_fs.keyspace import KeySpace
-from refshard_fs.mapper import RefShardFile, RefShardMap
-from refshard_fs.notebook import NotebookDisplay
+from refshard_fs.core.edits import MEMORY
+from refshard_fs.core.format import MANIFEST_BYTES, RECORD_SIZE, OpenOptions
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.overlay import Inherited
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import KIB, MIB, Limits
-from refshard_fs.routing import route
-from refshard_fs.session import Session, SessionOptions
-from refshard_fs.shards.layout import check_options
-from refshard_fs.spool import MEMORY
+from refshard_fs.session.arguments import Settled, check_names
+from refshard_fs.session.in_memory_source import Held, Source
+from refshard_fs.session.interface import Interface
+from refshard_fs.session.mapper import RefShardFile, RefShardMap
+from refshard_fs.session.mixins import Insight, Listable, Readable
+from refshard_fs.session.options import route
+from refshard_fs.session.session import Session, SessionOptions
+from refshard_fs.sharding.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
-from refshard_fs.writes.options import INLINE, READ_AS, WriteOptions, data_url_of, overlay_for
+from refshard_fs.tools.notebook import NotebookDisplay
+from refshard_fs.writing.mixins import Writable
+from refshard_fs.writing.options import INLINE, READ_AS, WriteOptions, data_url_of, overlay_for
+from refshard_fs.writing.written_file import WrittenFile
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 

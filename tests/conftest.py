@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from botocore.loaders import JSONFileLoader
 
-from refshard_fs.reading import paces
+from refshard_fs.reading import dispatch as paces
 from tests.fault_matrix import MATRIX, summary
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer, nginx_binary

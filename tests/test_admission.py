@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import TargetNotAllowed
-from refshard_fs.admission import Access, Admission, canonical, is_private, is_trusted
-from refshard_fs.policy import directory_of, links, locator, resolve
+from refshard_fs.security.admission import Access, Admission, canonical, is_private, is_trusted
+from refshard_fs.security.policy import directory_of, links, locator, resolve
 
 REMOTE = Admission.of("https://pub.example/sets/refs.json", None, (), ())
 BUCKET = Admission.of("s3://data/sets/refs.json", None, (), ())

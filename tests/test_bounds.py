@@ -17,8 +17,9 @@ import pytest
 from numcodecs.zstd import Zstd
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
-from refshard_fs.manifests import inflate, partition
-from refshard_fs.manifests.partition import PartitionIndex
+from refshard_fs.formats.kerchunk_json import decompress as inflate
+from refshard_fs.formats.kerchunk_parquet import partition
+from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
 from refshard_fs.targets import exchange
 from tests.manifests.test_inflate import only_numcodecs
 from tests.memory import taking

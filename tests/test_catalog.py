@@ -7,17 +7,20 @@ from pathlib import Path
 import pytest
 
 import refshard_fs
-from refshard_fs import RefShardFileSystem, UnknownSource, catalog, manifests, shards
-from refshard_fs.manifests import recognised as reference_sets
-from refshard_fs.shards import recognised as archives
+from refshard_fs import RefShardFileSystem, UnknownSource, formats
+from refshard_fs.formats import recognition as reference_sets
+from refshard_fs.formats import recognition_archives as archives
+from refshard_fs.session import recognition as catalog
 
 
 def test_every_module_that_opens_a_source_is_registered() -> None:
-    for package, registry in ((manifests, reference_sets), (shards, archives)):
-        folder = Path(package.__path__[0])
-        readers = {p.stem for p in folder.glob("*.py") if "\ndef open_(probe" in p.read_text()}
-        assert len(readers) == len(registry.FORMATS)
-        assert all(f'reader(__package__, "{name}")' in Path(registry.__file__).read_text() for name in readers)
+    folder = Path(formats.__path__[0])
+    readers = {p.relative_to(folder) for p in folder.rglob("*.py") if "\ndef open_(probe" in p.read_text()}
+    known = reference_sets.FORMATS + archives.FORMATS
+    assert len(readers) == len(known)
+    registries = "".join(Path(registry.__file__).read_text() for registry in (reference_sets, archives))
+    for path in readers:
+        assert f'reader("refshard_fs.formats.{".".join(path.with_suffix("").parts)}")' in registries
     assert "kerchunk-json" in catalog.formats()
 
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from refshard_fs import crc32c as module
-from refshard_fs.crc32c import crc32c
+from refshard_fs.core import checksums as module
+from refshard_fs.core.checksums import crc32c
 
 
 @pytest.fixture(autouse=True, params=["native", "numpy"])

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import ReferenceNotReachable, catalog
-from refshard_fs.manifests import pickled
+from refshard_fs import ReferenceNotReachable
+from refshard_fs.references import binary as pickled
+from refshard_fs.session import recognition as catalog
 from tests.test_zarr import VALUES, reference_set
 
 xr = pytest.importorskip("xarray")

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, engines
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.reading import loading
+from refshard_fs.session import engines
 
 pytest.importorskip("pyarrow")
 

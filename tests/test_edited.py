@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from refshard_fs.edited import edited
-from refshard_fs.edits import REMOVED, Edits
-from refshard_fs.keyspace import lookups
-from refshard_fs.model import Inline
+from refshard_fs.core.edited_keyspace import edited
+from refshard_fs.core.edits import REMOVED, Edits
+from refshard_fs.core.keyspace import lookups
+from refshard_fs.core.model import Inline
 from tests.shards.in_memory import Files
 from tests.shards.writers import sparse, write_prototype
 

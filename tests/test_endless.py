@@ -12,7 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
-from refshard_fs.targets import answer, ranged
+from refshard_fs.targets import answer
+from refshard_fs.targets import answer as ranged
 from tests.memory import taking
 from tests.servers.endless import EndlessServer
 

@@ -14,7 +14,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable, catalog, session
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
+from refshard_fs.session import recognition as catalog
+from refshard_fs.session import session
 from tests.shards.test_packing import sharding, version_3
 
 DATA = bytes(range(200))

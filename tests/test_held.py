@@ -12,7 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from refshard_fs import RefShardFileSystem, held
+from refshard_fs import RefShardFileSystem
+from refshard_fs.session import in_memory_source as held
 
 ARRAY = {"zarr_format": 2, "shape": [300, 10], "chunks": [1, 1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

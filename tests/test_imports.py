@@ -71,5 +71,5 @@ def test_a_source_is_opened_with_the_reader_of_its_own_format_alone() -> None:
     loaded = _loaded(
         "from refshard_fs import RefShardFileSystem as FS\nassert FS(b'{\"a\":\"text\"}').cat('a') == b'text'"
     )
-    assert "refshard_fs.manifests.kerchunk_json" in loaded
+    assert "refshard_fs.formats.kerchunk_json.source" in loaded
     assert loaded.isdisjoint({f"refshard_fs.{name}" for name in readers})

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from refshard_fs import installed
+from refshard_fs.core import zarrmeta as installed
 
 
 def test_the_zarr_that_is_imported_counts() -> None:

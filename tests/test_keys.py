@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 
 GRID = ChunkGrid((10**19, 3, 5000), ChunkKeyEncoding("default", "/"))
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.counters import Counters
+from refshard_fs.core.stats import Counters
 from tests.servers.http import RangeServer
 
 META = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}

@@ -18,7 +18,7 @@ import pytest
 
 import refshard_fs
 import refshard_fs.sets.lazy
-import refshard_fs.sets.made
+import refshard_fs.sets.made_set
 from refshard_fs import RefShardFileSystem, errors
 from refshard_fs.cli.program import parser
 
@@ -91,7 +91,11 @@ def test_the_reference_has_every_argument_of_the_filesystem() -> None:
 def test_every_public_function_and_class_says_what_it_does() -> None:
     public = [getattr(refshard_fs, name) for name in refshard_fs.__all__]
     assert [thing for thing in public if not isinstance(thing, str) and not inspect.getdoc(thing)] == []
-    methods = {**vars(RefShardFileSystem), **vars(refshard_fs.sets.made.MadeSet), **vars(refshard_fs.sets.lazy.LazySet)}
+    methods = {
+        **vars(RefShardFileSystem),
+        **vars(refshard_fs.sets.made_set.MadeSet),
+        **vars(refshard_fs.sets.lazy.LazySet),
+    }
     silent = [
         name
         for name, method in methods.items()

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from refshard_fs import DamagedIndex, ManifestError, RefShardFileSystem, TargetNotAllowed
-from refshard_fs.catalog import beneath
 from refshard_fs.cli import main
-from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
+from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
+from refshard_fs.session.recognition import beneath
 from tests.manifests.test_kerchunk_parquet import DATA, ENCODINGS, files, store, v2_array
 from tests.servers.http import RangeServer
 

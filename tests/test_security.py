@@ -22,9 +22,9 @@ from refshard_fs import (
     RefShardFileSystem,
     SourceNotReachable,
     TargetNotAllowed,
-    admission,
 )
-from refshard_fs.targets import guarded
+from refshard_fs.security import admission
+from refshard_fs.targets import http as guarded
 from tests.servers.http import RangeServer
 
 
@@ -348,7 +348,7 @@ def sources(url: str) -> dict[str, tuple[str, dict[str, bytes], str]]:
 
 
 def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
-    from refshard_fs.manifests.partition import Partition, encode
+    from refshard_fs.formats.kerchunk_parquet.partition import Partition, encode
 
     pytest.importorskip("pyarrow")
     import numpy as np

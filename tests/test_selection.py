@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
-from refshard_fs.selection import Mode, chunk_numbers
+from refshard_fs.core.selection import Mode, chunk_numbers
 
 SHAPE, CHUNKS = (10, 7, 5), (3, 7, 2)
 

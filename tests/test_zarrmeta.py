@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.zarrmeta import array_meta, consolidated_arrays, dumps, is_metadata, loads, plain_grid
 from refshard_fs.errors import ManifestError
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.zarrmeta import array_meta, consolidated_arrays, dumps, is_metadata, loads, plain_grid
 
 
 @pytest.fixture(scope="module", autouse=True)

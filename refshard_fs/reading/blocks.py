@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import NamedTuple
 
-from refshard_fs.model import Span
+from refshard_fs.core.model import Span
 from refshard_fs.reading.failures import fail
 
 __all__ = ["Block", "Host", "Job", "Reader", "Shelf"]

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import mmap
 import os
+import struct
+import sys
+import tempfile
 import threading
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from io import FileIO, RawIOBase
+from pathlib import Path
+from typing import Any, Final
 
-from refshard_fs.model import Quota
+import numpy as np
 
-__all__ = ["Cache"]
+from refshard_fs.core.model import Quota
+
+__all__ = ["CAPACITY", "Cache", "IndexCache", "default_directory"]
 
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 
@@ -100,3 +111,170 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Decoded indexes kept in files, for all processes of one user: found by content, mapped into memory, never trusted.
+#
+# A file is written aside and renamed into place, so that no reader sees a part of it; nobody changes it after that. The
+# name is a digest of what it was made from: of a source's URL nothing else is kept. It is in the checksum too, so that
+# nobody who may rename files has one source served what was kept of another. What cannot be read, written or believed
+# is as if it were not there: the cache makes nothing fail.
+
+
+_MAGIC: Final = b"refindx3"
+_END: Final = struct.Struct("<8sQQ")  # what a file ends with: magic, the length of what is before, and its checksum
+_STEP: Final = 1 << 16
+_MOST: Final = (1 << 64) - 1
+_FACTOR: Final = 0x9E3779B97F4A7C15  # odd
+_FACTORS: Final = np.arange(1, _STEP // 4, 2, dtype=np.uint64)
+
+CAPACITY: Final = 2 << 30  # bytes of all files together; the least recently used go first
+SUFFIX: Final = ".refindex"
+STALE: Final = 3600  # seconds after which an unfinished file is nobody's
+
+
+def default_directory() -> Path | None:
+    """Return the directory for this user's caches on this platform; None where there is none."""
+    try:
+        match sys.platform:
+            case "win32":
+                base = os.environ.get("LOCALAPPDATA")
+                return Path(base) / "refshard_fs" / "Cache" if base else None
+            case "darwin":
+                return Path.home() / "Library" / "Caches" / "refshard_fs"
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "refshard_fs"
+    except RuntimeError:  # nobody's home
+        return None
+
+
+class IndexCache:
+    """The files of one directory, which is made when it is first written to."""
+
+    def __init__(self, directory: str | os.PathLike[str], capacity: int = CAPACITY) -> None:
+        self.directory = Path(directory)
+        self.capacity = capacity
+
+    def get(self, name: str) -> memoryview | None:
+        """Return what is kept under ``name``, mapped; None if nothing is that this user wrote, and that is whole."""
+        path = self._path(name)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                stat = os.fstat(file.fileno())
+                if hasattr(os, "getuid") and stat.st_uid != os.getuid():
+                    return None
+                length = _checked_length(file, stat.st_size, name)
+                if not length:
+                    return None
+                found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used now
+        return memoryview(found)[:length]
+
+    def put(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        """Keep ``parts``, joined, under ``name``; to no effect where that is not possible."""
+        with contextlib.suppress(OSError):
+            self._write(name, parts)
+
+    def discard(self, name: str) -> None:
+        """Forget ``name``."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self.directory / (name + SUFFIX)
+
+    def _write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        pieces = list(parts)
+        length = sum(memoryview(piece).nbytes for piece in pieces)
+        size = length + _END.size
+        if size > self.capacity:
+            return
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_room(size)
+        descriptor, aside = tempfile.mkstemp(".tmp", name[:16] + "-", self.directory)  # readable by this user alone
+        try:
+            with open(descriptor, "w+b") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                check = _check(file.raw, length, name)
+                file.seek(length)
+                file.write(_END.pack(_MAGIC, length, check or 0))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, self._path(name))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+            raise
+
+    def _make_room(self, size: int) -> None:
+        files = sorted(self._files(), key=lambda file: file[1])
+        total = size + sum(length for _, _, length in files)
+        for path, _, length in files:
+            if total <= self.capacity:
+                return
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                total -= length
+
+    def _files(self) -> Iterator[tuple[str, float, int]]:
+        """Yield path, time of last use and size of each file; unfinished ones that somebody left go at once."""
+        with os.scandir(self.directory) as entries:
+            for entry in entries:
+                try:
+                    stat = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue  # another process was faster
+                if entry.name.endswith(SUFFIX):
+                    yield entry.path, stat.st_mtime, stat.st_size
+                elif entry.name.endswith(".tmp") and time.time() - stat.st_mtime > STALE:
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.path)
+
+
+def _checked_length(file: FileIO, size: int, name: str) -> int | None:
+    """Return the length of what is in ``file``, of ``size`` bytes, before its end; None if it is not as it was written.
+
+    Reading leaves the pages of the file to the system's cache; a check of mapped memory would make them this process's.
+    """
+    file.seek(max(size - _END.size, 0))
+    end = file.read(_END.size)
+    if len(end) != _END.size:
+        return None
+    magic, length, check = _END.unpack(end)
+    if magic != _MAGIC or length != size - _END.size:
+        return None
+    return length if _check(file, length, name) == check else None
+
+
+def _check(file: RawIOBase, length: int, name: str) -> int | None:
+    """Return a checksum of ``name`` and the first ``length`` bytes of ``file``; None if it has fewer.
+
+    A sum of 64-bit words, each with an odd factor of its own: no change of one of them goes unnoticed. The upper half
+    of each is in its lower one as well, for the upper bits of a sum tell little: two words that lose the same one of
+    them would make up for each other. It takes less time than a CRC, which is time of opening a set that is kept.
+    """
+    file.seek(0)
+    words, mixed = np.zeros((2, _STEP // 8), "<u8")
+    view = words.data.cast("B")
+    found = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    while length > 0:
+        step = min(_STEP, length)
+        done = 0
+        while done < step:
+            count = file.readinto(view[done:step])
+            if not count:
+                return None
+            done += count
+        view[step : step + -step % 8] = bytes(-step % 8)
+        some = -(-step // 8)
+        np.right_shift(words, 32, out=mixed)
+        np.bitwise_xor(words, mixed, out=mixed)
+        found = (found * _FACTOR + int(np.dot(mixed[:some], _FACTORS[:some]))) & _MOST
+        length -= step
+    return found

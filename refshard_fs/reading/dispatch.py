@@ -4,20 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Coroutine, Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from refshard_fs.core.stats import Stats
 from refshard_fs.errors import redacted
-from refshard_fs.reading import paces, plan
+from refshard_fs.reading import plan
 from refshard_fs.reading.blocks import Block, Host, Job
-from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, check
 
-__all__ = ["Budget", "Dispatch", "Taker"]
+__all__ = ["Budget", "Dispatch", "Paces", "SHARED", "Taker"]
+
+# ----------------------------------------------------------------------------------------------------
+# How long servers take to answer: what one filesystem has seen of a server, the next one in the process knows.
+#
+# An answer may come late for many reasons, but early for none: of the last few times the shortest counts.
+
+
+REMEMBERED: Final = 256  # servers
+FEW_PACES: Final = 4  # times
+
+
+class Paces:
+    """Seconds by server; thread-safe."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._known: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def of(self, server: str) -> float | None:
+        """Return the seconds that an answer of ``server`` took of late; None if that is not known."""
+        with self.lock:
+            known = self._known.get(server)
+            return None if known is None else min(known)
+
+    def note(self, server: str, seconds: float) -> None:
+        """Take note that an answer of ``server`` takes ``seconds``."""
+        with self.lock:
+            self._known.setdefault(server, deque(maxlen=FEW_PACES)).append(seconds)
+            self._known.move_to_end(server)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+
+    def clear(self) -> None:
+        """Know nothing."""
+        with self.lock:
+            self._known.clear()
+
+
+SHARED: Final = Paces()
+
+
+def _after_fork() -> None:
+    SHARED.lock = threading.Lock()  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
 
 logger = logging.getLogger("refshard_fs")
 
@@ -70,7 +120,7 @@ class Dispatch:
         self._stats = stats
         self._taker = taker
         self._hosts: dict[str, Host] = {}
-        self._paces = paces.SHARED
+        self._paces = SHARED
         self._times: deque[float] = deque(maxlen=8)
         self._waits: deque[float] = deque(maxlen=8)  # for the first bytes, where that is known
         self._changed: asyncio.Future[None] | None = None

@@ -14,17 +14,16 @@ from typing import Any
 
 import msgspec
 
-from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Entry, Inline, Packed, Span, Stat, Steps
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Inline, Packed, Span, Stat, Steps
+from refshard_fs.core.stats import Stats
+from refshard_fs.core.zarrmeta import METADATA_NAMES
 from refshard_fs.reading.blocks import Block, Reader
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.lookups import Lookups
-from refshard_fs.reading.prefetch import Ahead, Chunk
-from refshard_fs.reading.queued import Queued
-from refshard_fs.stats import Stats
-from refshard_fs.zarrmeta import METADATA_NAMES
+from refshard_fs.reading.prefetch import Ahead, Chunk, Queued
 
 __all__ = ["DOCUMENTS", "Engine", "Request"]
 

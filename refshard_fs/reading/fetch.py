@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 
-from refshard_fs.model import Span
+from refshard_fs.core.model import Span
+from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.blocks import Block, Job, Reader, Shelf
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.dispatch import Budget, Dispatch
 from refshard_fs.reading.repeats import Repeats
-from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, Unfit
 
 __all__ = ["Fetcher", "Reader"]

@@ -6,19 +6,19 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Inline, Load, Names, Need, Packed, Pin, Span, Stat, Steps
+from refshard_fs.core.stats import Stats
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
-from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Entry, Inline, Load, Names, Need, Packed, Pin, Span, Stat, Steps
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import DOCUMENTS, Request
 from refshard_fs.reading.failures import ABSENT, blame, describe, fail, too_large
+from refshard_fs.reading.loading import bound, recalled
+from refshard_fs.reading.lookups import sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
-from refshard_fs.reading.recall import bound, recalled
-from refshard_fs.reading.sizes import sized
-from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, TooLarge, check, hold
 
-__all__ = ["SMALL", "Found", "Immediate"]
+__all__ = ["Found", "Immediate", "SMALL"]
 
 FACTS: Final = 256  # bytes of memory that facts are taken to need
 SMALL: Final = 16 * KIB  # bytes of a range, at most, that is read together with others,

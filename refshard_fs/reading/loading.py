@@ -16,14 +16,14 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Hashable
 from operator import attrgetter
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from refshard_fs import policy
-from refshard_fs.model import Entry, Index, Inline, Load, Span
-from refshard_fs.reading.cache import Cache
-from refshard_fs.reading.index_cache import IndexCache
+from refshard_fs.core.model import Entry, Index, Inline, Load, Need, Packed, Span, Stat
+from refshard_fs.reading.cache import Cache, IndexCache
+from refshard_fs.security import policy
+from refshard_fs.targets import Pool, Seen
 
-__all__ = ["Decoder", "Keep", "Packable", "Streamed", "load", "settle"]
+__all__ = ["Decoder", "Keep", "Packable", "Streamed", "bound", "load", "recalled", "settle"]
 
 MANY: Final = 1 << 20  # bytes that take too long to decode on an event loop
 PIECE: Final = 1 << 21  # bytes of a local source at a time,
@@ -281,3 +281,51 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the process remembers of an object, used only with the version of the object that it was made from.
+#
+# Indexes outlive the session that read them. Without this, one that begins after a file was
+# replaced would look chunks up in the index of the old one, and read its bytes from the new one.
+
+
+class _Bound(NamedTuple):
+    """A value, and what was seen of the object at ``url`` when it was made."""
+
+    value: Any
+    url: str
+    seen: Seen
+
+
+def bound(need: Need, value: Any, pool: Pool) -> Any:
+    """Return ``value``, the answer to ``need``, as it is to be remembered."""
+    url = _source(need)
+    seen = None if url is None else pool.versions.of(url).seen
+    return value if url is None or seen is None else _Bound(value, url, seen)
+
+
+def recalled(found: Any, pool: Pool) -> Any:
+    """Return the value that was remembered as ``found``; None if its object is another one by now.
+
+    Where that cannot be told without a request, the object is held to be the one it was: if
+    it is not, the next read of it is `TargetChanged`.
+    """
+    if type(found) is not _Bound:
+        return found
+    place = pool.place(found.url)
+    if place is None:  # nothing is opened without an event loop; the session may have seen it in one
+        version = pool.versions.of(found.url)
+        return found.value if version.seen is not None and version.is_like(found.seen) else None
+    return found.value if place[0].holds(place[1], found.seen) else None
+
+
+def _source(need: Need) -> str | None:
+    """Return the URL whose version decides; None where what is asked for names the version itself."""
+    match need:
+        case Load(Span(url=url, pin=None) | Packed(source=Span(url=url, pin=None)), index):
+            return None if isinstance(index, Streamed) else url
+        case Stat(url):
+            return url
+        case _:
+            return None

@@ -11,21 +11,34 @@ from collections.abc import Coroutine, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from refshard_fs.core.keyspace import KeySpace, lookups
+from refshard_fs.core.model import Entry, Facts, Index, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.core.stats import Stats
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
-from refshard_fs.keyspace import KeySpace, lookups
-from refshard_fs.model import Entry, Facts, Index, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.reading.blocks import Reader
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import ABSENT, blame, describe, note, too_large
 from refshard_fs.reading.fetch import Fetcher
-from refshard_fs.reading.loading import Keep, load
-from refshard_fs.reading.recall import bound, recalled
-from refshard_fs.reading.sizes import sized
-from refshard_fs.stats import Stats
+from refshard_fs.reading.loading import Keep, bound, load, recalled
 from refshard_fs.targets import Pool, TooLarge, hold
 from refshard_fs.targets.opened import Opened
 
-__all__ = ["Finding", "Lookups"]
+__all__ = ["Finding", "Lookups", "sized"]
+
+# ----------------------------------------------------------------------------------------------------
+# Indexes told how long their objects are: what answers say of that comes too late for those who ask for the index.
+
+
+def sized(need: Load, pool: Pool) -> Index:
+    """Return the index of ``need``, whose bytes were read, told the size of their object if it wants to know that."""
+    tell = getattr(need.index, "sized", None)
+    if tell is None or not isinstance(need.entry, Span):
+        return need.index
+    place = pool.place(need.entry.url)
+    size = None if place is None else place[0].size
+    index: Index = need.index if size is None else tell(size)
+    return index
+
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-__all__ = ["KIB", "MIB", "Block", "Limits", "Planned", "coalesce", "parts", "requests_for"]
+__all__ = ["Block", "KIB", "Limits", "MIB", "Planned", "coalesce", "parts", "requests_for"]
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -10,19 +10,303 @@ Where it is known how many reads will follow, that many are fetched at once, and
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
-from refshard_fs.keys import ChunkGrid
-from refshard_fs.reading.ends import Ends
+from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.reading.plan import MIB
-from refshard_fs.reading.runs import Run
 
-__all__ = ["Advice", "ReadAhead"]
+__all__ = ["Advice", "Ends", "ReadAhead", "Run"]
+
+# ----------------------------------------------------------------------------------------------------
+# A nested arithmetic progression of chunk numbers: how far it has been read, and how it goes on. No I/O here.
+
+
+LEVELS = 4
+LEAST = 5  # chunks of a run before any is fetched ahead
+
+
+class Level:
+    __slots__ = ("count", "index", "start", "step")
+
+    def __init__(self, step: int, start: int, index: int) -> None:
+        self.step, self.start, self.index = step, start, index
+        self.count: int | None = None  # None: unknown, it goes on
+
+
+class Run:
+    """One nested progression and how far it has been read; ``levels[0]`` changes fastest."""
+
+    __slots__ = (
+        "beyond", "call", "calls", "doubt", "early", "first", "frontier", "idle", "issued", "known", "last", "length",
+        "levels", "limit", "tentative", "wasted",
+    )  # fmt: skip
+
+    def __init__(self, first: int, step: int, doubt: int) -> None:
+        self.levels = [Level(step, first, 2)]
+        self.first = first
+        self.last = first + 2 * step
+        self.length = 3
+        self.doubt = doubt
+        self.issued: dict[int, None] = {}
+        self.early: dict[int, None] = {}  # read before their turn
+        self.frontier: list[tuple[int, int]] | None = None  # (start, index) of each level, as far as was issued
+        self.beyond = 0  # chunks of the frontier past `limit`, the natural end that was in its way
+        self.limit: int | None = None
+        self.idle = self.call = self.calls = self.wasted = 0
+        self.tentative = False
+        self.known = False  # what was issued last is known to follow
+
+    @property
+    def step(self) -> int:
+        """The step of the outermost level."""
+        return self.levels[-1].step
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it has gone on for long enough to be followed."""
+        return not self.tentative and self.length >= LEAST + self.doubt
+
+    @property
+    def repeats_once(self) -> bool:
+        """Whether it goes through the same progression for the second time."""
+        return len(self.levels) > 1 and self.levels[-1].index == 1
+
+    @property
+    def repetition(self) -> int:
+        """Chunks of one repetition."""
+        return math.prod(level.count or 1 for level in self.levels[:-1])
+
+    def takes(self, number: int) -> bool:
+        if number in self.issued or self._advancing(number) is not None:
+            return True
+        return bool(self.early) and number == next(reversed(self.early)) + self.levels[0].step
+
+    def take(self, number: int) -> bool:
+        """Go on to ``number``; return whether it was learned that a level is shorter than it looked."""
+        if number in self.issued:
+            del self.issued[number]
+        else:
+            self.frontier = None
+        self.length += 1
+        level = self._advancing(number)
+        if level is None:
+            return self._skip(number)
+        learned = self._advance(level, number)
+        while self.early:
+            following = next(self.ahead(1 << 63), None)
+            if following not in self.early:
+                break
+            del self.early[following]
+            level = self._advancing(following)
+            assert level is not None
+            self._advance(level, following)
+        return learned
+
+    def _skip(self, number: int) -> bool:
+        """Take a number before its turn: out of order, or what the run really goes on with."""
+        step = self.levels[0].step
+        previous = next(reversed(self.early), None)
+        self.early[number] = None
+        if previous is None or number != previous + step:
+            return False
+        self.early.clear()
+        self.length -= 1
+        if not self.branch(previous):
+            self._jump(previous)
+        level = self._advancing(number)
+        if level is not None:
+            self._advance(level, number)
+        return True
+
+    def _jump(self, number: int) -> None:
+        """Go on at ``number``, as a run of its own."""
+        self.levels = [Level(self.levels[0].step, number, 0)]
+        self.first = self.last = number
+
+    def branch(self, number: int) -> bool:
+        """Try ``number`` as the start of the same progression elsewhere; the next one confirms it or ends the run."""
+        top = self.levels[-1]
+        if len(self.levels) == LEVELS or number == top.start or any(not _complete(v) for v in self.levels[:-1]):
+            return False
+        self.levels.append(Level(number - top.start, top.start, 0))
+        self._advance(len(self.levels) - 1, number)
+        self.length += 1
+        self.tentative = True
+        return True
+
+    def _advancing(self, number: int) -> int | None:
+        for k, level in enumerate(self.levels):
+            if (level.count is None or level.index + 1 < level.count) and (
+                number == level.start + (level.index + 1) * level.step
+            ):
+                return k
+            if not _complete(level):
+                return None
+        return None
+
+    def _advance(self, k: int, number: int) -> bool:
+        learned = False
+        for level in self.levels[:k]:
+            if level.count is None:
+                level.count = level.index + 1
+                learned = True
+            level.start, level.index = number, 0
+        self.levels[k].index += 1
+        self.last = number
+        if k == 0 and self.tentative:
+            self.tentative = False
+            learned = True
+        return learned
+
+    def _count(self, k: int) -> float:
+        """Return how many repetitions level ``k`` has room for: columns end where they would go over the first."""
+        level = self.levels[k]
+        if level.count is not None:
+            return level.count
+        step, within = abs(level.step), abs(self.levels[k - 1].step)
+        return math.ceil(within / step) if k and 0 < step < within else math.inf
+
+    def state(self) -> list[tuple[int, int]]:
+        return [(level.start, level.index) for level in self.levels]
+
+    def ahead(self, size: int) -> Iterator[int]:
+        """Yield the numbers expected next, in a grid of ``size`` chunks."""
+        return self.steps_from(self.state(), size)
+
+    def steps_from(self, state: list[tuple[int, int]], size: int) -> Iterator[int]:
+        """Yield the numbers expected after ``state``, and keep it at the last one."""
+        counts = [self._count(k) for k in range(len(self.levels))]
+        while True:
+            for k, level in enumerate(self.levels):
+                start, index = state[k]
+                number = start + (index + 1) * level.step
+                if index + 1 < counts[k] and 0 <= number < size:
+                    state[k] = start, index + 1
+                    for j in range(k):
+                        state[j] = number, 0
+                    break
+            else:
+                return
+            yield number
+
+
+def _complete(level: Level) -> bool:
+    return level.count is None or level.index + 1 == level.count
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where reading an array may well end, or turn elsewhere: after a row, half of one, a shard. No I/O here.
+
+
+HALVES = 64  # chunks in a line from which on its half is a natural end,
+HALF = 8 * MIB  # and of a stride if it has so many bytes: to fetch fewer in vain costs less than to wait once more
+
+
+class Ends:
+    """The ends of one array's lines (rows, planes, ...) and shards; numbers are those of chunks."""
+
+    def __init__(self, grid: ChunkGrid) -> None:
+        self._grid = grid
+        self._lines = _lines(grid.counts)
+        self._bands = _bands(grid)
+
+    def natural(self, run: Run, chunk: int) -> int | None:
+        """Return the number before which (in the run's direction) reading may well end; None if nothing is special."""
+        step, first, last = run.step, run.first, run.last
+        found: int | None = None
+        sparse = self.is_sparse(run)
+        dense = abs(step) == 1 or bool(self._grid.shards)
+        for line in self._lines:
+            if line <= abs(step) or first // line != last // line:
+                continue
+            start = last // line * line
+            half = start + line // 2
+            steps = line // abs(step)
+            halves = not sparse and steps >= HALVES and (dense or steps // 2 * chunk >= HALF)
+            if step > 0:
+                end = half if halves and last < half else start + line
+                found = end if found is None else min(found, end)
+            else:
+                end = half if halves and last >= half else start
+                found = end if found is None else max(found, end)
+        return found
+
+    def of_shards(self, run: Run) -> int | None:
+        """Return where the row of shards ends that a run goes through line by line; None if it goes through none."""
+        end = None
+        for line, band, plane in self._bands:
+            if run.step > 0 and run.last - run.first >= line:
+                start = run.last // plane * plane
+                first = start + (run.last - start) // band * band
+                end = min(first + band, start + plane) if run.first >= first else None
+        return end
+
+    def is_sparse(self, run: Run) -> bool:
+        """Whether ``run`` is a column that has gone on into a further shard.
+
+        Little is lost if it ends, and each halt costs two waits.
+        """
+        return bool(self._grid.shards) and abs(run.step) > 1 and self._shard_of(run.first) != self._shard_of(run.last)
+
+    def all_follow(self, run: Run, following: int) -> bool:
+        """Whether ``following`` reads more can only be of ``run``, and not of lines of which it has read no end yet."""
+        step, first, last = abs(run.step), run.first, run.last
+        total = run.length + following
+        for line in self._lines[:-1]:
+            if line <= step or first // line != last // line:
+                continue
+            start, lines = first % line, self._lines[-1] // line - first // line
+            if run.step < 0:
+                start, lines = line - 1 - start, first // line + 1
+            width = -(-(line - start) // step)
+            fills = start < step and total % width == 0
+            if not fills or any(total % w == 0 and total // w <= lines for w in range(run.length, width)):
+                return False
+        return self.edge(run) is None
+
+    def edge(self, run: Run) -> int | None:
+        """Return where the shard ends, within its line, that a run has not left yet; None if it is as long as its line.
+
+        What follows may be the next line of the same shard as well as the next shard.
+        """
+        lower = 1
+        for width, line in zip(reversed(self._grid.shards), self._lines[:-1], strict=False):
+            if line > abs(run.step):
+                start = run.last // line * line
+                band = width * lower
+                place = (run.last - start) // band
+                if band >= line or run.first < start + place * band or run.first >= start + (place + 1) * band:
+                    return None
+                return min(start + (place + 1) * band, start + line) if run.step > 0 else start + place * band
+            lower = line
+        return None
+
+    def _shard_of(self, number: int) -> tuple[int, ...]:
+        grid = self._grid
+        return tuple(c // s for c, s in zip(grid.coords(number), grid.shards, strict=True))
+
+
+def _bands(grid: ChunkGrid) -> tuple[tuple[int, int, int], ...]:
+    """Return, for each dimension that shards extend along, how many chunks a line has, a row of shards, and a plane."""
+    lines = (1, *_lines(grid.counts))[::-1]  # lines[d] chunks have the same coordinates before dimension d
+    dimensions = range(max(len(grid.shards) - 2, 0), -1, -1) if grid.shards else ()
+    return tuple((lines[d + 1], lines[d + 1] * grid.shards[d], lines[d]) for d in dimensions)
+
+
+def _lines(counts: Sequence[int]) -> tuple[int, ...]:
+    """Return how many chunks a row has, a plane, and so on, up to the whole array."""
+    lines, size = [], 1
+    for count in reversed(counts):
+        size *= count
+        lines.append(size)
+    return tuple(lines)
+
 
 RUNS = 8  # followed at once in one array
 PASS = 1 << 16  # numbers that are remembered as read

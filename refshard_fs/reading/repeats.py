@@ -10,9 +10,9 @@ import warnings
 from collections import OrderedDict
 from typing import Final
 
+from refshard_fs.core.model import Span
 from refshard_fs.errors import CostlyPattern
-from refshard_fs.model import Span
-from refshard_fs.policy import LOCAL, protocol_of
+from refshard_fs.security.policy import LOCAL, protocol_of
 
 __all__ = ["Repeats"]
 

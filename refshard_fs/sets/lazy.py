@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from refshard_fs.core.array_values import plain_document
+from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError
-from refshard_fs.held import Held, settle
-from refshard_fs.keys import join
-from refshard_fs.manifests.concat_document import ConcatDocument, Part
-from refshard_fs.manifests.concatenation import concatenate
-from refshard_fs.manifests.plain_values import plain_document
-from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.manifests.variables import Named, Variable
-from refshard_fs.policy import directory_of, protocol_of
-from refshard_fs.sets.comparing import with_compared
-from refshard_fs.sets.rebasing import opened
-from refshard_fs.sets.taking import take
-from refshard_fs.targets.sink import Sink
+from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.security.policy import directory_of, protocol_of
+from refshard_fs.session.in_memory_source import Held, settle
+from refshard_fs.sets.compatibility import with_compared
+from refshard_fs.sets.concatenation import concatenate
+from refshard_fs.sets.rebase import opened
+from refshard_fs.sets.sources import take
+from refshard_fs.sets.variables import Named, Variable
+from refshard_fs.targets.store import Sink
 
 __all__ = ["LazySet", "beside", "lazily", "lazy_set", "looked_at", "named_url"]
 

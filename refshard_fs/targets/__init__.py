@@ -1,10 +1,9 @@
 """Where bytes come from. This package alone opens filesystems; all above it speak URLs and byte ranges."""
 
 from refshard_fs.targets.answer import Answer, Target, check, hold
-from refshard_fs.targets.failures import TooLarge, Unfit
+from refshard_fs.targets.failures import Retry, TooLarge, Unfit
+from refshard_fs.targets.opened import Seen, Versions
 from refshard_fs.targets.pool import Given, Pool, PoolOptions
-from refshard_fs.targets.retry import Retry
-from refshard_fs.targets.versions import Seen, Versions
 
 __all__ = [
     "Answer",

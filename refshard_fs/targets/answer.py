@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import email.utils
+import re
+import time
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+import aiohttp
 import msgspec
 
-from refshard_fs.model import OWN, Facts, Listed
-from refshard_fs.targets.failures import Incomplete, TooLarge, Unfit
+from refshard_fs.core.model import OWN, Facts, Listed
+from refshard_fs.targets.failures import Denied, HttpStatus, Incomplete, TooLarge, Unfit
+from refshard_fs.targets.own_http import Reply, Unfamiliar
 
-__all__ = ["OWN", "UNTOLD", "Answer", "Target", "check", "hold"]
+__all__ = [
+    "Answer",
+    "OWN",
+    "Target",
+    "UNTOLD",
+    "answer_of",
+    "check",
+    "failure_of",
+    "hold",
+    "judge",
+    "range_header",
+    "read_answer",
+]
 
 UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says how many it has: it may have no end
 
@@ -91,3 +109,223 @@ def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:
     end = "" if answer.size is None else f" (the object has {answer.size} bytes)"
     text = f"asked for bytes [{start}, {stop}), got {got} of {want}{end}"
     raise Incomplete(text) if there is not None and got < there else Unfit(text)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The answer to one ranged GET, held against what was asked: status, ``Content-Range``, length (RFC 9110, 14).
+
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")
+_NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
+_S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
+_S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
+_PIECE = 1 << 20
+_ERROR_TEXT = 1 << 12
+_IDENTITY = ("", "identity")
+_INFLATED = ("gzip", "deflate")
+
+
+def range_header(start: int, stop: int | None) -> str:
+    """Return the Range of bytes ``[start, stop)``; a negative start counts from the end."""
+    if stop is None:
+        return f"bytes={start}-" if start >= 0 else f"bytes={start}"
+    return f"bytes={start}-{stop - 1}"
+
+
+async def read_answer(
+    response: aiohttp.ClientResponse,
+    start: int,
+    stop: int | None,
+    most: int | None = None,
+    *,
+    inflates: bool = False,
+) -> Answer:
+    """Return what ``response`` brings of bytes ``[start, stop)``; all that is not just that is an error.
+
+    Of what is asked for to its end, that is TooLarge which `Target.read` says is.
+
+    A server that knows no ranges sends the whole object: then the range is taken out of it.
+    ``inflates`` says that the client has undone such a body's compression.
+    """
+    headers = response.headers
+    status = response.status
+    if status == 206:
+        sent = response.content_length
+        length, total = _part(headers, sent, start, stop)
+        hold(length, most)
+        return _answer(await _exactly(response, length, sent), total, headers)
+    if status == 200:
+        data, total = await _cut(response, stop, most, inflates)
+        return _answer(data if start == 0 else data[start:stop], total, headers)
+    return _other(status, headers, await _error_text(response), start)
+
+
+def judge(start: int, stop: int | None) -> Callable[[int, Mapping[str, str], int], int]:
+    """Return what tells, of an answer's head, how many bytes of its body are worth reading; `answer_of` makes of it
+    what `read_answer` does.
+    """
+
+    def wanted(status: int, headers: Mapping[str, str], length: int) -> int:
+        if status == 206:
+            return _part(headers, length, start, stop)[0]
+        if status == 200:
+            if headers.get("content-encoding", "") not in _IDENTITY:
+                raise Unfamiliar("a compressed object")
+            if stop is None and length > -start:
+                raise Unfit(f"all {length} bytes are sent, where the last {-start} were asked for")
+            return length if stop is None else min(length, stop)
+        return min(length, _ERROR_TEXT)
+
+    return wanted
+
+
+def answer_of(reply: Reply, start: int, stop: int | None) -> Answer:
+    """Return what ``reply``, as far as it was judged right, brings of bytes ``[start, stop)``."""
+    headers = reply.headers
+    if reply.status == 206:
+        return _answer(reply.body, _total(headers), headers, reply.waited)
+    if reply.status == 200:
+        return _answer(reply.body if start == 0 else reply.body[start:], reply.length, headers, reply.waited)
+    return _other(reply.status, headers, reply.body, start)
+
+
+async def failure_of(response: aiohttp.ClientResponse) -> OSError:
+    """Return what a status other than 2xx means; absence is FileNotFoundError."""
+    return _status(response.status, response.headers, await _error_text(response))
+
+
+def _answer(
+    data: bytes | memoryview, total: int | None, headers: Mapping[str, str], waited: float | None = None
+) -> Answer:
+    return Answer(data, total, headers.get("etag"), headers.get("last-modified"), waited)
+
+
+def _other(status: int, headers: Mapping[str, str], text: bytes | memoryview, start: int) -> Answer:
+    """Return the answer that a status other than 200 and 206 still is, or raise what it means."""
+    if status == 416:
+        size = _size_told(headers.get("content-range", ""), text)
+        if size is not None and (start >= size or size == 0):
+            return _answer(b"", size, headers)
+    raise _status(status, headers, text)
+
+
+def _status(status: int, headers: Mapping[str, str], text: bytes | memoryview) -> OSError:
+    match = _S3_CODE.search(text)
+    code = match[1].decode() if match else ""
+    if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
+        return FileNotFoundError(f"HTTP {status}")
+    wait = _wait(headers.get("retry-after", ""), time.time())
+    return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)
+
+
+def _wait(after: str, now: float) -> float | None:
+    """Return the seconds that a Retry-After asks to wait, as a number or a date."""
+    if _SECONDS.fullmatch(after):
+        return float(after)
+    try:
+        return max(email.utils.parsedate_to_datetime(after).timestamp() - now, 0.0)
+    except ValueError:
+        return None
+
+
+def _part(headers: Mapping[str, str], sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:
+    """Return the length of a partial answer and the object's size, if told; Unfit if it is not what was asked for."""
+    if headers.get("content-encoding", "") not in _IDENTITY:
+        raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
+    return _placed(headers.get("content-range", ""), sent, start, stop)
+
+
+def _total(headers: Mapping[str, str]) -> int | None:
+    """Return the size that a Content-Range tells, which was judged right."""
+    total = headers["content-range"].rpartition("/")[2]
+    return None if total == "*" else int(total)
+
+
+def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:
+    """Return the length of a partial answer and the object's size, if told; Unfit if it is not the range asked for."""
+    just = f"bytes {start}-{(stop or 0) - 1}/"
+    if text.startswith(just) and sent == (stop or 0) - start:  # as nearly all are
+        size = text[len(just) :]
+        if size.isascii() and size.isdigit() and int(size) >= (stop or 0):
+            return sent, int(size)
+    match = _CONTENT_RANGE.match(text)
+    if match is None:
+        raise Unfit(f"a partial answer without a valid Content-Range ({text!r})")
+    first, last = int(match[1]), int(match[2])
+    total = None if match[3] == "*" else int(match[3])
+    if start < 0:
+        right = total is not None and first == max(total + start, 0) and last == total - 1
+    elif stop is None:
+        right = first == start and total is not None and last == total - 1
+    else:
+        right = first == start and (last == stop - 1 or (total is not None and last == total - 1 and last < stop))
+    if not right:
+        asked = range_header(start, stop)
+        raise Unfit(f"asked for {asked}, got the bytes of Content-Range {text!r}")
+    length = last - first + 1
+    if sent is not None and sent != length:
+        raise (Incomplete if sent < length else Unfit)(f"Content-Range {text!r} with {sent} bytes")
+    return length, total
+
+
+async def _exactly(response: aiohttp.ClientResponse, length: int, sent: int | None) -> bytes:
+    """Return a body of ``length`` bytes, reading hardly more than that if it is longer."""
+    data = await (_at_most(response, length + 1) if sent is None else response.read())
+    if len(data) != length:
+        if len(data) > length:
+            raise Unfit(f"asked for {length} bytes, got more")
+        raise Incomplete(f"the answer ended after {len(data)} of {length} bytes")
+    return data
+
+
+async def _cut(
+    response: aiohttp.ClientResponse, stop: int | None, most: int | None, inflates: bool
+) -> tuple[bytes, int | None]:
+    """Return the first ``stop`` bytes of a whole object, or all ``most`` of it, and its size where it is known."""
+    encoding = response.headers.get("content-encoding", "")
+    plain = encoding in _IDENTITY
+    if not plain and not (inflates and encoding in _INFLATED):
+        raise Unfit("the answer is compressed, though the plain object was asked for")
+    told = response.content_length if plain else None
+    if stop is None:
+        hold(told, most)
+    if stop is None and told is None:
+        most = UNTOLD if most is None else most
+        data = await _at_most(response, most + 1)
+        hold(len(data), most)
+        return data, len(data)
+    if stop is None or (told is not None and told <= stop):
+        data = await response.read()
+        if told is not None and len(data) != told:
+            raise Incomplete(f"the server promised {told} bytes and sent {len(data)}")
+        return data, len(data)
+    data = await _at_most(response, stop)
+    return data, told if told is not None or len(data) == stop else len(data)
+
+
+async def _at_most(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """Return the first ``limit`` bytes of a body; the rest, which may be long, is not waited for."""
+    parts: list[bytes] = []
+    missing = limit
+    while missing:
+        part = await response.content.read(min(missing, _PIECE))
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        missing -= len(part)
+    if not response.content.at_eof():
+        response.close()
+    return b"".join(parts)
+
+
+async def _error_text(response: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await _at_most(response, _ERROR_TEXT)
+    except aiohttp.ClientError:
+        return b""  # the status says enough
+
+
+def _size_told(content_range: str, text: bytes | memoryview) -> int | None:
+    match = _NO_SUCH_RANGE.match(content_range) or _S3_SIZE.search(text)
+    return int(match[1]) if match else None

@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-__all__ = ["LARGE", "SHARED", "Buffers"]
+__all__ = ["Buffers", "LARGE", "SHARED"]
 
 LARGE = 1 << 18  # bytes; smaller buffers are not worth keeping
 KEPT = 1 << 26  # bytes that are kept of all

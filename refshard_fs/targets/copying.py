@@ -16,8 +16,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.model import Facts
-from refshard_fs.targets.draft import replacing, sync_file
+from refshard_fs.core.model import Facts
+from refshard_fs.targets.local import replacing, sync_file
 from refshard_fs.targets.s3 import is_s3fs
 
 __all__ = ["copy"]

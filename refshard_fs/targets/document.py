@@ -11,24 +11,21 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Collection, Iterator
-from typing import Any, BinaryIO
+from enum import Enum
+from typing import Any, BinaryIO, Final
 
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
+from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError
-from refshard_fs.model import Facts
-from refshard_fs.targets.draft import replacing
-from refshard_fs.targets.local import facts_of
-from refshard_fs.targets.locking import in_memory, locked
+from refshard_fs.targets.local import facts_of, in_memory, locked, replacing
 from refshard_fs.targets.pool import AT_HAND, Given
-from refshard_fs.targets.s3 import is_s3fs
-from refshard_fs.targets.speaking import speaking
-from refshard_fs.targets.store import opened
-from refshard_fs.targets.transfers import sum_of
+from refshard_fs.targets.s3 import is_s3fs, speaking
+from refshard_fs.targets.store import opened, sum_of
 
-__all__ = ["Document"]
+__all__ = ["ABSENT", "Absent", "Condition", "Document", "as_headers", "check", "conflict", "is_version"]
 
 
 class Document:
@@ -208,3 +205,51 @@ def _facts(fs: AbstractFileSystem, path: str) -> Facts | None:
     etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
     modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
     return Facts(info.get("size"), None if etag is None else str(etag), None if modified is None else str(modified))
+
+
+# ----------------------------------------------------------------------------------------------------
+# What an object must be to be replaced, and whether it is: versions compared, and the error where they differ.
+
+
+class Absent(Enum):
+    """The condition that there is no such object yet."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+
+Condition = Facts | Absent | None  # what an object must be to be replaced; None: whatever it is
+
+
+def check(found: Facts | None, condition: Condition, url: str) -> None:
+    """Raise ConflictError if ``found``, the object at ``url``, is not what ``condition`` says."""
+    match condition, found:
+        case (None, _) | (Absent(), None):
+            return
+        case Facts(), Facts() if is_version(condition, found):
+            return
+    raise conflict(url, condition)
+
+
+def as_headers(condition: Condition) -> dict[str, str]:
+    """Return what S3 is told of the version to replace."""
+    match condition:
+        case None | Facts(etag=None):
+            return {}
+        case Facts(etag=str(etag)):
+            return {"IfMatch": etag}
+    return {"IfNoneMatch": "*"}
+
+
+def is_version(one: Facts, other: Facts) -> bool:
+    """Whether both are of one version of an object, as far as they tell."""
+    if one.etag is not None and other.etag is not None:
+        return one.etag.strip('"') == other.etag.strip('"')
+    return one.size == other.size and one.last_modified == other.last_modified
+
+
+def conflict(url: str, condition: Condition) -> ConflictError:
+    """Return the error of an object that is not what ``condition`` says."""
+    what = "was not there" if isinstance(condition, Absent) else "was another one"
+    return ConflictError(f"{url} {what} when it was read, and somebody else has written it since")

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from refshard_fs.targets.buffers import LARGE, Buffers
 from refshard_fs.targets.failures import ConnectionLost, Incomplete
 
-__all__ = ["HEADER_NAME", "ROOM", "Connection", "Judge", "Origin", "Owner", "Stale", "Told", "Unfamiliar"]
+__all__ = ["Connection", "HEADER_NAME", "Judge", "Origin", "Owner", "ROOM", "Stale", "Told", "Unfamiliar"]
 
 _HEAD = 1 << 14  # bytes of an answer's head; a longer one is unfamiliar
 _MOST = 1 << 30  # bytes of a body for which room is made before they come

@@ -9,25 +9,62 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.http import get_client as plain_client
 from yarl import URL
 
-from refshard_fs.admission import Admission
-from refshard_fs.model import Facts, Listed
-from refshard_fs.targets.answer import Answer
+from refshard_fs.core.model import Facts, Listed
+from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.security.admission import Admission, is_private
+from refshard_fs.targets.answer import Answer, answer_of, failure_of, judge, range_header, read_answer
 from refshard_fs.targets.buffers import Buffers
 from refshard_fs.targets.closing import close_with
-from refshard_fs.targets.direct import Direct, Reply, Request, prepare
 from refshard_fs.targets.failures import Unreadable
-from refshard_fs.targets.guarded import public_client, public_connector
-from refshard_fs.targets.ranged import answer_of, failure_of, judge, range_header, read_answer
+from refshard_fs.targets.own_http import Direct, Reply, Request, prepare
 
-__all__ = ["AsyncHttp", "HttpTarget"]
+__all__ = ["AsyncHttp", "HttpTarget", "PublicResolver", "public_client", "public_connector"]
+
+# ----------------------------------------------------------------------------------------------------
+# HTTP connections that never lead into private networks, whatever a name resolves to at that moment.
+
+
+class PublicResolver(AbstractResolver):
+    """Resolves names as the system does, and refuses those of private addresses, but for the hosts in ``exempt``."""
+
+    def __init__(self, exempt: frozenset[str]) -> None:
+        self._exempt = exempt
+        self._resolver = aiohttp.DefaultResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._resolver.resolve(host, port, family)
+        if host.lower().rstrip(".") not in self._exempt:
+            private = [place["host"] for place in found if is_private(place["host"].partition("%")[0])]
+            if private:
+                rule = f"a manifest from elsewhere may not point into private networks, and {host} is {private[0]}"
+                raise TargetNotAllowed(f"//{host}:{port}/", rule, f"Add 'https://{host}/' to allow= if you trust it")
+        return found
+
+    async def close(self) -> None:
+        await self._resolver.close()
+
+
+def public_connector(exempt: frozenset[str]) -> aiohttp.TCPConnector:
+    """Return a connector that leads to public addresses only, and to the hosts in ``exempt``."""
+    return aiohttp.TCPConnector(resolver=PublicResolver(exempt))
+
+
+async def public_client(exempt: frozenset[str], **options: Any) -> aiohttp.ClientSession:
+    """Return a session on such a connector: `HTTPFileSystem`'s ``get_client``."""
+    return aiohttp.ClientSession(**{**options, "connector": public_connector(exempt)})
+
 
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _MOST_REDIRECTS = 10

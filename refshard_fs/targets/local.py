@@ -6,18 +6,73 @@ that is cut short while it is mapped ends the whole process.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import math
 import os
+import re
+import shutil
 import stat
 import threading
+import uuid
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Final
 
-from refshard_fs.model import Facts, Listed
+from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import OWN, Answer, hold
-from refshard_fs.targets.draft import is_draft
 from refshard_fs.targets.failures import Unreadable
 
-__all__ = ["LocalTarget", "facts_of"]
+__all__ = ["HAS_LOCKS", "LocalTarget", "facts_of", "in_memory", "is_draft", "locked", "replacing", "sync_file"]
+
+# ----------------------------------------------------------------------------------------------------
+# A local file that takes its place when it is whole: written aside, made durable, renamed.
+
+
+_DRAFT = re.compile(r"\.[0-9a-f]{32}\.tmp$")
+
+
+def is_draft(path: str) -> bool:
+    """Whether ``path`` is a file that has not taken its place: of a writer who is at it, or who was killed."""
+    return path.endswith(".tmp") and _DRAFT.search(path) is not None
+
+
+@contextlib.contextmanager
+def replacing(path: str, *, check: Callable[[], object] | None = None, durable: bool = False) -> Iterator[BinaryIO]:
+    """Give a file that becomes ``path`` when the block ends without an error, and else disappears.
+
+    ``check()`` is called just before; what it raises leaves ``path`` as it was. ``durable``: the file, and its name,
+    are on the disk before and after that.
+    """
+    draft = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(draft, "xb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        if os.path.exists(path):
+            shutil.copymode(path, draft)
+        if check is not None:
+            check()
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise
+    if durable:
+        sync_file(os.path.dirname(path) or ".")
+
+
+def sync_file(path: str) -> None:
+    """See that a file, or the names in a directory, are on the disk, where the platform lets one."""
+    with contextlib.suppress(OSError):  # Windows opens no directories
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
 
 OPEN_FILES = 64
 
@@ -155,3 +210,54 @@ def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:
         parts.append(_read_at(file, length - got, start + got))
         got += len(parts[-1])
     return b"".join(parts)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Who holds the lock of a local directory, or of what is in memory, keeps all others out who ask for it.
+#
+# An advisory lock belongs to an open file, which a forked process has as well: it is given up, not only closed, and the
+# child closes its own at once. So a child that lives on holds no lock of a commit that ended, or of a parent that died.
+
+
+HAS_LOCKS: Final = importlib.util.find_spec("fcntl") is not None  # Windows has none
+_held: Final[set[int]] = set()  # descriptors of this process
+_in_memory = threading.RLock()
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Hold the lock of a local directory, where the platform has such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    _held.add(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        if descriptor in _held:  # else it was closed: the lock is the parent's
+            _held.discard(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[None]:
+    """Hold the lock of all that is in memory."""
+    with _in_memory:
+        yield
+
+
+def _after_fork() -> None:
+    global _in_memory
+    _in_memory = threading.RLock()
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

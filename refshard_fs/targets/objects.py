@@ -20,19 +20,16 @@ from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from refshard_fs.manifests.commit_record import is_reserved
-from refshard_fs.model import Facts
-from refshard_fs.policy import locator
-from refshard_fs.targets.conditions import ABSENT, Absent, Condition, as_headers, check, conflict, is_version
+from refshard_fs.core.model import Facts
+from refshard_fs.formats.zarr_hierarchy.commit_record import is_reserved
+from refshard_fs.security.policy import locator
 from refshard_fs.targets.copying import copy
-from refshard_fs.targets.draft import is_draft, replacing
-from refshard_fs.targets.local import facts_of
-from refshard_fs.targets.locking import HAS_LOCKS, in_memory, locked
+from refshard_fs.targets.document import ABSENT, Absent, Condition, as_headers, check, conflict, is_version
+from refshard_fs.targets.local import HAS_LOCKS, facts_of, in_memory, is_draft, locked, replacing
 from refshard_fs.targets.pool import AT_HAND, Given
-from refshard_fs.targets.s3 import is_s3fs
-from refshard_fs.targets.speaking import as_os_error, speaking
-from refshard_fs.targets.store import opened
-from refshard_fs.targets.transfers import LARGE, Buffer, Fetched, fetch_any, fetch_local, fetch_s3, put_s3
+from refshard_fs.targets.s3 import as_os_error, is_s3fs, speaking
+from refshard_fs.targets.store import LARGE, Fetched, fetch_any, fetch_local, fetch_s3, opened, put_s3
+from refshard_fs.targets.store import Buffer_transfers as Buffer
 
 __all__ = ["ABSENT", "Absent", "Condition", "Fetched", "Objects", "is_version"]
 

@@ -18,24 +18,20 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs import policy
-from refshard_fs.admission import ANONYMOUS, Access, Admission
+from refshard_fs.core.stats import Stats
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.stats import Stats
+from refshard_fs.security import policy
+from refshard_fs.security.admission import ANONYMOUS, Access, Admission
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.buffers import SHARED
-from refshard_fs.targets.chain import ChainTarget
-from refshard_fs.targets.data_url import DataTarget
 from refshard_fs.targets.deadline import Deadlines
-from refshard_fs.targets.generic import FsspecTarget
-from refshard_fs.targets.guarded import public_client
-from refshard_fs.targets.http import AsyncHttp, HttpTarget
+from refshard_fs.targets.failures import Retry
+from refshard_fs.targets.generic import ChainTarget, FsspecTarget
+from refshard_fs.targets.http import AsyncHttp, HttpTarget, public_client
+from refshard_fs.targets.in_memory import DataTarget, MemoryTarget
 from refshard_fs.targets.local import LocalTarget
-from refshard_fs.targets.memory import MemoryTarget
-from refshard_fs.targets.opened import Opened
-from refshard_fs.targets.retry import Retry
+from refshard_fs.targets.opened import Opened, Versions
 from refshard_fs.targets.s3 import S3Target, is_s3fs
-from refshard_fs.targets.versions import Versions
 
 __all__ = ["Given", "Pool", "PoolOptions"]
 

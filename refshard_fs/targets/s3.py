@@ -8,27 +8,28 @@ customer keys, unusual signatures, proxies) is left to s3fs, for that bucket or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
-from refshard_fs.model import Facts, Listed
-from refshard_fs.targets.answer import Answer
+from refshard_fs.core.model import Facts, Listed
+from refshard_fs.targets.answer import Answer, answer_of, failure_of, judge, range_header, read_answer
 from refshard_fs.targets.buffers import Buffers
 from refshard_fs.targets.closing import close_with
-from refshard_fs.targets.direct import Direct, Request, prepare
-from refshard_fs.targets.failures import HttpStatus
+from refshard_fs.targets.failures import HttpStatus, as_failure
 from refshard_fs.targets.generic import FsspecTarget, in_thread
-from refshard_fs.targets.ranged import answer_of, failure_of, judge, range_header, read_answer
+from refshard_fs.targets.own_http import Direct, Request, prepare
 from refshard_fs.targets.sigv4 import Credentials, Signer, quote_key
 
-__all__ = ["S3Target", "is_s3fs"]
+__all__ = ["S3Target", "as_os_error", "is_s3fs", "speaking"]
 
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
 _SIGNED = 8192  # objects whose signature is kept
@@ -276,3 +277,28 @@ def _absent(error: FileNotFoundError) -> OSError:
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return HttpStatus(404, code) if code == "NoSuchBucket" else FileNotFoundError(*error.args)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a client of S3 raises, said as all other filesystems do: an OSError, so that whoever expects one sees it.
+
+
+_CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")
+
+
+@contextlib.contextmanager
+def speaking() -> Iterator[None]:
+    """Let whatever the client of S3 raises be an OSError; decorates functions, too."""
+    try:
+        yield
+    except Exception as e:
+        if not type(e).__module__.startswith(_CLIENTS):
+            raise
+        raise as_os_error(e) from e
+
+
+def as_os_error(error: Exception) -> OSError:
+    """Return ``error``, which a client of S3 raised, as an OSError."""
+    from s3fs.errors import translate_boto_error  # it is there: its filesystem is what failed
+
+    return as_failure(translate_boto_error(error))

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import mmap
 import os
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, BinaryIO, Final, NamedTuple
 
 import fsspec
-from fsspec.asyn import AsyncFileSystem
+from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.policy import locator
-from refshard_fs.targets.draft import is_draft, replacing, sync_file
+from refshard_fs.core.model import Facts
+from refshard_fs.errors import SourceNotReachable
+from refshard_fs.security.policy import locator, protocol_of
 from refshard_fs.targets.generic import in_thread
+from refshard_fs.targets.local import facts_of, is_draft, replacing, sync_file
 from refshard_fs.targets.pool import Given
-from refshard_fs.targets.speaking import speaking
+from refshard_fs.targets.s3 import speaking
 
-__all__ = ["Buffer", "Store", "opened"]
+__all__ = [
+    "Buffer",
+    "Buffer_transfers",
+    "Fetched",
+    "LARGE",
+    "Sink",
+    "Store",
+    "fetch_any",
+    "fetch_local",
+    "fetch_s3",
+    "opened",
+    "put_s3",
+    "sum_of",
+]
 
 Buffer = bytes | memoryview
 
@@ -184,3 +203,178 @@ class Store:
             fs, path = opened(self.url, self._given)
             known = self._opened = os.getpid(), fs, path.rstrip("/")
         return known[1], known[2]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where new objects are written: each appears whole or not at all.
+
+
+class Sink:
+    """One object or directory that is to be written, at a URL and with the options of its filesystem."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._fs, path = fsspec.core.url_to_fs(url, **options)
+        self.path = path.rstrip("/")
+        self.is_local = type(self._fs) is LocalFileSystem
+
+    def is_at(self, url: str) -> bool:
+        """Whether ``url`` is the same place."""
+        protocols = (self._fs.protocol,) if isinstance(self._fs.protocol, str) else self._fs.protocol
+        same = (protocol_of(url) or "file") in protocols
+        return same and str(self._fs._strip_protocol(url)).rstrip("/") == self.path
+
+    def names(self) -> list[str]:
+        """Return the names directly below the directory; none where it does not exist."""
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self.path, detail=False)
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as e:
+            raise FileExistsError(f"{self.path} is a file") from e
+        names = [str(name).rstrip("/") for name in found]
+        if names == [self.path] and not self._fs.isdir(self.path):
+            raise FileExistsError(f"{self.path} is a file")
+        return [name.rpartition("/")[2] for name in names if name != self.path]
+
+    def read(self, name: str) -> bytes:
+        """Return the object ``name`` of the directory."""
+        data: bytes = self._fs.cat_file(f"{self.path}/{name}")
+        return data
+
+    def put(self, files: Mapping[str, bytes]) -> None:
+        """Write the objects ``files`` (name → bytes) of the directory."""
+        if not self.is_local:
+            self._fs.pipe({f"{self.path}/{name}": data for name, data in files.items()})
+            return
+        for name, data in files.items():
+            path = f"{self.path}/{name}"
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with replacing(path) as file:
+                file.write(data)
+
+    def remove(self) -> None:
+        """Remove the directory and all that is in it."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self.path, recursive=True)
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[BinaryIO]:
+        """Give a file to write the object to; it takes its place when the block ends without an error."""
+        if self.is_local:
+            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+            with replacing(self.path) as file:
+                yield file
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "object")
+            with open(path, "wb") as file:
+                yield file
+            self._fs.put_file(path, self.path)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The bytes of objects on their way: fetched whole or not at all, sent without being in memory twice.
+
+
+LARGE: Final = 8 << 20  # bytes; objects of more are read and sent by way of a temporary file
+PIECE: Final = 1 << 20
+
+Buffer_transfers = bytes | memoryview
+
+
+class Fetched(NamedTuple):
+    """The bytes of an object, and which version of it they are."""
+
+    data: Buffer_transfers
+    facts: Facts
+
+
+def fetch_local(path: str) -> Fetched:
+    """Return a local file, of which nobody may have written a part meanwhile."""
+    with open(path, "rb") as file:
+        facts = facts_of(os.fstat(file.fileno()))
+        size = facts.size or 0
+        if size <= LARGE:
+            data: Buffer_transfers = file.read()
+        else:
+            with tempfile.TemporaryFile() as copy:
+                while piece := file.read(PIECE):
+                    copy.write(piece)
+                data = _mapped(copy)
+        if len(data) != size:
+            raise SourceNotReachable(f"{path} had {size} bytes, and {len(data)} were read: somebody writes it in place")
+        return Fetched(data, facts)
+
+
+def fetch_any(fs: AbstractFileSystem, path: str, facts: Facts) -> Fetched:
+    """Return an object of any filesystem, which was just asked for its ``facts``."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = os.path.join(folder, "object")
+        fs.get_file(path, copy)
+        with open(copy, "rb") as file:
+            data = _mapped(file) if os.path.getsize(copy) > LARGE else file.read()
+    if facts.size is not None and len(data) != facts.size:
+        raise SourceNotReachable(f"{path} has {facts.size} bytes, and {len(data)} were read")
+    return Fetched(data, facts)
+
+
+def fetch_s3(fs: Any, path: str) -> Fetched:
+    """Return an object of S3, with one request."""
+    bucket, key, _ = fs.split_path(path)
+
+    async def fetch() -> Fetched:
+        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key)
+        size: int = answer["ContentLength"]
+        async with answer["Body"] as body:
+            if size <= LARGE:
+                data: Buffer_transfers = await body.read()
+            else:
+                with tempfile.TemporaryFile() as copy:
+                    while piece := await body.read(PIECE):
+                        copy.write(piece)
+                    data = _mapped(copy)
+        if len(data) != size:
+            raise SourceNotReachable(f"s3://{path} has {size} bytes, and {len(data)} came")
+        return Fetched(data, Facts(size, answer.get("ETag")))
+
+    fetched: Fetched = sync(fs.loop, fetch)
+    return fetched
+
+
+def sum_of(parts: Iterable[Buffer_transfers]) -> bytes:
+    """Return what tells ``parts``, one after the other, from all other bytes."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.digest()
+
+
+async def put_s3(fs: Any, path: str, parts: Sequence[Buffer_transfers], when: dict[str, str]) -> dict[str, Any]:
+    """Put an object of S3 on the conditions ``when``, with one request, and return the answer."""
+    bucket, key, _ = fs.split_path(path)
+    await fs.set_session()
+    client = await fs.get_s3(bucket)
+    members = client.meta.service_model.operation_model("PutObject").input_shape.members
+    extra = {k: v for k, v in {**fs.s3_additional_kwargs, **fs.req_kw}.items() if k in members and v is not None}
+    given = {**extra, **when, "Bucket": bucket, "Key": key}
+    if sum(map(len, parts)) <= LARGE:
+        answer: dict[str, Any] = await client.put_object(**given, Body=b"".join(parts))
+        return answer
+    with tempfile.TemporaryFile() as file:  # botocore sends it from the start again where it tries again
+        await asyncio.to_thread(_write, file, parts)
+        answer = await client.put_object(**given, Body=file)
+        return answer
+
+
+def _write(file: IO[bytes], parts: Sequence[Buffer_transfers]) -> None:
+    file.writelines(parts)
+    file.seek(0)
+
+
+def _mapped(file: IO[bytes]) -> Buffer_transfers:
+    """Return the content of ``file``, a copy of our own that nobody cuts short, without taking memory for it."""
+    file.flush()
+    if not os.fstat(file.fileno()).st_size:
+        return b""
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

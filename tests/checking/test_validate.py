@@ -17,11 +17,11 @@ from fsspec.callbacks import Callback
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.checking.findings import SHOWN, Report
-from refshard_fs.checking.ranges import Ranges
-from refshard_fs.checking.validate import check
 from refshard_fs.cli import main
-from refshard_fs.crc32c import crc32c
+from refshard_fs.core.checksums import crc32c
+from refshard_fs.tools.check import check
+from refshard_fs.tools.check_targets import Ranges
+from refshard_fs.tools.findings import SHOWN, Report
 from tests.servers.http import RangeServer
 
 

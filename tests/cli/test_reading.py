@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from refshard_fs.cli import main, reading
+from refshard_fs.cli import inspect as reading
+from refshard_fs.cli import main
 from refshard_fs.errors import ManifestError
 from tests.cli.sets import Refs
 

@@ -9,7 +9,7 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.cli.program import main
 from refshard_fs.targets.objects import Objects
-from refshard_fs.writes.undo import Undo
+from refshard_fs.writing.undo import Undo
 
 GROUP = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
 

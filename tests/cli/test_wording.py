@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from refshard_fs.cli import main
-from refshard_fs.cli.wording import as_options
+from refshard_fs.cli.program import as_options
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from refshard_fs.manifests.page_values import Column
-from refshard_fs.manifests.parquet_pages import Page, page_at
+from refshard_fs.formats.kerchunk_parquet.page_guard import Page, page_at
+from refshard_fs.formats.kerchunk_parquet.page_values import Column
 
 __all__ = ["DATA", "DATA_V2", "DICTIONARY", "Found", "forged", "pages_of", "partition", "rows_of", "varint"]
 

@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.columns import ChunkTable
+from refshard_fs.core.columns import ChunkTable
+from refshard_fs.core.keys import parent
+from refshard_fs.core.zarrmeta import dumps
 from refshard_fs.errors import ManifestError
-from refshard_fs.keys import parent
-from refshard_fs.manifests import compiled, gathering, pickled
-from refshard_fs.manifests.by_key import LateTables
-from refshard_fs.manifests.flat import FlatKeySpace
-from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
-from refshard_fs.manifests.reference_set import References, ReferenceSet
-from refshard_fs.zarrmeta import dumps
+from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
+from refshard_fs.references import binary as compiled
+from refshard_fs.references import binary as pickled
+from refshard_fs.references import builder as gathering
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.reference_set import LateTables, References, ReferenceSet
 from tests.manifests.test_side_table import answer
 
 ARRAY = {"zarr_format": 2, "shape": [3, 4], "chunks": [1, 2], "dtype": "<f4", "compressor": None, "fill_value": 0}

@@ -24,10 +24,10 @@ from refshard_fs import (
     TargetChanged,
     check,
 )
-from refshard_fs.crc32c import crc32c
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.manifests.chunk_manifest import parse
-from refshard_fs.summary import summarise
+from refshard_fs.core.checksums import crc32c
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.formats.chunk_manifest.manifest import parse
+from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
 
 needs_zarr_3 = pytest.mark.skipif(zarr.__version__.startswith("2."), reason="zarr 2 reads no version 3")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from refshard_fs import ManifestError
-from refshard_fs.manifests.before_commit import Before
-from refshard_fs.manifests.commit_record import MOST, CommitRecord, RecordIndex
-from refshard_fs.model import Listed, Names
-from refshard_fs.policy import locator
+from refshard_fs.core.model import Listed, Names
+from refshard_fs.formats.zarr_hierarchy.before_commit import Before
+from refshard_fs.formats.zarr_hierarchy.commit_record import MOST, CommitRecord, RecordIndex
+from refshard_fs.security.policy import locator
 
 WHERE = "s3://b/h/.refshard/commit.json"
 ID = "0123456789abcdef" * 2

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.manifests.hashing import alike, gathered, grouped, hash_of, hashes
-from refshard_fs.manifests.words import PAD, Positions
+from refshard_fs.core.swar import PAD, Positions, alike, gathered, grouped, hash_of, hashes
 
 pieces = st.lists(st.one_of(st.binary(max_size=30), st.binary(min_size=500, max_size=530)), max_size=80)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from refshard_fs import NotListable, ReferenceNotReachable, RefShardFileSystem, UnknownSource
-from refshard_fs.manifests.hierarchy import Hierarchy
-from refshard_fs.shards.view import ShardView
+from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
+from refshard_fs.sharding.view import ShardView
 from tests.servers.http import RangeServer
 
 ZGROUP = b'{"zarr_format": 2}'

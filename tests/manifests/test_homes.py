@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.keyspace import place
-from refshard_fs.manifests.homes import at_home
-from refshard_fs.manifests.json_fast import scan
-from refshard_fs.manifests.url_column import Urls
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.keyspace import place
+from refshard_fs.references.finalise import at_home
+from refshard_fs.references.json_scan import scan
+from refshard_fs.references.url_column import Urls
 
 ENCODINGS = [
     ChunkKeyEncoding("v2", "."),

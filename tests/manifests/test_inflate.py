@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 from numcodecs.zstd import Zstd
 
-from refshard_fs.manifests import inflate
-from refshard_fs.manifests.inflate import DamagedStream, inflate_for, is_compressed
+from refshard_fs.formats.kerchunk_json import decompress as inflate
+from refshard_fs.formats.kerchunk_json.decompress import DamagedStream, inflate_for, is_compressed
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,

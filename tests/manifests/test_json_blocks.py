@@ -9,13 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from refshard_fs.core.keys import normalise
 from refshard_fs.errors import ManifestError
-from refshard_fs.keys import normalise
-from refshard_fs.manifests import gathering, json_blocks, json_fast, placed, placing, settling, url_column
-from refshard_fs.manifests.block_texts import block_texts
-from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
-from refshard_fs.manifests.reference_set import References, ReferenceSet
-from refshard_fs.manifests.url_column import Urls
+from refshard_fs.formats.kerchunk_json import blocks as json_blocks
+from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
+from refshard_fs.references import builder as gathering
+from refshard_fs.references import finalise as placed
+from refshard_fs.references import finalise as settling
+from refshard_fs.references import json_scan as json_fast
+from refshard_fs.references import place_small_arrays as placing
+from refshard_fs.references import url_column
+from refshard_fs.references.json_scan import block_texts
+from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.url_column import Urls
 
 ARRAY = {"zarr_format": 2, "shape": [40, 6], "chunks": [1, 2], "dtype": "<f4", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

@@ -15,8 +15,8 @@ import pytest
 from numcodecs.zstd import Zstd
 
 from refshard_fs import ManifestError, RefShardFileSystem
-from refshard_fs.manifests.kerchunk_json import parse_document
-from refshard_fs.manifests.reference_set import References
+from refshard_fs.formats.kerchunk_json.source import parse_document
+from refshard_fs.references.reference_set import References
 
 TARGET = bytes(range(256)) * 4
 

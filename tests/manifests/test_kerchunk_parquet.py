@@ -25,7 +25,7 @@ from refshard_fs import (
     RefShardFileSystem,
     UnknownSource,
 )
-from refshard_fs.manifests import kerchunk_parquet
+from refshard_fs.formats.kerchunk_parquet import source as kerchunk_parquet
 from tests.servers.http import RangeServer
 
 pa = pytest.importorskip("pyarrow")

@@ -17,13 +17,21 @@ from hypothesis import strategies as st
 
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
-from refshard_fs.columns import ABSENT, WHOLE, Row  # noqa: E402  # not without pyarrow
-from refshard_fs.manifests import partition  # noqa: E402
-from refshard_fs.manifests.arrow_columns import arrow_columns  # noqa: E402
-from refshard_fs.manifests.hybrid import hybrid  # noqa: E402
-from refshard_fs.manifests.page_values import Unusual, usual_columns  # noqa: E402
-from refshard_fs.manifests.parquet_pages import Footer  # noqa: E402
-from refshard_fs.manifests.partition import COLUMNS, Partition, PartitionIndex, encode  # noqa: E402
+from refshard_fs.core.columns import ABSENT, WHOLE, Row  # noqa: E402  # not without pyarrow
+from refshard_fs.formats.kerchunk_parquet import partition  # noqa: E402
+from refshard_fs.formats.kerchunk_parquet.page_guard import Footer  # noqa: E402
+from refshard_fs.formats.kerchunk_parquet.page_values import (  # noqa: E402
+    Unusual,
+    hybrid,
+    usual_columns,
+)
+from refshard_fs.formats.kerchunk_parquet.partition import (  # noqa: E402
+    COLUMNS,
+    Partition,
+    PartitionIndex,
+    arrow_columns,
+    encode,
+)
 from tests.manifests.parquet_forging import forged, pages_of, rows_of  # noqa: E402
 from tests.manifests.parquet_forging import partition as references  # noqa: E402
 

@@ -15,10 +15,10 @@ import pytest
 
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
-from refshard_fs.columns import Row  # noqa: E402
-from refshard_fs.manifests import parquet_pages  # noqa: E402  # not without pyarrow
-from refshard_fs.manifests.partition import PartitionIndex  # noqa: E402
-from refshard_fs.manifests.thrift import BINARY, I32, I64, Damaged, Reader  # noqa: E402
+from refshard_fs.core.columns import Row  # noqa: E402
+from refshard_fs.formats.kerchunk_parquet import page_guard as parquet_pages  # noqa: E402  # not without pyarrow
+from refshard_fs.formats.kerchunk_parquet.page_guard import BINARY, I32, I64, Damaged, Reader  # noqa: E402
+from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex  # noqa: E402
 from tests.manifests.parquet_forging import DATA_V2, DICTIONARY, Found, forged, pages_of, partition, varint  # noqa: E402
 
 MIB = 1 << 20

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.columns import ABSENT, WHOLE, Row
-from refshard_fs.manifests.partition import Partition, PartitionIndex, encode
+from refshard_fs.core.columns import ABSENT, WHOLE, Row
+from refshard_fs.formats.kerchunk_parquet.partition import Partition, PartitionIndex, encode
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

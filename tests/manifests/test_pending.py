@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.kerchunk_parquet import Layout
-from refshard_fs.manifests.pending import PendingIndex
+from refshard_fs.formats.chunk_manifest.view import PendingIndex
+from refshard_fs.formats.kerchunk_parquet.source import Layout
 
 
 def root(**ours: Any) -> bytes:

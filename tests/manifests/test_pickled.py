@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs.columns import Row
-from refshard_fs.manifests import pickled
-from refshard_fs.manifests.kerchunk_json import parse, parse_document
-from refshard_fs.manifests.reference_set import References
-from refshard_fs.manifests.values import Value, decode
+from refshard_fs.core.columns import Row
+from refshard_fs.formats.kerchunk_json.source import parse, parse_document
+from refshard_fs.references import binary as pickled
+from refshard_fs.references.reference_set import References
+from refshard_fs.references.values import Value, decode
 
 ARRAY = {"zarr_format": 2, "shape": [64], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from refshard_fs.columns import Tables
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.manifests import compiled
-from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
-from refshard_fs.manifests.placing import Placer
-from refshard_fs.manifests.reference_set import References
-from refshard_fs.zarrmeta import dumps
+from refshard_fs.core.columns import Tables
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.zarrmeta import dumps
+from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
+from refshard_fs.references import binary as compiled
+from refshard_fs.references.place_small_arrays import Placer
+from refshard_fs.references.reference_set import References
 
 ENCODINGS = [
     ChunkKeyEncoding("v2", "."),

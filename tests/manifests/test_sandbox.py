@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.templates import TemplateLimits, Templates, expand_gen
+from refshard_fs.formats.templates.templates import TemplateLimits, Templates, expand_gen
 from tests.memory import taking
 
 pytest.importorskip("jinja2")

@@ -13,17 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.columns import Row
+from refshard_fs.core.columns import Row
+from refshard_fs.core.keys import parent
+from refshard_fs.core.strings import Texts
+from refshard_fs.core.zarrmeta import dumps
 from refshard_fs.errors import ManifestError
-from refshard_fs.held import digest_of
-from refshard_fs.keys import parent
-from refshard_fs.manifests import compiled, pickled, settling, side_table
-from refshard_fs.manifests.flat import FlatKeySpace
-from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
-from refshard_fs.manifests.reference_set import References, ReferenceSet
-from refshard_fs.manifests.side_table import Run, SideTable, Value
-from refshard_fs.texts import Texts
-from refshard_fs.zarrmeta import dumps
+from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
+from refshard_fs.references import binary as compiled
+from refshard_fs.references import binary as pickled
+from refshard_fs.references import finalise as settling
+from refshard_fs.references import key_table as side_table
+from refshard_fs.references.key_table import Run, SideTable, Value
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.session.in_memory_source import digest_of
 
 names = st.text(st.sampled_from('ab.é"\ud800'), min_size=1, max_size=3)
 keys = st.lists(st.one_of(names, st.sampled_from([".zarray", "zarr.json"])), min_size=1, max_size=3).map("/".join)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.templates import TemplateLimits, Templates, expand_gen
+from refshard_fs.formats.templates.templates import TemplateLimits, Templates, expand_gen
 from tests.memory import taking
 
 SHARED = Path(os.environ.get("REFSHARD_SHARED", Path(__file__).parents[3] / "shared"))
@@ -267,7 +267,7 @@ def test_definitions_are_texts(simple: bool) -> None:
 
 def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "refshard_fs.manifests.sandbox", raising=False)
+    monkeypatch.delitem(sys.modules, "refshard_fs.formats.templates.sandbox", raising=False)
     with pytest.raises(ImportError, match=r"refshard_fs\[jinja\]"):
         Templates({}, simple=False)
     assert Templates({"u": "a"}).expand("{{u}}") == "a"

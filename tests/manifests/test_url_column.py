@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refshard_fs.core.swar import PAD
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests import url_column
-from refshard_fs.manifests.url_column import NotExpanded, Urls
-from refshard_fs.manifests.words import PAD
+from refshard_fs.references import url_column
+from refshard_fs.references.url_column import NotExpanded, Urls
 
 
 def taken(urls: Urls, found: list[bytes]) -> list[int]:

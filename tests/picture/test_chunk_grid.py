@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.picture.chunk_grid import MOST_COLUMNS, MOST_ROWS, NOTHING, plane_of
+from refshard_fs.tools.chunk_map import MOST_COLUMNS, MOST_ROWS, NOTHING, plane_of
 
 
 @settings(deadline=None)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs.columns import ChunkTable
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.picture.chunk_map import chunk_map
-from refshard_fs.picture.picturing import Picture, picture
-from refshard_fs.picture.scene import Box, Cell, Cells
-from refshard_fs.survey.extents import Extents
-from refshard_fs.zarrmeta import ArrayMeta
+from refshard_fs.core.columns import ChunkTable
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.tools.chunk_map import chunk_map
+from refshard_fs.tools.map_layout import Box, Cell, Cells
+from refshard_fs.tools.survey import Extents
+from refshard_fs.tools.visualize import Picture, picture
 from tests.picture.sources import in_files, many, source
 
 KINDS = list(many())

@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from refshard_fs.picture import png
-from refshard_fs.picture.picturing import picture
+from refshard_fs.tools import map_drawing as png
+from refshard_fs.tools.visualize import picture
 from tests.picture.sources import many
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.picture.picturing import Picture, picture
-from refshard_fs.picture.selecting import parse_selection
+from refshard_fs.core.selection import chunk_numbers
 from refshard_fs.reading.plan import MANY
-from refshard_fs.selection import chunk_numbers
+from refshard_fs.tools.chunk_map import parse_selection
+from refshard_fs.tools.visualize import Picture, picture
 from tests.servers.http import RangeServer
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from refshard_fs.picture.picturing import spelled
-from refshard_fs.picture.selecting import parse_selection
+from refshard_fs.tools.chunk_map import parse_selection
+from refshard_fs.tools.visualize import spelled
 
 
 @pytest.mark.parametrize(

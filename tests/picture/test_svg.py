@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from refshard_fs.cli import main
-from refshard_fs.picture.picturing import picture
+from refshard_fs.tools.visualize import picture
 from tests.picture.sources import in_files, many, source
 
 SVG = "{http://www.w3.org/2000/svg}"

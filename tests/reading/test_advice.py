@@ -11,7 +11,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ReferenceNotReachable, SourceNotReachable, UnknownSource
-from refshard_fs.reading.advice import said
+from refshard_fs.reading.failures import said
 from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unreadable
 from tests.servers.http import RangeServer
 

@@ -12,9 +12,9 @@ import pytest
 from fsspec.callbacks import Callback
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
-from refshard_fs.formats import Raw
-from refshard_fs.model import Load, Span
-from refshard_fs.reading import paces
+from refshard_fs.core.format import Raw
+from refshard_fs.core.model import Load, Span
+from refshard_fs.reading import dispatch as paces
 from refshard_fs.reading.blocks import Block
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import MIB

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from refshard_fs.model import Pin, Span
-from refshard_fs.reading import fetch, paces, plan
+from refshard_fs.core.model import Pin, Span
+from refshard_fs.core.stats import Stats
+from refshard_fs.reading import dispatch as paces
+from refshard_fs.reading import fetch, plan
 from refshard_fs.reading.dispatch import FEW, Budget
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.plan import Limits
-from refshard_fs.stats import Stats
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import Unfit
 from tests.servers.http import RangeServer

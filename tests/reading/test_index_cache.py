@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from refshard_fs import RefShardFileSystem, engines
-from refshard_fs.manifests import kerchunk_json
-from refshard_fs.reading import index_cache, loading
-from refshard_fs.reading.index_cache import IndexCache, default_directory
+from refshard_fs import RefShardFileSystem
+from refshard_fs.formats.kerchunk_json import source as kerchunk_json
+from refshard_fs.reading import cache as index_cache
+from refshard_fs.reading import loading
+from refshard_fs.reading.cache import IndexCache, default_directory
+from refshard_fs.session import engines
 
 ARRAY = {"zarr_format": 2, "shape": [100], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

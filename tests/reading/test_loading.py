@@ -13,13 +13,14 @@ from typing import Any
 import fsspec
 import pytest
 
-from refshard_fs import RefShardFileSystem, engines
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core.model import Entry, Inline, Load, Pin, Span
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.kerchunk_json import JsonIndex
-from refshard_fs.model import Entry, Inline, Load, Pin, Span
+from refshard_fs.formats.kerchunk_json.source import JsonIndex
 from refshard_fs.reading import loading
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.loading import load
+from refshard_fs.session import engines
 
 ARRAY = {"zarr_format": 2, "shape": [5000], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.reading import paces
+from refshard_fs.reading import dispatch as paces
 from refshard_fs.reading.immediate import Immediate
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer

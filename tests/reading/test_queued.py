@@ -10,7 +10,7 @@ import pytest
 import zarr
 from packaging.version import Version
 
-from refshard_fs.reading.queued import Queued
+from refshard_fs.reading.prefetch import Queued
 
 
 async def limited(func: Callable[[int], Awaitable[None]], count: int, limit: int) -> None:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.reading.readahead import ReadAhead
-from refshard_fs.reading.runs import Run
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.reading.readahead import ReadAhead, Run
 
 CHUNK = 100_000
 MOST = 64 << 20

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ManifestError, NotListable, RefShardFileSystem, TargetNotAllowed
-from refshard_fs.manifests import joined
+from refshard_fs.formats.virtual_concat import keyspace as joined
 from tests.servers.http import RangeServer
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from refshard_fs import catalog
+from refshard_fs.core.format import OpenOptions
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Facts, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, RefShardError
-from refshard_fs.formats import OpenOptions
-from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Entry, Facts, Inline, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.session import recognition as catalog
 
 T = TypeVar("T")
 ROOT = "files://x"

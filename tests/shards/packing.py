@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from refshard_fs import zarrmeta
-from refshard_fs.shards.layout import ShardLayout, shard_formats
+from refshard_fs.core import zarrmeta
+from refshard_fs.sharding.layout import ShardLayout, shard_formats
 from tests.shards.in_memory import ROOT, Files
 
 Coords = tuple[int, ...]

@@ -118,7 +118,7 @@ def outcome(files: Mapping[str, bytes], due: Mapping[str, np.ndarray[Any, Any]],
 
 @pytest.fixture(autouse=True)
 def _for_zarr_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refshard_fs.shards.dtypes.zarr_major", lambda: 2)
+    monkeypatch.setattr("refshard_fs.core.dtypes.zarr_major", lambda: 2)
 
 
 def cut(name: str, step: int) -> Iterator[tuple[str, int, dict[str, bytes]]]:

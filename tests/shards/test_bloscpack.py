@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numcodecs import blosc
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.keyspace import KeySpace
-from refshard_fs.shards.checksums import CHECKSUMS
-from refshard_fs.shards.superchunk import PIECE
+from refshard_fs.formats.bcolz.blosc import CHECKSUMS
+from refshard_fs.formats.bcolz.bloscpack import PIECE
 from tests.servers.http import RangeServer
 from tests.shards.blosc_samples import Sample, sample, samples
 from tests.shards.in_memory import ROOT, Files
@@ -190,7 +190,7 @@ def test_a_chunk_that_frames_cut_reads_these_frames_and_nothing_between_them(s: 
 def test_a_field_that_holds_an_array_is_whole_for_zarr_2_and_a_field_per_element_for_zarr_3(
     zarr: int | None, zarr_format: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refshard_fs.shards.dtypes.zarr_major", lambda: zarr)
+    monkeypatch.setattr("refshard_fs.core.dtypes.zarr_major", lambda: zarr)
     inner = [("x", "<u2", (2,)), ("y", "|S3")]
     values = np.zeros(5, [("a", "<i4"), ("b", "<f8", (2, 2)), ("c", inner)])
     values["b"] = np.arange(20).reshape(5, 2, 2)

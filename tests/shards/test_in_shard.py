@@ -8,11 +8,11 @@ from itertools import product
 import msgspec
 import pytest
 
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.shards.in_shard import split
-from refshard_fs.shards.layout import Cut, Equal, Ragged
-from refshard_fs.shards.nested import Nest, NestedLayout
-from refshard_fs.shards.offsets import OffsetsLevel
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.sharding.index import OffsetsLevel
+from refshard_fs.sharding.layout import Cut, Equal, Ragged
+from refshard_fs.sharding.nested import Nest, NestedLayout
+from refshard_fs.sharding.view import split
 
 COUNTS = (7, 6)
 MAKERS: dict[str, tuple[tuple[Cut, ...], tuple[int, ...]]] = {

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 from refshard_fs import DamagedIndex, ManifestError, ReferenceNotReachable, RefShardError
-from refshard_fs.shards.minishards import MinishardIndex, ShardIndex, Sharding
-from refshard_fs.shards.morton import MortonCode
-from refshard_fs.shards.murmur import murmur
-from refshard_fs.shards.neuroglancer import Padded
-from refshard_fs.shards.precomputed_info import parse_info
+from refshard_fs.formats.neuroglancer.info import parse_info
+from refshard_fs.formats.neuroglancer.minishards import MinishardIndex, ShardIndex, Sharding, murmur
+from refshard_fs.formats.neuroglancer.volume import Padded
+from refshard_fs.sharding.nested import MortonCode
 from tests.servers.http import RangeServer
 from tests.shards.volumes import KEY, pattern, write_volume
 from tests.shards.writers import array, opened

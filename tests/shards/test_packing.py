@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.crc32c import crc32c
+from refshard_fs.core.checksums import crc32c
 from tests.shards.packing import chunks_read, layout_of, store, written
 from tests.shards.writers import IS_ZARR_2, array, chunks_of, opened, sparse
 

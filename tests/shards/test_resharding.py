@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.shards.layout import shard_formats
-from refshard_fs.shards.resharding import resharded
+from refshard_fs.sharding.layout import shard_formats
+from refshard_fs.sharding.writing import resharded
 from tests.shards.test_packing import CRC, LITTLE, sharding, version_2, version_3
 
 TRANSPOSE = {"name": "transpose", "configuration": {"order": "F"}}

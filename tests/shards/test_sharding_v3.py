@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.cli import main
-from refshard_fs.keyspace import lookups
+from refshard_fs.core.keyspace import lookups
 from tests.shards.in_memory import Files
 from tests.shards.writers import IS_ZARR_2, array, opened, sparse
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.shards.sorted_names import SortedNames
+from refshard_fs.formats.zip.directory import SortedNames
 
 name = st.text(st.sampled_from("ab/é\x01"), min_size=1, max_size=26).map(str.encode)
 

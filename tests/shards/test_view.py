@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from refshard_fs import DamagedIndex, ReferenceNotReachable
-from refshard_fs.keys import ChunkGrid
-from refshard_fs.keyspace import place
-from refshard_fs.model import Entry, Inline, Listed, Load, Names, Packed, Span, Stat, Steps
-from refshard_fs.shards.view import ShardView
+from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keyspace import place
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Packed, Span, Stat, Steps
+from refshard_fs.sharding.view import ShardView
 from tests.shards.writers import ZLIB, array, chunks_of, indexed, opened, prototype_shards, sparse, write_prototype
 
 DATA = sparse((20, 3))

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
-from refshard_fs.model import Inline, Load, Packed, Span, Steps
-from refshard_fs.shards.zip import ZipKeySpace
-from refshard_fs.shards.zip_directory import Members, TailIndex
+from refshard_fs.core.model import Inline, Load, Packed, Span, Steps
+from refshard_fs.formats.zip.directory import Members, TailIndex
+from refshard_fs.formats.zip.source import ZipKeySpace
 from tests.servers.http import RangeServer
 
 DATA = Path(__file__).parent.parent / "data" / "zips"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.survey.comparing import compare
+from refshard_fs.tools.diff import compare
 from tests.survey.test_surveying import SOURCES, meta
 
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.columns import WHOLE
-from refshard_fs.model import Inline, Packed, Span
-from refshard_fs.survey.extents import AT_HAND
-from refshard_fs.survey.surveying import Survey, survey
-from refshard_fs.zarrmeta import is_metadata
+from refshard_fs.core.columns import WHOLE
+from refshard_fs.core.model import Inline, Packed, Span
+from refshard_fs.core.zarrmeta import is_metadata
+from refshard_fs.tools.survey import AT_HAND, Survey, survey
 
 SOURCES = [
     "values/air.kerchunk.json",

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from refshard_fs.model import Facts, Listed, Pin
-from refshard_fs.stats import Stats
+from refshard_fs.core.model import Facts, Listed, Pin
+from refshard_fs.core.stats import Stats
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, Versions, check
 from refshard_fs.targets.opened import Opened
 

@@ -13,13 +13,13 @@ from typing import TypeVar
 import pytest
 from yarl import URL
 
-from refshard_fs.admission import Admission
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.security.admission import Admission
 from refshard_fs.targets import Answer, Pool, PoolOptions
+from refshard_fs.targets.answer import answer_of, judge
 from refshard_fs.targets.buffers import LARGE, Buffers
-from refshard_fs.targets.direct import Direct, Reply, Unfamiliar, prepare
 from refshard_fs.targets.failures import ConnectionLost, Incomplete, Unfit
-from refshard_fs.targets.ranged import answer_of, judge
+from refshard_fs.targets.own_http import Direct, Reply, Unfamiliar, prepare
 from tests.servers.http import RangeServer
 from tests.targets.reading import Reader, with_pool
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from refshard_fs.targets.answer import judge
 from refshard_fs.targets.buffers import LARGE, Buffers
 from refshard_fs.targets.exchange import ROOM, Connection, Origin
-from refshard_fs.targets.ranged import judge
 
 
 class Owner:

@@ -19,8 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
+from refshard_fs.core.model import Listed, Pin
 from refshard_fs.errors import TargetChanged
-from refshard_fs.model import Listed, Pin
 from refshard_fs.targets import Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import HttpStatus, Incomplete, Unfit, Unreadable
 from tests.servers.http import RangeServer

@@ -13,10 +13,11 @@ import aiohttp
 import pytest
 from fsspec.implementations.http import HTTPFileSystem
 
-from refshard_fs.admission import Admission
+from refshard_fs.core.model import Facts, Pin
 from refshard_fs.errors import TargetChanged, TargetNotAllowed
-from refshard_fs.model import Facts, Pin
-from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, ranged
+from refshard_fs.security.admission import Admission
+from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
+from refshard_fs.targets import answer as ranged
 from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable
 from refshard_fs.targets.http import HttpTarget
 from tests.servers.http import RangeServer

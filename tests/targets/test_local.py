@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from refshard_fs.core.model import Listed, Pin
 from refshard_fs.errors import TargetChanged
-from refshard_fs.model import Listed, Pin
 from refshard_fs.targets import Pool, PoolOptions, Versions, local
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.local import LocalTarget

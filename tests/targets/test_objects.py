@@ -19,8 +19,8 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError
-from refshard_fs.model import Facts
 from refshard_fs.targets.document import Document
 from refshard_fs.targets.objects import ABSENT, LARGE, Objects
 from tests.servers.proxy import CountingProxy

@@ -8,8 +8,16 @@ import aiohttp
 import pytest
 
 from refshard_fs.targets import Retry
-from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable, as_failure
-from refshard_fs.targets.retry import transient
+from refshard_fs.targets.failures import (
+    ConnectionLost,
+    Denied,
+    HttpStatus,
+    Incomplete,
+    Unfit,
+    Unreadable,
+    as_failure,
+    transient,
+)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import s3fs
 
+from refshard_fs.core.model import Pin
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.model import Pin
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import Denied, HttpStatus, Unfit
 from refshard_fs.targets.s3 import S3Target

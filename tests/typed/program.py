@@ -22,9 +22,9 @@ from refshard_fs import (
     snapshot,
     tune_zarr,
 )
-from refshard_fs.checking.findings import Finding, Report
 from refshard_fs.reading.plan import Planned
-from refshard_fs.sets.made import MadeSet
+from refshard_fs.sets.made_set import MadeSet
+from refshard_fs.tools.findings import Finding, Report
 
 
 def reading() -> None:

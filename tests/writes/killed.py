@@ -20,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import refshard_fs.manifests.partition
-import refshard_fs.writes.commit  # once, not in each process
+import refshard_fs.formats.kerchunk_parquet.partition
+import refshard_fs.writing.commit  # once, not in each process
 from tests.writes.model import array_document, writable
 
 STEPS = ("replace", "unlink", "remove", "rmdir", "fsync", "makedirs")
@@ -59,7 +59,7 @@ def commit(path: str, format: str, last: int, value: bytes) -> int:
 
 
 def main() -> None:
-    refshard_fs.manifests.partition.require_pyarrow()
+    refshard_fs.formats.kerchunk_parquet.partition.require_pyarrow()
     for line in sys.stdin:
         path, format, last, value = json.loads(line)
         read, write = os.pipe()

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import refshard_fs.writes.commit  # noqa: F401  # once, not in each process
+import refshard_fs.writing.commit  # noqa: F401  # once, not in each process
 from refshard_fs import RefShardFileSystem
 from tests.writes.overwriting import write
 

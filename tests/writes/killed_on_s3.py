@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import s3fs  # noqa: F401  # once, not in each process
 
-import refshard_fs.manifests.partition
-import refshard_fs.writes.commit  # as above
+import refshard_fs.formats.kerchunk_parquet.partition
+import refshard_fs.writing.commit  # as above
 from refshard_fs import RefShardFileSystem
 from tests.shards.test_packing import sharding, version_3
 from tests.writes import overwriting
@@ -100,7 +100,7 @@ def commit(url: str, format: str, endpoint: str, value: str) -> None:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    refshard_fs.manifests.partition.require_pyarrow()
+    refshard_fs.formats.kerchunk_parquet.partition.require_pyarrow()
     while line := sys.stdin.readline():
         child = os.fork()
         if not child:

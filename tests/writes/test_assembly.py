@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.edits import REMOVED
-from refshard_fs.shards.nested import NestedLayout
-from refshard_fs.spool import Spooled
+from refshard_fs.core.edits import REMOVED, Spooled
+from refshard_fs.sharding.nested import NestedLayout
 from tests.shards.writers import IS_ZARR_2
 from tests.writes.arrays import CHUNKS, FILL, QUIET, SHARDS, array, make_sharded, objects, opened, stored
 

@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs import ConflictError, RefShardFileSystem
 from refshard_fs.targets.objects import Objects
-from refshard_fs.writes.turns import ours
+from refshard_fs.writing.hierarchy import ours
 from tests.servers.s3 import SeaweedServer
 from tests.shards.test_packing import version_2
 from tests.writes.arrays import array

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from refshard_fs import CostlyPattern, DamagedIndex, ManifestError, ReadOnlyError, RefShardFileSystem
-from refshard_fs.model import Span
+from refshard_fs.core.model import Span
 from tests.servers.http import RangeServer
 from tests.shards.writers import IS_ZARR_2, prototype_shards
 from tests.writes.arrays import (

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.manifests.commit_record import NAME
+from refshard_fs.formats.zarr_hierarchy.commit_record import NAME
 from refshard_fs.targets.objects import Objects
 from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from refshard_fs import ConflictError, RefShardFileSystem
-from refshard_fs.writes import shard_edits
+from refshard_fs.writing import shard_edits
 from tests.writes.arrays import KINDS, make_sharded, opened
 from tests.writes.model import array_document, group_document, writable
 
 SOURCES = {"json": "refs.json", "parquet": "refs.parq", "zarr-hierarchy": "store.zarr"}
 # Where there is a fork, each new process is one of a process that has imported what takes time, and nothing else.
 FRESH = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-multiprocessing.get_context(FRESH).set_forkserver_preload([__name__, "refshard_fs.writes.commit"])
+multiprocessing.get_context(FRESH).set_forkserver_preload([__name__, "refshard_fs.writing.commit"])
 
 
 def elsewhere(fs: RefShardFileSystem, code: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import ConflictError, CostlyPattern, RefShardFileSystem
-from refshard_fs.model import Span
+from refshard_fs.core.model import Span
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.shards.writers import IS_ZARR_2

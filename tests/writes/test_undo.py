@@ -19,12 +19,12 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, TargetChanged
-from refshard_fs.manifests.commit_record import NAME, CommitRecord
+from refshard_fs.formats.zarr_hierarchy.commit_record import NAME, CommitRecord
 from refshard_fs.targets.objects import Buffer, Condition, Objects
-from refshard_fs.writes import undo
-from refshard_fs.writes.recovery import recover
-from refshard_fs.writes.turns import ours
-from refshard_fs.writes.undo import LEASE, Undo
+from refshard_fs.writing import undo
+from refshard_fs.writing.hierarchy import ours
+from refshard_fs.writing.recovery import recover
+from refshard_fs.writing.undo import LEASE, Undo
 from tests.servers.http import RangeServer
 from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
@@ -529,7 +529,7 @@ def test_the_next_commit_undoes_the_one_that_was_cut_short(
         for fs in (early, late):
             with pytest.raises(ConflictError, match=r"under way since .*alive \d+ s ago.*refshard recover"):
                 fs.commit()
-        monkeypatch.setattr("refshard_fs.writes.recovery.LEASE", -1.0)
+        monkeypatch.setattr("refshard_fs.writing.recovery.LEASE", -1.0)
     late.commit()
     assert place.seen() == state(1) | {"new/zarr.json": {}}
     early.commit()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext as configured
 from pathlib import Path
 
+from refshard_fs.core.format import Document, OpenOptions, Probe
+from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats import Document, OpenOptions, Probe
-from refshard_fs.model import Facts
-from refshard_fs.shards.bcolz import open_
-from refshard_fs.shards.recognised import BCOLZ_COLUMNS, BCOLZ_STORAGE
+from refshard_fs.formats.bcolz.rootdir import open_
+from refshard_fs.formats.recognition_archives import BCOLZ_COLUMNS, BCOLZ_STORAGE
 from tests.shards.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]

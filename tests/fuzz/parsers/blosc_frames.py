@@ -6,9 +6,9 @@ from contextlib import nullcontext as configured
 
 import numcodecs
 
-from refshard_fs.shards import blosc
-from refshard_fs.shards.blosc_recipes import Piece, Refilled
-from refshard_fs.shards.superchunk import WalkIndex
+from refshard_fs.formats.bcolz import blosc
+from refshard_fs.formats.bcolz.blosc import Piece, Refilled
+from refshard_fs.formats.bcolz.bloscpack import WalkIndex
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import nullcontext as configured
 from pathlib import Path
 
+from refshard_fs.core.format import HEAD, OpenOptions, Probe
+from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats import HEAD, OpenOptions, Probe
-from refshard_fs.model import Facts
-from refshard_fs.shards.bloscpack import open_
+from refshard_fs.formats.bcolz.bloscpack import open_
 from tests.shards.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext as configured
 
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.errors import ManifestError
-from refshard_fs.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.manifests.chunk_manifest import parse
+from refshard_fs.formats.chunk_manifest.manifest import parse
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

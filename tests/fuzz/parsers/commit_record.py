@@ -6,8 +6,8 @@ import json
 from contextlib import nullcontext as configured
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.before_commit import Before
-from refshard_fs.manifests.commit_record import DIRECTORY, CommitRecord, RecordIndex
+from refshard_fs.formats.zarr_hierarchy.before_commit import Before
+from refshard_fs.formats.zarr_hierarchy.commit_record import DIRECTORY, CommitRecord, RecordIndex
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

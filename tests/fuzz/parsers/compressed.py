@@ -10,7 +10,7 @@ from functools import cache
 
 import numcodecs
 
-from refshard_fs.manifests.inflate import DamagedStream, inflate_for
+from refshard_fs.formats.kerchunk_json.decompress import DamagedStream, inflate_for
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

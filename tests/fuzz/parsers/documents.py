@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext as configured
 
+from refshard_fs.core.keys import join
 from refshard_fs.errors import ReferenceNotReachable, RefShardError
-from refshard_fs.keys import join
 from tests.fuzz.parsers import bloscpack_file, compressed, json_references, prefix_map, zarr_metadata, zip_archive
 from tests.shards.in_memory import ROOT, Files
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from functools import partial
 from unittest import mock
 
-from refshard_fs import zarrmeta
+from refshard_fs.core import zarrmeta
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests import gathering, json_blocks
-from refshard_fs.manifests.kerchunk_json import JsonIndex, parse_document
-from refshard_fs.manifests.reference_set import References, ReferenceSet
-from refshard_fs.manifests.templates import TemplateLimits, expand_gen
+from refshard_fs.formats.kerchunk_json import blocks as json_blocks
+from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
+from refshard_fs.formats.templates.templates import TemplateLimits, expand_gen
+from refshard_fs.references import builder as gathering
+from refshard_fs.references.reference_set import References, ReferenceSet
 
 IS_TEXT = True
 WORDS = (b'"templates"', b'"gen"', b'"a/0.0"', b'"b/c/1/1"', b'"{{u}}"', b'["s3://b/k",0,10]', b',"a/1.1":["u",5,5]')

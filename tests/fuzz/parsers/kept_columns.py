@@ -8,10 +8,11 @@ import struct
 from contextlib import nullcontext as configured
 from functools import cache
 
-from refshard_fs.manifests import compiled, pickled
-from refshard_fs.manifests.kerchunk_json import parse
-from refshard_fs.manifests.reference_set import ReferenceSet
-from refshard_fs.reading import index_cache
+from refshard_fs.formats.kerchunk_json.source import parse
+from refshard_fs.reading import cache as index_cache
+from refshard_fs.references import binary as compiled
+from refshard_fs.references import binary as pickled
+from refshard_fs.references.reference_set import ReferenceSet
 from tests.fuzz.parsers.json_references import _ARRAY
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext as configured
 
+from refshard_fs.core.format import Document, OpenOptions, Probe
+from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats import Document, OpenOptions, Probe
-from refshard_fs.model import Facts
-from refshard_fs.shards.neuroglancer import open_
-from refshard_fs.shards.precomputed_info import LARGEST
-from refshard_fs.shards.recognised import PRECOMPUTED
+from refshard_fs.formats.neuroglancer.info import LARGEST
+from refshard_fs.formats.neuroglancer.volume import open_
+from refshard_fs.formats.recognition_archives import PRECOMPUTED
 from tests.shards.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]

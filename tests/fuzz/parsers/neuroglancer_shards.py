@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from refshard_fs.shards.minishards import MinishardIndex, ShardIndex
+from refshard_fs.formats.neuroglancer.minishards import MinishardIndex, ShardIndex
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

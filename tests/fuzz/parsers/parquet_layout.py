@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext as configured
 
+from refshard_fs.core.keys import join
 from refshard_fs.errors import RefShardError
-from refshard_fs.keys import join
-from refshard_fs.manifests.kerchunk_parquet import ParquetKeySpace
+from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from tests.fuzz.parsers.json_references import _ARRAY, _ARRAY_3
 from tests.shards.in_memory import ROOT, Files
 

@@ -11,11 +11,10 @@ from contextlib import nullcontext as configured
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from refshard_fs.columns import Row
-from refshard_fs.manifests.arrow_columns import arrow_columns
-from refshard_fs.manifests.page_values import Unusual, usual_columns
-from refshard_fs.manifests.parquet_pages import Footer
-from refshard_fs.manifests.partition import COLUMNS, PartitionIndex
+from refshard_fs.core.columns import Row
+from refshard_fs.formats.kerchunk_parquet.page_guard import Footer
+from refshard_fs.formats.kerchunk_parquet.page_values import Unusual, usual_columns
+from refshard_fs.formats.kerchunk_parquet.partition import COLUMNS, PartitionIndex, arrow_columns
 from tests.manifests.parquet_forging import rows_of
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext as configured
 
+from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keys import join
+from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats import OpenOptions, Probe
-from refshard_fs.keys import join
-from refshard_fs.manifests.prefix_map import open_
-from refshard_fs.model import Facts, Inline, Span
+from refshard_fs.formats.chunk_manifest.prefix_map import open_
 from tests.shards.in_memory import Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]

@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from refshard_fs.crc32c import crc32c
-from refshard_fs.shards.indexed_v2 import MaskLevel
-from refshard_fs.shards.layout import Level, TableIndex
-from refshard_fs.shards.offsets import OffsetsLevel
+from refshard_fs.core.checksums import crc32c
+from refshard_fs.sharding.index import OffsetsLevel
+from refshard_fs.sharding.layout import Level, TableIndex
+from refshard_fs.sharding.v2 import MaskLevel
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.manifests.expressions import TemplateLimits
-from refshard_fs.manifests.templates import Templates, expand_gen
+from refshard_fs.formats.templates.expressions import TemplateLimits
+from refshard_fs.formats.templates.templates import Templates, expand_gen
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

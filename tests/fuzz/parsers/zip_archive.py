@@ -6,12 +6,12 @@ import io
 import zipfile
 from contextlib import nullcontext as configured
 
+from refshard_fs.core.format import HEAD, OpenOptions, Probe
+from refshard_fs.core.keys import join
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats import HEAD, OpenOptions, Probe
-from refshard_fs.keys import join
-from refshard_fs.keyspace import KeySpace
-from refshard_fs.model import Facts
-from refshard_fs.shards.zip import open_
+from refshard_fs.formats.zip.source import open_
 from tests.shards.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]

@@ -1,0 +1,1 @@
+"""What every layer speaks: spans and entries, keys, key spaces, metadata. No I/O here."""

@@ -1,0 +1,271 @@
+"""Chunk keys by the hundred thousand: spelled, ordered and listed from the columns of a table. No I/O here."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple, Protocol, overload
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import ChunkTable, UInt64s
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, normalise, parent
+from refshard_fs.core.model import Listed
+
+__all__ = [
+    "Listing",
+    "Node",
+    "by_name",
+    "chunk_names",
+    "chunks_below",
+    "directory_of_chunks",
+    "has_chunks_below",
+    "tree",
+]
+
+MERGED: Final = 1 << 12  # spellings of several dimensions that are made beforehand
+
+_BARE: Final = ChunkKeyEncoding("v2", ".")
+
+by_name: Callable[[Listed], Any] = attrgetter("name")
+
+
+class Listing(Sequence[Listed]):
+    """The files of one directory by name, as two lists: a `Listed` is made of one when it is asked for.
+
+    ``paths`` are names with ``stem`` before them, the path of the directory and a slash (empty for the root).
+    """
+
+    __slots__ = ("paths", "sizes", "stem")
+
+    def __init__(self, stem: str, paths: list[str], sizes: list[int | None]) -> None:
+        self.stem = stem
+        self.paths = paths
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Listed: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Listed]: ...
+    def __getitem__(self, index: int | slice) -> Listed | list[Listed]:
+        if isinstance(index, slice):
+            return list(map(self.__getitem__, range(len(self))[index]))
+        return Listed(self.paths[index][len(self.stem) :], self.sizes[index])
+
+    def insert(self, file: Listed) -> None:
+        """Add ``file``, in the place of one of the same name."""
+        path = self.stem + file.name
+        at = bisect.bisect_left(self.paths, path)
+        if at < len(self.paths) and self.paths[at] == path:
+            self.sizes[at] = file.size
+        else:
+            self.paths.insert(at, path)
+            self.sizes.insert(at, file.size)
+
+
+def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list[str], UInt64s]:
+    """Return ``stem`` and the relative key of each of the chunks ``numbers``, in order, and the numbers in that order.
+
+    Separators sort before digits, and so keys sort as the spellings of their coordinates do, one after the other.
+    """
+    head, separator = ("c" if grid.encoding.name == "default" else ""), grid.encoding.separator
+    if not grid.counts:
+        return [stem + (head or "0")] * len(numbers), numbers
+    stem += head + separator if head else ""
+    if grid.size <= 2 * len(numbers):
+        return _most_names(grid, numbers, stem)
+    left = numbers
+    spelled: list[npt.NDArray[np.object_]] = []
+    ranks = np.zeros(len(numbers), np.uint64)
+    weight = 1
+    dimensions = list(grid.counts)
+    while dimensions:
+        # The spellings of the last dimensions together, as many as are few enough.
+        count = dimensions.pop()
+        if not dimensions:
+            count = int(left.max(initial=0)) + 1  # as far as there are any
+        labels = [str(i) for i in range(count)] if count <= 2 * len(numbers) + MERGED else None
+        while dimensions and labels is not None and count * dimensions[-1] <= min(MERGED, len(numbers)):
+            outer = dimensions.pop()
+            labels = [f"{i}{separator}{label}" for i in range(outer) for label in labels]
+            count *= outer
+        left, places = np.divmod(left, np.uint64(count)) if dimensions else (left, left)
+        if labels is None:
+            coords, places = np.unique(places, return_inverse=True)
+            labels = list(map(str, coords.tolist()))
+        order = np.argsort(np.array(labels), kind="stable")
+        rank = np.empty(len(labels), np.uint64)
+        rank[order] = np.arange(len(labels), dtype=np.uint64)
+        ranks += rank[places] * np.uint64(weight)
+        weight *= len(labels)
+        before = separator if dimensions else stem
+        spelled.append(np.array([before + label for label in labels], object)[places])
+    order = np.argsort(ranks, kind="stable")
+    names = spelled.pop()[order]
+    while spelled:
+        names = names + spelled.pop()[order]
+    out: list[str] = names.tolist()
+    return out, numbers[order]
+
+
+def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str], UInt64s]:
+    """Return the same as `chunk_names`, by spelling all keys of the grid in order."""
+    names, places = [stem], np.zeros(1, np.int64)
+    for dimension, count in enumerate(grid.counts):
+        labels = np.array([str(i) for i in range(count)])
+        order = np.argsort(labels, kind="stable")
+        separator = grid.encoding.separator if dimension < len(grid.counts) - 1 else ""
+        spelled = [label + separator for label in labels[order].tolist()]
+        names = [before + label for before in names for label in spelled]
+        places = (places[:, None] * count + order).ravel()
+    if len(numbers) < grid.size:
+        there = np.zeros(grid.size, np.bool_)
+        there[numbers] = True
+        there = there[places]
+        names, places = list(compress(names, there.tolist())), places[there]
+    return names, places.view(np.uint64)
+
+
+class _Level(NamedTuple):
+    """A directory of chunks ``first`` to ``first + size``: those of one place in the first ``depth`` dimensions."""
+
+    first: int
+    size: int
+    depth: int
+
+
+def chunks_below(table: ChunkTable, below: str, stem: str = "") -> Listing | list[Listed]:
+    """Return what lies directly below the directory ``below`` (relative to the array) of a table's chunks, by name.
+
+    ``stem`` is that directory's path, for a `Listing`.
+    """
+    grid = table.grid
+    match _level(grid, below):
+        case None:
+            return []
+        case "c":
+            return [Listed("c", None, True)] if table else []
+        case "":
+            paths, numbers = chunk_names(grid, table.present(), stem)
+            return Listing(stem, paths, table.sizes(numbers))
+        case _Level(first, size, depth):
+            places = table.present(first, first + size) - np.uint64(first)
+            if depth < len(grid.counts) - 1:
+                coords = places // np.uint64(size // grid.counts[depth])  # ascending, as the numbers are
+                coords = coords[np.flatnonzero(np.diff(coords, prepend=coords[:1] + np.uint64(1)))]
+                return [Listed(name, None, True) for name in sorted(map(str, coords.tolist()))]
+            paths, places = chunk_names(ChunkGrid((size,), _BARE), places, stem)
+            return Listing(stem, paths, table.sizes(places + np.uint64(first)))
+
+
+def directory_of_chunks(grid: ChunkGrid, below: str) -> tuple[int, ...] | None:
+    """Return the leading coordinates that the directory ``below`` (relative to the array) stands for, if it is one."""
+    match _level(grid, below):
+        case None:
+            return None
+        case _Level(first, _, depth):
+            return grid.coords(first)[:depth]
+    return ()
+
+
+def has_chunks_below(table: ChunkTable, below: str) -> bool:
+    """Whether ``below`` is a directory of chunks."""
+    match _level(table.grid, below):
+        case None:
+            return False
+        case _Level(first, size, _):
+            return bool(len(table.present(first, first + size)))
+    return bool(table)
+
+
+def _level(grid: ChunkGrid, below: str) -> _Level | Literal["c", ""] | None:
+    """Return the directory ``below``: "" where all chunks lie in it, "c" where that is all; None if there is none."""
+    encoding, counts = grid.encoding, grid.counts
+    if encoding.separator != "/" or not counts:
+        return None if below else ""
+    parts = below.split("/") if below else []
+    if encoding.name == "default":
+        if not parts:
+            return "c"
+        if parts.pop(0) != "c":
+            return None
+    coords = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 20]
+    if list(map(str, coords)) != parts or len(coords) >= len(counts):
+        return None
+    first = grid.number_of(coords + [0] * (len(counts) - len(coords)))
+    depth = len(coords)
+    return None if first is None else _Level(first, math.prod(counts[depth:]), depth)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The groups and arrays of a source as a tree. Metadata is read, and no chunk is listed or looked up.
+
+
+_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")
+
+
+class Browsed(Protocol):
+    """What is needed of a filesystem: `RefShardFileSystem`."""
+
+    def ls(self, path: str, *, detail: bool) -> list[dict[str, Any]]: ...
+    def cat(self, path: list[str], *, on_error: str) -> dict[str, bytes]: ...
+    def isdir(self, path: str) -> bool: ...
+
+
+class Node(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A group, an array, or a directory of them that says of itself neither; ``cut``: what lies below is not shown."""
+
+    path: str
+    kind: Literal["group", "array", "directory"]
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    children: tuple[Node, ...] = ()
+    cut: bool = False
+
+
+def tree(fs: Browsed, path: str = "", depth: int | None = None) -> Node:
+    """Return what lies at ``path`` of ``fs`` and, to ``depth`` levels, below.
+
+    Raises FileNotFoundError if there is nothing, ManifestError where metadata is no JSON object.
+    """
+    path = normalise(path)
+    texts = _texts(fs, [path])
+    if path and not texts[path] and not fs.isdir(path):
+        raise FileNotFoundError(path)
+    return _node(fs, path, texts[path], depth)
+
+
+def _node(fs: Browsed, path: str, text: dict[str, bytes], depth: int | None) -> Node:
+    kind: Literal["group", "directory"] = "directory"
+    for name in _DOCUMENTS:
+        if name in text:
+            key = repr(join(path, name))
+            meta = zarrmeta.array_meta(zarrmeta.object_in(text[name], key), key)
+            if meta is not None:
+                return Node(path, "array", meta.shape, meta.dtype)
+            kind = "group"
+    below = [str(entry["name"]) for entry in fs.ls(path, detail=True) if entry["type"] == "directory"]
+    if depth == 0:
+        return Node(path, kind, cut=bool(below))
+    texts = _texts(fs, below)
+    deeper = None if depth is None else depth - 1
+    return Node(path, kind, children=tuple(_node(fs, child, texts[child], deeper) for child in sorted(below)))
+
+
+def _texts(fs: Browsed, paths: list[str]) -> dict[str, dict[str, bytes]]:
+    """Return the metadata documents, by name, that lie in each of ``paths``."""
+    found: dict[str, dict[str, bytes]] = {path: {} for path in paths}
+    keys = [join(path, name) for path in paths for name in _DOCUMENTS]
+    for key, text in (fs.cat(keys, on_error="omit") if keys else {}).items():
+        path, name = parent(key)
+        found[path][name] = text
+    return found

@@ -1,0 +1,274 @@
+"""The metadata documents of a key space, each as a view shows it, and the arrays that they have told of. No I/O here.
+
+Views that show arrays otherwise than they are stored (shards, chunk manifests) differ in what they make of one array's
+metadata; a `Rewrite` says that. Which arrays there are is learnt as documents are read: those that are asked for, and
+those of the arrays that a key, as it is spelled, may belong to. A document in which nothing changes stays as it is,
+byte for byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.keys import ChunkGrid, join, parent
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
+from refshard_fs.errors import ManifestError
+
+__all__ = ["Document", "DocumentIndex", "Documents", "Known", "NAMES", "Rewrite", "Shown", "grid_of"]
+
+NAMES: Final = ("zarr.json", ".zarray", ".zmetadata")
+
+_views = count()  # numbers of views: what one has read, another does not take for its own
+_NUMBERS = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
+_DOTTED = re.compile(r"c(?:\.\d+)+", re.ASCII)
+
+
+class Known(Protocol):
+    """What a view knows of one node; immutable."""
+
+    @property
+    def grid(self) -> ChunkGrid | None:
+        """The grid of an array's chunks as they are shown; None for groups, and where it is not known."""
+
+
+K = TypeVar("K", bound=Known)
+K_co = TypeVar("K_co", bound=Known, covariant=True)
+
+# What a node's metadata is shown as, and what is known of it: None for groups of which there is nothing to know.
+Shown = tuple[Mapping[str, Any], K | None]
+
+
+class Rewrite(Protocol[K_co], Hashable):
+    """What a view makes of metadata; frozen, hashable: part of a cache key."""
+
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[K_co]]:
+        """Return what rewrites one node's metadata (and takes the node's path) in the document ``data``."""
+
+
+class Document(Generic[K]):
+    """A metadata document as it is shown, and what it tells of arrays and groups, by path."""
+
+    __slots__ = ("arrays", "data", "groups")
+
+    def __init__(self, data: bytes, arrays: Mapping[str, K], groups: Mapping[str, K]) -> None:
+        self.data = data
+        self.arrays = arrays
+        self.groups = groups
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data) + 512 * (len(self.arrays) + len(self.groups))
+
+
+class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
+    """How the metadata document ``name`` of the node at ``path`` is read and rewritten, for one view and no other."""
+
+    path: str
+    name: str
+    view: int
+    rewrite: Rewrite[K]
+
+    def decode(self, data: bytes) -> Document[K]:
+        try:
+            doc = zarrmeta.loads(data)
+        except ValueError:
+            return Document(data, {}, {})  # whoever reads it sees the bytes as they are
+        if not isinstance(doc, dict):
+            return Document(data, {}, {})
+        reader = _Reader(self.rewrite.over(data))
+        shown = reader.consolidated(doc, self.path) if self.name == ".zmetadata" else reader.node(doc, self.path)
+        return Document(data if shown is doc else zarrmeta.dumps(shown), reader.arrays, reader.groups)
+
+
+class _Reader(Generic[K]):
+    """Rewrites one document, and collects the nodes in it; a part that does not change is returned as it is."""
+
+    def __init__(self, rewrite: Callable[[Mapping[str, Any], str], Shown[K]]) -> None:
+        self.arrays: dict[str, K] = {}
+        self.groups: dict[str, K] = {}
+        self._rewrite = rewrite
+
+    def node(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+        match doc:
+            case {"node_type": "group"}:
+                shown, known = self._rewrite(self._members(doc, path), path)
+                if known is not None:
+                    self.groups[path] = known
+                return shown
+            case {"zarr_format": 2, "shape": _} | {"node_type": "array"}:
+                shown, known = self._rewrite(doc, path)
+                if known is not None:
+                    self.arrays[path] = known
+                return shown
+        return doc
+
+    def consolidated(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+        match doc:
+            case {"metadata": dict(members)}:
+                shown = dict(members)
+                for key, member in members.items():
+                    directory, name = parent(key)
+                    if name in (".zarray", "zarr.json"):
+                        shown[key] = self._member(member, join(path, directory))
+                if any(shown[k] is not members[k] for k in members):
+                    return {**doc, "metadata": shown}
+        return doc
+
+    def _members(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+        match doc:
+            case {"consolidated_metadata": {"metadata": dict(members)} as inline}:
+                shown = {k: self._member(v, join(path, k)) for k, v in members.items()}
+                if any(shown[k] is not members[k] for k in members):
+                    return {**doc, "consolidated_metadata": {**inline, "metadata": shown}}
+        return doc
+
+    def _member(self, value: Any, path: str) -> Any:
+        return self.node(value, path) if isinstance(value, dict) else value
+
+
+class Documents(Generic[K]):
+    """The metadata documents of ``base`` as ``rewrite`` shows them; ``arrays`` are those that have been seen so far."""
+
+    def __init__(
+        self, base: KeySpace, rewrite: Rewrite[K], on_array: Callable[[str, K], None] = lambda path, known: None
+    ) -> None:
+        self.base = base
+        self.view = next(_views)
+        self.arrays: dict[str, K] = {}
+        self.grids: Mapping[str, ChunkGrid] = _Grids(self.arrays, base)
+        self._rewrite = rewrite
+        self._on_array = on_array
+
+    def learn(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
+        """Take in the arrays that the base knows without further reads; without any of ``marks``, as ``plain``."""
+        held: Mapping[str, ChunkGrid] = getattr(self.base, "held_grids", self.base.grids)
+        lacks: Callable[[tuple[bytes, ...]], bool] | None = getattr(self.base, "lacks", None)
+        if lacks is not None and lacks(marks):
+            self.arrays.update((path, plain(grid)) for path, grid in held.items())
+            return
+        for path, grid in held.items():
+            for name in ("zarr.json", ".zarray"):
+                match (yield from self.base.lookup(join(path, name))):
+                    case Inline(data) if any(mark in data for mark in marks):
+                        self._adopt(DocumentIndex(path, name, self.view, self._rewrite).decode(data))
+                    case Inline():
+                        self.arrays[path] = plain(grid)
+
+    def is_document(self, key: str) -> bool:
+        """Whether ``key`` names a metadata document."""
+        return key.endswith(NAMES) and parent(key)[1] in NAMES
+
+    def read(self, key: str) -> Steps[Document[K] | None]:
+        """Return the document ``key``, or None if there is no such key."""
+        entry = yield from self.base.lookup(key)
+        index = DocumentIndex(*parent(key), self.view, self._rewrite)
+        match entry:
+            case None:
+                return None
+            case Inline(data):
+                document: Document[K] | None = index.decode(data)
+            case _:
+                document = yield Load(entry, index)
+        if document is not None:
+            self._adopt(document)
+        return document
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        """Return the document ``key`` as it is shown, or None if there is no such key."""
+        document = yield from self.read(key)
+        return None if document is None else Inline(document.data)
+
+    def array_of(self, key: str) -> Steps[str | None]:
+        """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
+        path = self.known(key)
+        if path is None:
+            yield from self._discover(key)
+            path = self.known(key)
+        return path
+
+    def sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
+        """Return ``names``, what lies in ``prefix``, with the sizes that metadata documents have when shown."""
+        documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
+        entries = yield from together([self.lookup(join(prefix, name)) for name in documents])
+        sizes = {n: e.size for n, e in zip(documents, entries, strict=True) if e is not None}
+        return [Listed(n.name, sizes[n.name]) if n.name in sizes else n for n in names]
+
+    def known(self, key: str) -> str | None:
+        """Return the path of the array, of those seen so far, that ``key`` lies below."""
+        known = self.arrays
+        end = key.rfind("/")
+        while end > 0:
+            path = key[:end]
+            if path in known:
+                return path
+            end = key.rfind("/", 0, end)
+        return "" if "" in known and key else None
+
+    def _adopt(self, document: Document[K]) -> None:
+        self.arrays.update(document.arrays)
+        for path, known in document.arrays.items():
+            self._on_array(path, known)
+
+    def _discover(self, key: str) -> Steps[None]:
+        """Read the metadata of the arrays that ``key``, as it is spelled, may belong to, as a chunk or a directory."""
+        for paths in _candidates(key):
+            yield from together([self.lookup(join(path, name)) for path in paths for name in NAMES[:2]])
+            if any(path in self.arrays for path in paths):
+                return
+
+
+class _Grids(Mapping[str, ChunkGrid]):
+    """The grids of arrays seen so far, before those of the base; it grows as more are seen."""
+
+    __slots__ = ("_base", "_known")
+
+    def __init__(self, known: Mapping[str, Known], base: KeySpace) -> None:
+        self._known = known
+        self._base = base
+
+    def get(self, path: str, default: Any = None) -> Any:
+        known = self._known.get(path)
+        return self._base.grids.get(path, default) if known is None or known.grid is None else known.grid
+
+    def __getitem__(self, path: str) -> ChunkGrid:
+        grid: ChunkGrid | None = self.get(path)
+        if grid is None:
+            raise KeyError(path)
+        return grid
+
+    def __iter__(self) -> Iterator[str]:
+        seen = {path: None for path, known in list(self._known.items()) if known.grid}
+        return iter({**dict.fromkeys(self._base.grids), **seen})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _candidates(key: str) -> Iterator[list[str]]:
+    """Yield groups of paths of arrays that ``key`` may be a chunk of, the likeliest first."""
+    parts = key.split("/")
+    first = len(parts)
+    while first and _NUMBERS.fullmatch(parts[first - 1]):
+        first -= 1
+    if first and parts[first - 1] == "c":
+        yield ["/".join(parts[: first - 1])]
+    elif _DOTTED.fullmatch(parts[-1]):
+        yield ["/".join(parts[:-1])]
+    if first < len(parts):
+        yield ["/".join(parts[:end]) for end in range(first, len(parts))]
+
+
+def grid_of(doc: Mapping[str, Any]) -> ChunkGrid | None:
+    """Return the grid that an array's metadata gives it; None where it is not known, or contradicts itself."""
+    try:
+        meta = zarrmeta.array_meta(doc, "its metadata")
+    except ManifestError:
+        return None
+    return None if meta is None else meta.grid

@@ -1,0 +1,210 @@
+"""NumPy dtypes as other software spells them, and as zarr's metadata does. Names are data: none of them is evaluated.
+
+A dtype with objects is refused: its bytes would be pickles.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.zarrmeta import is_divided, zarr_major
+from refshard_fs.errors import ManifestError
+
+__all__ = ["COUNTABLE", "count", "counts", "object_in", "parse_dtype", "shown", "version_2", "version_3"]
+
+# ----------------------------------------------------------------------------------------------------
+# Fields of small JSON documents, checked as they are taken out; errors name document and field.
+
+
+COUNTABLE: Final = 2**63
+
+
+def shown(value: object) -> str:
+    """Return ``value`` short enough for an error."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def object_in(data: bytes, where: str) -> dict[str, Any]:
+    """Return the JSON object that is all of ``data``."""
+    try:
+        found = zarrmeta.loads(data)
+    except ValueError as e:
+        raise ManifestError(f"{where}: its JSON is damaged: {e}") from None
+    match found:
+        case dict():
+            return found
+    raise ManifestError(f"{where}: a JSON object is needed, not {shown(found)}")
+
+
+def count(doc: Mapping[str, Any], field: str, where: str, least: int = 0) -> int:
+    """Return the integer ``field``, at least ``least`` and such that 63 bits hold it."""
+    return _count(doc.get(field), field, where, least)
+
+
+def counts(doc: Mapping[str, Any], field: str, where: str) -> tuple[int, ...]:
+    """Return the list of integers ``field``."""
+    match doc.get(field):
+        case [*items]:
+            return tuple(_count(item, field, where, 0) for item in items)
+    raise ManifestError(f"{where}: its {field!r} is {shown(doc.get(field))}, no list of integers")
+
+
+def _count(value: object, field: str, where: str, least: int) -> int:
+    match value:
+        case bool():
+            pass
+        case int() if least <= value < COUNTABLE:
+            return value
+    raise ManifestError(f"{where}: its {field!r} is {shown(value)}, no integer from {least} on")
+
+
+LONGEST: Final = 1 << 16  # characters of a dtype's name
+MOST_ELEMENTS: Final = 1 << 10  # of an array within a field
+MOST_FIELDS: Final = 1 << 16  # of all arrays within fields, where each element is a field
+LONGEST_FILL: Final = 1 << 24  # bytes of a fill value that has to be spelled
+_NATIVE = re.compile(r"[A-Za-z]")  # such names state no byte order
+
+_PLAIN: Final = frozenset("biufc")
+_UNKNOWN: Final = frozenset(["float96", "float128", "complex192", "complex256"])  # to zarr v3
+
+
+def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
+    """Return the dtype whose ``str`` or ``descr`` is ``text``, as metadata of ``zarr_format`` shows its fields.
+
+    A name that states no byte order is little-endian.
+    """
+    match text:
+        case str() if 0 < len(text) <= LONGEST:
+            pass
+        case _:
+            raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, no name of a dtype")
+    try:
+        spelled = ast.literal_eval(text) if text[0] in "[{('\"" else text
+        if is_divided(repr(spelled)):
+            raise ValueError("it has a unit of time with a divisor")
+        dtype = np.dtype(spelled)
+        if _NATIVE.match(text):
+            dtype = dtype.newbyteorder("<")
+        if dtype.names is not None and not dtype.hasobject:
+            dtype = _without_gaps(dtype)
+            if _holds_arrays(dtype) and (zarr_format == 3 or (zarr_major() or 2) > 2):
+                dtype = _spread(dtype)
+    except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, KeyError) as e:
+        raise ManifestError(f"{where}: its 'dtype' is {shown(text)}: {e}") from None
+    if dtype.hasobject:
+        raise ManifestError(
+            f"{where}: its 'dtype' is {shown(text)}: objects are stored as pickles, which are never read"
+        )
+    if not dtype.itemsize or dtype.subdtype is not None:
+        raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, which is no dtype of a single element")
+    return dtype
+
+
+def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return ``dtype`` with its padding as fields of their own, as zarr's metadata can say it."""
+    packed = np.dtype(_untitled(dtype.descr))
+    if packed.itemsize != dtype.itemsize:
+        raise ValueError("its fields do not lie one after the other")
+    return packed
+
+
+def _untitled(descr: list[Any]) -> list[Any]:
+    """Return ``descr`` without titles, second names that zarr's metadata cannot say and that may be any object."""
+    fields: list[Any] = []
+    for name, of, *shape in descr:
+        fields.append(
+            (name[1] if isinstance(name, tuple) else name, _untitled(of) if isinstance(of, list) else of, *shape)
+        )
+    return fields
+
+
+def _holds_arrays(dtype: np.dtype[Any]) -> bool:
+    """Whether a field, at any depth, is an array."""
+    fields = [dtype[name] for name in dtype.names or ()]
+    return any(field.subdtype is not None or _holds_arrays(field) for field in fields)
+
+
+def _spread(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return ``dtype`` with each field that holds an array as one field per element: zarr-python 3 reads no others.
+
+    No document opens in both: zarr-python 2 would take these fields, but they are not the dtype that was written. A
+    field of very many elements stays as it is, for readers of version 2 metadata that take it.
+    """
+    if _spread_fields(dtype) > MOST_FIELDS:
+        raise ValueError(f"its fields hold arrays of more than {MOST_FIELDS} elements in all")
+    fields: list[tuple[str, Any]] = []
+    for name in dtype.names or ():
+        base, shape = dtype[name].subdtype or (dtype[name], ())
+        if math.prod(shape) > MOST_ELEMENTS:
+            fields.append((name, dtype[name]))
+            continue
+        single = base if base.names is None else _spread(base)
+        fields += [(".".join([name, *map(str, at)]), single) for at in np.ndindex(shape)]
+    return np.dtype(fields)
+
+
+def _spread_fields(dtype: np.dtype[Any]) -> int:
+    """Return how many fields there are, at all depths together, once each element of an array is one."""
+    total = 0
+    for name in dtype.names or ():
+        base, shape = dtype[name].subdtype or (dtype[name], ())
+        elements = math.prod(shape)
+        total += 1 if elements > MOST_ELEMENTS else elements * (1 + _spread_fields(base))
+    return total
+
+
+def version_2(dtype: np.dtype[Any]) -> Any:
+    """Return ``dtype`` as zarr v2 metadata has it."""
+    return dtype.str if dtype.names is None else dtype.descr
+
+
+def version_3(dtype: np.dtype[Any], where: str) -> tuple[Any, Any, str | None]:
+    """Return data type, a neutral fill value and byte order (None: of single bytes), as zarr v3 metadata has them."""
+    order = {"<": "little", ">": "big"}.get(dtype.str[0])
+    if dtype.kind == "V" and dtype.itemsize > LONGEST_FILL:
+        raise ManifestError(f"{where}: zarr v3 spells a fill value of {dtype.itemsize} bytes; zarr_format=2 shows it")
+    match dtype.kind:
+        case kind if kind in _PLAIN and dtype.name not in _UNKNOWN:
+            zero = {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(kind, 0)
+            return dtype.name, zero, order
+        case "S":
+            return {"name": "null_terminated_bytes", "configuration": {"length_bytes": dtype.itemsize}}, "", None
+        case "U":
+            return {"name": "fixed_length_utf32", "configuration": {"length_bytes": dtype.itemsize}}, "", order
+        case "V" if dtype.names is None:
+            fill = _zeros(dtype.itemsize)
+            return {"name": "raw_bytes", "configuration": {"length_bytes": dtype.itemsize}}, fill, None
+        case "V":
+            # "structured" is what zarr 3.1 called it; later ones take it for their "struct".
+            data_type = {"name": "structured", "configuration": {"fields": list(_fields(dtype, where))}}
+            return data_type, _zeros(dtype.itemsize), "little"
+        case "M" | "m":
+            unit, factor = np.datetime_data(dtype)
+            name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
+            return {"name": name, "configuration": {"unit": unit, "scale_factor": factor}}, 0, order
+    raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}; zarr_format=2 shows it")
+
+
+def _fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
+    for name in dtype.names or ():
+        if dtype[name].subdtype is not None:
+            shape = dtype[name].shape
+            raise ManifestError(f"{where}: zarr v3 has no field {name!r} of shape {shape}; zarr_format=2 shows it")
+        data_type, _, order = version_3(dtype[name], where)
+        if order == "big":
+            raise ManifestError(f"{where}: zarr v3 has no big-endian field {name!r}; zarr_format=2 shows it")
+        yield [name, data_type]
+
+
+def _zeros(size: int) -> str:
+    """Return ``size`` zero bytes in base64."""
+    whole, rest = divmod(size, 3)
+    return "AAAA" * whole + ("", "AA==", "AAA=")[rest]

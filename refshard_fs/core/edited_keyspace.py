@@ -1,0 +1,180 @@
+"""A key space with edits over it: what was written is seen at once, what was removed is not. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.edits import REMOVED, Edits, Spooled
+from refshard_fs.core.keys import ChunkGrid, join, parent
+from refshard_fs.core.keyspace import KeySpace, LookUp, alone, is_empty, lookups
+from refshard_fs.core.model import Entry, Inline, Listed, Span, Steps
+from refshard_fs.errors import ManifestError
+
+__all__ = ["EditedKeySpace", "edited", "grid_of"]
+
+
+def edited(base: KeySpace, edits: Edits) -> EditedKeySpace:
+    """Return ``base`` with ``edits`` over it; it finds keys without further reads if the base does."""
+    return _EditedAtHand(base, edits) if hasattr(base, "find") else EditedKeySpace(base, edits)
+
+
+class EditedKeySpace:
+    """The keys of ``base``, edited. The edits may grow while this is in use, and are seen as they do."""
+
+    def __init__(self, base: KeySpace, edits: Edits) -> None:
+        self.base = base
+        self.edits = edits
+        self.grids: Mapping[str, ChunkGrid] = _Grids(base, edits)
+
+    @property
+    def reports(self) -> Mapping[str, str]:
+        """What the base could not show, and why, by path."""
+        found: Mapping[str, str] = getattr(self.base, "reports", {})
+        return found
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        match self.edits.get(key):
+            case None:
+                return (yield from self.base.lookup(key))
+            case Inline() | Span() as entry:
+                return entry
+            case Spooled() as aside:
+                return Inline(aside.read())
+        return None
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        """Return look-ups that find all of ``keys``."""
+        edits = self.edits
+        left = [place for place, key in enumerate(keys) if edits.get(key) is None]
+        found = [
+            LookUp([left[place] for place in places], steps)
+            for places, steps in lookups(self.base, [keys[place] for place in left])
+        ]
+        if len(left) < len(keys):
+            found += [alone(self, place, keys[place]) for place in sorted(set(range(len(keys))).difference(left))]
+        return found
+
+    def is_empty(self, key: str) -> Steps[bool]:
+        """Return whether the base says of ``key`` that it is empty on purpose, and it was not edited since."""
+        return self.edits.get(key) is None and (yield from is_empty(self.base, key))
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        edits = self.edits
+        written = edits.names(prefix)
+        below = None
+        if not edits.hides(prefix):
+            below = yield from self.base.children(prefix)
+        if below is None and not written:
+            return [] if not prefix and edits.hides("") else None
+        if not written and not edits.touches(prefix):
+            return below
+        found: dict[str, Listed] = {}
+        for listed in below or ():
+            if (yield from self._is_left(prefix, listed)):
+                found[listed.name] = listed
+        for name, is_directory in written.items():
+            match edits.get(join(prefix, name)):
+                case Inline() | Spooled() | Span() as entry if not is_directory:
+                    found[name] = Listed(name, entry.size)
+                case _ if is_directory:
+                    found[name] = Listed(name, None, True)
+        if not found and prefix:
+            return None
+        return sorted(found.values(), key=lambda listed: listed.name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if not prefix or self.edits.is_directory(prefix):
+            return True
+        if self.edits.hides(prefix):
+            return False
+        if not self.edits.touches(prefix):
+            return (yield from self.base.is_directory(prefix))
+        return (yield from self._is_left(*_listed(prefix)))
+
+    def _is_left(self, prefix: str, listed: Listed) -> Steps[bool]:
+        """Return whether anything is left of what the base has directly below ``prefix``."""
+        key = join(prefix, listed.name)
+        if not listed.is_directory:
+            return self.edits.get(key) is not REMOVED
+        if self.edits.hides(key):
+            return False
+        if not self.edits.touches(key):
+            return True
+        for child in (yield from self.base.children(key)) or ():
+            if (yield from self._is_left(key, child)):
+                return True
+        return False
+
+
+class _EditedAtHand(EditedKeySpace):
+    """The same over a base whose keys are found without further reads."""
+
+    def find(self, key: str) -> Entry | None:
+        """Return the entry of ``key``, or None; no further reads are ever needed."""
+        match self.edits.get(key):
+            case None:
+                found: Entry | None = self.base.find(key)  # type: ignore[attr-defined]  # `edited` has seen it
+                return found
+            case Inline() | Span() as entry:
+                return entry
+            case Spooled() as aside:
+                return Inline(aside.read())
+        return None
+
+
+def _listed(path: str) -> tuple[str, Listed]:
+    directory, name = parent(path)
+    return directory, Listed(name, None, True)
+
+
+class _Grids(Mapping[str, ChunkGrid]):
+    """The grids of the base, but for arrays whose metadata was written or removed since."""
+
+    __slots__ = ("_base", "_edits", "_known")
+
+    def __init__(self, base: KeySpace, edits: Edits) -> None:
+        self._base = base
+        self._edits = edits
+        self._known: dict[str, tuple[Any, ChunkGrid | None]] = {}
+
+    def get(self, path: str, default: Any = None) -> Any:
+        for name in ("zarr.json", ".zarray"):
+            key = join(path, name)
+            edit = self._edits.get(key)
+            match edit:
+                case Inline(data):
+                    known = self._known.get(key)
+                    if known is None or known[0] is not edit:
+                        known = self._known[key] = edit, grid_of(data, key)
+                    return default if known[1] is None else known[1]
+                case Span():
+                    return default
+        if self._edits.hides(path) or self._edits.get(join(path, ".zarray")) is REMOVED:
+            return default
+        return self._base.grids.get(path, default)
+
+    def __getitem__(self, path: str) -> ChunkGrid:
+        grid: ChunkGrid | None = self.get(path)
+        if grid is None:
+            raise KeyError(path)
+        return grid
+
+    def __iter__(self) -> Iterator[str]:
+        written = [parent(key) for key in self._edits.changes()]
+        paths = dict.fromkeys(path for path, name in written if name in ("zarr.json", ".zarray"))
+        return iter([path for path in {**dict.fromkeys(self._base.grids), **paths} if self.get(path) is not None])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def grid_of(data: bytes, key: str) -> ChunkGrid | None:
+    """Return the chunk grid that the document ``key`` gives an array; None if it is that of none."""
+    try:
+        doc = zarrmeta.loads(data)
+        meta = zarrmeta.array_meta(doc, repr(key)) if isinstance(doc, dict) else None
+    except (ValueError, ManifestError):
+        return None
+    return None if meta is None else meta.grid

@@ -1,0 +1,323 @@
+"""The closed set of values every layer speaks: where bytes lie, and what is needed to know it. No I/O here.
+
+A key resolves to an `Entry`: a `Span` (a byte range of a target), `Inline` (the bytes
+themselves) or `Packed` (bytes made from a range). ``None`` stands for "no such key".
+Finding the entry may itself take reads, so look-ups are generators (`Steps`) that yield
+what they need and are sent the answer; the engine drives many of them in lock-step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+__all__ = [
+    "Entry",
+    "Facts",
+    "Index",
+    "Inline",
+    "Listed",
+    "Load",
+    "Names",
+    "Need",
+    "Packed",
+    "Pin",
+    "Quota",
+    "Recipe",
+    "Span",
+    "Stat",
+    "Steps",
+    "together",
+]
+
+T = TypeVar("T")
+
+OWN = "refshard-"  # starts an ETag of our own making, which no manifest can name
+
+
+def clamp(start: int | None, end: int | None, size: int) -> tuple[int, int]:
+    """Return ``start``, ``end`` as slicing ``size`` bytes would take them, with start <= end."""
+    begin, stop, _ = slice(start, end).indices(size)
+    return begin, max(begin, stop)
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """What a manifest says a target was when it was written; a difference is `TargetChanged`.
+
+    Without ``exact``, one that was last changed earlier than ``last_modified`` says is no difference.
+    """
+
+    etag: str | None = None
+    last_modified: str | None = None
+    size: int | None = None
+    exact: bool = False
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Bytes ``[start, stop)`` of the object at ``url``.
+
+    ``stop=None`` reaches to the end of the object, however long it is; then a negative
+    ``start`` counts from that end. ``exact=False`` marks a range that may end early
+    because the object's size was unknown when it was computed; all others must be
+    answered in full. ``optional`` marks an object whose absence means "no such key".
+    ``dense`` marks one of many ranges that lie together and tend to be read together, as a
+    shard's chunks do: it is worth fetching with others over larger gaps. ``apart`` marks one that
+    is fetched with others only where they touch or overlap: no byte between them is read.
+    """
+
+    url: str
+    start: int = 0
+    stop: int | None = None
+    exact: bool = True
+    optional: bool = False
+    pin: Pin | None = None
+    dense: bool = False
+    apart: bool = False
+
+    @property
+    def size(self) -> int | None:
+        """Number of bytes, or None while only the target knows."""
+        return None if self.stop is None or not self.exact else self.stop - self.start
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What is to be read."""
+        return (self,)
+
+    def window(self, start: int | None = None, end: int | None = None) -> Entry:
+        """Return bytes ``[start:end]`` of this span, as slicing them would.
+
+        Raises ValueError where the size is unknown and needed: then `resized` first.
+        """
+        if start is None and end is None:
+            return self
+        if self.stop is not None and self.exact:
+            first, last = clamp(start, end, self.stop - self.start)
+            return self._range(self.start + first, self.start + last) if last > first else Inline(b"")
+        first = start or 0
+        if self.stop is None and not self.start and first < 0 and end is None:
+            return self.suffix(-first)
+        if self.stop is not None or self.start < 0 or first < 0 or (end is not None and end < 0):
+            raise ValueError(f"the size of {self.url} must be known to take [{start}:{end}] of it")
+        if end is None:
+            return self._range(self.start + first, None, exact=False)
+        return self._range(self.start + first, self.start + end, exact=False) if end > first else Inline(b"")
+
+    def suffix(self, length: int) -> Span:
+        """Return the last ``length`` bytes of the object, which may begin before this span does."""
+        return self._range(-length, None, exact=False)
+
+    def part(self, offset: int, length: int) -> Entry:
+        """Return exactly ``length`` bytes at ``offset``; ValueError where the span is known to be shorter."""
+        size = self.size
+        if offset < 0 or length < 0 or (size is not None and offset + length > size):
+            raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {size} bytes there are")
+        return self._range(self.start + offset, self.start + offset + length) if length else Inline(b"")
+
+    def resized(self, object_size: int) -> Span:
+        """Return this span with its end known, for an object of ``object_size`` bytes."""
+        if self.stop is not None and self.exact:
+            return self
+        first, last = clamp(self.start, self.stop, object_size)
+        return self._range(first, last)
+
+    def _range(self, start: int, stop: int | None, *, exact: bool = True) -> Span:
+        return Span(self.url, start, stop, exact, self.optional, self.pin, self.dense, self.apart)
+
+
+class Inline(msgspec.Struct, frozen=True):
+    """Bytes that the manifest itself holds."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def window(self, start: int | None = None, end: int | None = None) -> Inline:
+        return Inline(self.data[start:end])
+
+    def part(self, offset: int, length: int) -> Inline:
+        if offset < 0 or length < 0 or offset + length > len(self.data):
+            raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {self.size} bytes there are")
+        return Inline(self.data[offset : offset + length])
+
+
+class Recipe(Protocol, Hashable):
+    """How a `Packed` entry's bytes are made; frozen, hashable and picklable."""
+
+    def make(self, raw: bytes) -> bytes:
+        """Return the bytes made from those that were read; ValueError where they are damaged."""
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """Bytes ``[start, stop)`` of what ``recipe`` makes from ``source``; ``made`` is the full size, if known.
+
+    It is made from all of the source, or from ``cuts`` of it, (offset, length) pairs, joined in that order.
+    """
+
+    source: Span
+    recipe: Recipe
+    made: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    exact: bool = False
+    cuts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What is to be read, in the order that `finish` takes it in."""
+        if not self.cuts:
+            return (self.source,)
+        first = self.source.start
+        return tuple(self.source._range(first + offset, first + offset + length) for offset, length in self.cuts)
+
+    @property
+    def size(self) -> int | None:
+        if self.made is None:
+            return self.stop - (self.start or 0) if self.exact and self.stop is not None else None
+        first, last = clamp(self.start, self.stop, self.made)
+        return last - first
+
+    def window(self, start: int | None = None, end: int | None = None) -> Packed:
+        """Return bytes ``[start:end]`` of this entry, as slicing them would."""
+        if start is None and end is None:
+            return self
+        if self.made is None:
+            if self.start is not None or self.stop is not None:
+                raise ValueError("a window of a window needs the size of the whole")
+            return self._window(start, end)
+        begin, stop = clamp(self.start, self.stop, self.made)
+        first, last = clamp(start, end, stop - begin)
+        return self._window(begin + first, begin + last)
+
+    def part(self, offset: int, length: int) -> Packed:
+        """Return exactly ``length`` bytes at ``offset``; ValueError where the entry is known to be shorter."""
+        if offset < 0 or length < 0 or (self.size is not None and offset + length > self.size):
+            raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {self.size} bytes there are")
+        begin = (self.start or 0) + offset
+        return self._window(begin, begin + length, exact=True)
+
+    def finish(self, raw: bytes) -> bytes:
+        """Return this entry's bytes, given those of its `spans` joined; ValueError where they are damaged."""
+        full = self.recipe.make(raw)
+        if self.made is not None and len(full) != self.made:
+            raise ValueError(f"{len(full)} bytes were made where {self.made} were promised")
+        data = full if self.start is None and self.stop is None else full[self.start : self.stop]
+        if self.exact and self.stop is not None and len(data) != self.stop - (self.start or 0):
+            raise ValueError(f"{len(full)} bytes were made, too few for [{self.start}:{self.stop}]")
+        return data
+
+    def _window(self, start: int | None, stop: int | None, *, exact: bool = False) -> Packed:
+        return Packed(self.source, self.recipe, self.made, start, stop, exact, self.cuts)
+
+
+Entry = Span | Inline | Packed
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """Of all that belongs to ``name``, at most ``most`` decoded indexes are remembered at a time."""
+
+    name: str
+    most: int
+
+
+class Index(Protocol, Hashable):
+    """How loaded bytes become something to look keys up in; frozen, hashable: half of a cache key."""
+
+    def decode(self, data: bytes) -> Any:
+        """Return the decoded index; ValueError (saying what is wrong) where the bytes are damaged.
+
+        The result is shared between threads and must not be changed; give it ``nbytes``
+        if its weight in memory is not about that of ``data``. An index with a ``quota``
+        limits how many results of its kind are remembered. One with a method
+        ``sized(object_size)`` is told how long the object is that ``data`` were read of, as
+        far as reading it has shown that, and what this returns decodes them.
+        """
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Needed: the bytes of ``entry``, decoded by ``index``. Answer: its result; None if optional and absent."""
+
+    entry: Entry
+    index: Index
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a target says of an object without its bytes; an ``etag`` that starts with `OWN` is of our making."""
+
+    size: int | None
+    etag: str | None = None
+    last_modified: str | None = None
+
+    @property
+    def named_etag(self) -> str | None:
+        """The ETag that the target itself gives the object."""
+        return None if self.etag is None or self.etag.startswith(OWN) else self.etag
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """Needed: `Facts` of the object at ``url``; ``fresh``: not remembered ones. Answer: None if there is none."""
+
+    url: str
+    fresh: bool = False
+
+
+class Listed(msgspec.Struct, frozen=True, gc=False):
+    """One name directly below a prefix: ``size`` in bytes; None for a directory, or where only the target knows it.
+
+    ``etag`` and ``last_modified`` are the target's, where its listings tell them.
+    """
+
+    name: str
+    size: int | None
+    is_directory: bool = False
+    etag: str | None = None
+    last_modified: str | None = None
+
+
+class Names(msgspec.Struct, frozen=True):
+    """Needed: the names directly below ``url``. Answer: tuple of `Listed`; None where the target cannot list."""
+
+    url: str
+
+
+Need = Load | Stat | Names
+
+# Yields one need, or a tuple of needs that can be met together (and is sent a tuple of answers).
+Steps = Generator[Need | tuple[Need, ...], Any, T]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Several look-ups as one: what they need in a round is asked for together.
+
+
+def together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Return what each of ``many`` returns, in their order; the first error of any ends them all."""
+    results: list[Any] = [None] * len(many)
+    answers: list[Any] = [None] * len(many)
+    waiting = list(range(len(many)))
+    while waiting:
+        needs: list[Need] = []
+        spans: list[tuple[int, int | slice]] = []
+        for i in waiting:
+            try:
+                need = many[i].send(answers[i])
+            except StopIteration as stop:
+                results[i] = stop.value
+                continue
+            first = len(needs)
+            if isinstance(need, tuple):
+                needs += need
+                spans.append((i, slice(first, len(needs))))
+            else:
+                needs.append(need)
+                spans.append((i, first))
+        waiting = [i for i, _ in spans]
+        if waiting:
+            met = yield tuple(needs)
+            for i, place in spans:
+                answers[i] = met[place]
+    return results

@@ -1,0 +1,497 @@
+"""What is written to one source and not yet committed, shared by all filesystems of this process that have its id.
+
+zarr makes a filesystem anew, from its arguments, for another event loop: the twin finds the overlay of the one it came
+from by the id among them (`twins` says who else does). Whoever commits or discards does so for all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import threading
+import uuid
+import warnings
+import weakref
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool, Spooled
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Facts, Inline, Span
+from refshard_fs.core.zarrmeta import is_metadata
+
+__all__ = [
+    "BY_URL",
+    "Base",
+    "FSSPEC_ARGUMENTS",
+    "Inherited",
+    "Overlay",
+    "Reader",
+    "inherited",
+    "overlay_of",
+    "overlay_with",
+    "shared",
+]
+
+# ----------------------------------------------------------------------------------------------------
+# An overlay as it travels to another process: its name and its edits, as bytes. No I/O here.
+
+
+_Spelled = tuple[str, bytes | tuple[str, int, int | None] | None]
+
+
+class _Content(msgspec.Struct, array_like=True):
+    prefixes: list[str]
+    changes: list[_Spelled]
+
+
+class Inherited(msgspec.Struct, frozen=True):
+    """The overlay ``id`` when it had made ``number`` changes and ``commits`` commits."""
+
+    id: str
+    number: int
+    commits: int
+    data: bytes
+
+    def edits(self) -> Edits:
+        """Return the edits, all of the same number."""
+        content = msgspec.msgpack.decode(zlib.decompress(self.data), type=_Content)
+        edits = Edits()
+        for prefix in content.prefixes:
+            edits.remove_below(prefix)
+        for key, value in content.changes:
+            edits.put(key, _edit(value))
+        edits.number = max(self.number, edits.number)
+        return edits
+
+    def __repr__(self) -> str:  # fsspec tells instances apart by this
+        return f"<overlay {self.id}>"
+
+    __str__ = __repr__
+
+
+def inherited(identity: str, edits: Edits, commits: int) -> Inherited:
+    """Return the overlay as it is now."""
+    number = edits.number
+    changes = [(key, _spelled(change.edit)) for key, change in edits.changes().items()]
+    content = _Content(list(edits.prefixes()), changes)
+    return Inherited(identity, number, commits, zlib.compress(msgspec.msgpack.encode(content), 1))
+
+
+def _spelled(edit: Edit) -> bytes | tuple[str, int, int | None] | None:
+    match edit:
+        case Inline(data):
+            return data
+        case Spooled() as aside:
+            return aside.read()
+        case Span(url, start, stop):
+            return url, start, stop
+        case _:
+            return None
+
+
+def _edit(spelled: bytes | tuple[str, int, int | None] | None) -> Edit:
+    match spelled:
+        case None:
+            return REMOVED
+        case bytes():
+            return Inline(spelled)
+    return Span(*spelled)
+
+
+class Base(NamedTuple):
+    """The source as it was opened, below the edits: what all who share the overlay read."""
+
+    keyspace: KeySpace
+    urls: Iterable[str | None]
+    facts: Facts | None  # of the document that a commit replaces; None if there is none yet
+    url: str = ""  # of that document
+    url_of: Callable[[str], str] | None = None  # of the object that a key is; None where keys are no objects
+
+
+class Reader(Protocol):
+    """Somebody who has opened the source, and is told when it is another one."""
+
+    def forget(self) -> None:
+        """Open the source anew at the next use."""
+
+    def seen(self, url: str) -> Facts | None:
+        """Return which version of an object was read; None if none was."""
+
+    def replaced(self, urls: Collection[str]) -> None:
+        """Take note that these objects are others now."""
+
+    def wrote(self, key: str) -> None:
+        """Know that metadata is not what it was."""
+
+
+class Worker:
+    """What makes an overlay that of another process: its name there, and what it put into the staging place."""
+
+    def __init__(self, seen: int, commits: int) -> None:
+        self.name = uuid.uuid4().hex
+        self.seen = seen
+        self.commits = commits
+        self.staged: list[tuple[int, str]] = []  # the number of the edit before it, and the URL
+        self._count = itertools.count(1)
+
+    def next(self) -> int:
+        """Return the number of the next write."""
+        return next(self._count)
+
+
+class _Pending:
+    """What is told of when an overlay goes: it must not hold the overlay itself."""
+
+    __slots__ = ("count", "pid", "source")
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.count = 0
+        self.pid = os.getpid()
+
+    def warn(self) -> None:
+        if self.count and self.pid == os.getpid():
+            warnings.warn(
+                f"{self.count} writes to {self.source} were never committed, and are lost: "
+                "call commit(), or discard(), or write within `with fs.transaction:`",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+
+class Overlay:
+    """The edits of one source. Any thread may use it; ``lock`` is held by who commits."""
+
+    def __init__(self, identity: str, source: str) -> None:
+        self.id = identity
+        self.arguments: object = None  # of the filesystem that it was made for, if others are to find it by them
+        self.edits = Edits()
+        self.worker: Worker | None = None  # of a process whose writes are merged by the commit of another
+        self.is_shared = False  # whether another process may have it
+        self.commits = 0
+        self.merged: set[str] = set()  # what other processes staged, and was taken in
+        self.sent: set[bytes] = set()  # sums of what was put by commits since the last that was made, without an answer
+        self.names: set[str] = set()  # of objects that are named by their content, and are there
+        self.lock = threading.RLock()
+        self.base: Base | None = None
+        self.spool = Spool()  # of values that have no object of their own before the commit
+        self.whole: frozenset[str] = frozenset()  # arrays that were written with shards of their own
+        self.begun = False  # whether mode "w" has removed what the source held
+        self.openings = 0  # how often the source was to be opened anew
+        self._travelling: Inherited | None = None
+        self._expected: tuple[Facts | None] | None = None
+        self._held: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
+        self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._guard = threading.Lock()
+        self._pending = _Pending(source)
+        self._finalizer = weakref.finalize(self, self._pending.warn)
+
+    # ------------------------------------------------------------------ edits
+
+    def put(self, key: str, edit: Edit) -> None:
+        """Let ``key`` hold ``edit``, or be removed."""
+        with self._guard:
+            self.edits.put(key, edit)
+            self._pending.count += self.worker is None
+        if is_metadata(key):
+            self._tell_of(key)
+
+    def remove_below(self, prefix: str) -> None:
+        """Let there be nothing at ``prefix``, nor below it."""
+        with self._guard:
+            self.edits.remove_below(prefix)
+            self._pending.count += self.worker is None
+        self._tell_of(prefix)
+
+    def made(self, url: str) -> None:
+        """Take note of an object that was put for an edit."""
+        with self._guard:
+            self._objects[url] = None
+
+    def entrust(self) -> None:
+        """Take note that others may refer to the objects: none of them is ever removed."""
+        with self._guard:
+            self._objects.clear()
+
+    def objects(self) -> list[str]:
+        """Return the URLs of the objects that were put for edits."""
+        with self._guard:
+            return list(self._objects)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        return not len(self.edits)
+
+    # ------------------------------------------------------------------ the source below
+
+    def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> None:
+        """Have all read ``base``, unless somebody opened it before; ``adopt`` takes what they read, and the edits.
+
+        Does nothing if the source became another one since ``opening`` was the count.
+        """
+        with self._guard:
+            if opening == self.openings:
+                if self.base is None:
+                    self.base = base if self._expected is None else base._replace(facts=self._expected[0])
+                adopt(self.base, self.edits)
+
+    def join(self, reader: Reader) -> None:
+        """Have ``reader`` told when the source is another one."""
+        self._readers.add(reader)
+
+    def reopen(self, but: Collection[str] = ()) -> None:
+        """Let everybody open the source anew, with the edits that there are.
+
+        A commit still compares the objects that they replace with what was seen of these before, ``but`` for some URLs.
+        """
+        with self._guard:
+            self._hold(self.edits, but)
+            if self.base is not None and self._expected is None and len(self.edits):
+                self._expected = (self.base.facts,)  # what the edits were made on
+            self._begin_anew()
+        self._tell()
+
+    def seen(self, url: str) -> Facts | None:
+        """Return which version of the object at ``url`` was read by somebody; None if none was."""
+        held = self._held.get(url)
+        if held is not None:
+            return held
+        return next((facts for reader in list(self._readers) if (facts := reader.seen(url)) is not None), None)
+
+    def replaced(self, urls: Collection[str]) -> None:
+        """Take note that a commit put or removed these objects."""
+        for reader in list(self._readers):
+            reader.replaced(urls)
+
+    def _hold(self, edits: Edits, but: Collection[str] = ()) -> None:
+        """Remember which versions ``edits`` were made on, and no others: readers are about to forget them."""
+        url_of = None if self.base is None else self.base.url_of
+        if url_of is None:
+            self._held = {url: facts for url, facts in self._held.items() if url not in but}
+            return
+        urls = {url_of(key) for key in edits.changes()}.difference(but)
+        self._held = {url: facts for url in urls if (facts := self.seen(url)) is not None}
+
+    def _begin_anew(self) -> None:
+        self.base = None
+        self.openings += 1
+
+    def _tell_of(self, key: str) -> None:
+        for reader in list(self._readers):
+            reader.wrote(key)
+
+    def _tell(self) -> None:
+        for reader in list(self._readers):
+            reader.forget()
+
+    # ------------------------------------------------------------------ other processes
+
+    def travelling(self) -> Inherited:
+        """Return what another process needs to write to this overlay."""
+        self.is_shared = True
+        edits = self.edits
+        known = self._travelling
+        if known is None or known.number != edits.number or known.commits != self.commits:
+            known = self._travelling = inherited(self.id, edits.copy(), self.commits)
+        return known
+
+    def inherit(self, given: Inherited) -> None:
+        """Be what another process's overlay was, for one more process to write to; later ones take the place of it."""
+        with self._guard:
+            worker = self.worker
+            if worker is not None and (given.commits, given.number) <= (worker.commits, worker.seen):
+                return
+            edits = given.edits()
+            if worker is None:
+                self.worker = Worker(given.number, given.commits)
+            else:
+                if given.commits == worker.commits:
+                    own = self.edits.since(_numbered(worker.seen))
+                    for prefix in own.prefixes():
+                        edits.remove_below(prefix)
+                    for key, change in own.changes().items():
+                        edits.put(key, change.edit)
+                worker.seen, worker.commits = given.number, given.commits
+            self.edits = edits
+            self._pending.count = 0
+            self._begin_anew()
+        self._tell()
+
+    # ------------------------------------------------------------------ states
+
+    def savepoint(self) -> Edits:
+        """Return the edits of now, to go back to."""
+        return self.edits.copy()
+
+    def go_back(self, edits: Edits) -> list[str]:
+        """Let ``edits``, a savepoint, be all there are; return the URLs of objects that nobody needs any more."""
+        with self._guard:
+            self._hold(edits)
+            number = self.edits.number
+            self.edits = edits.copy()
+            self.edits.number = number
+            self._pending.count = len(edits)
+            if not len(edits):
+                self.spool.clear()
+            left = self._forget()
+            if self.worker is not None:
+                left += [url for before, url in self.worker.staged if before >= edits.number]
+                self.worker.staged = [known for known in self.worker.staged if known[0] < edits.number]
+            self.openings += 1
+        self._tell()
+        return left
+
+    def drop(self) -> list[str]:
+        """Let there be no edits, and the source be opened anew; return the URLs of objects that nobody needs."""
+        with self._guard:
+            number = self.edits.number
+            self.edits = Edits()
+            self.edits.number = number  # numbers are never used again: other processes know them
+            self.spool.clear()
+            self._pending.count = 0
+            left = self._forget()
+            self._expected = None
+            self._held.clear()
+            self._begin_anew()
+        self._tell()
+        return left
+
+    def settle(self, committed: Edits, stored: Edits) -> list[str]:
+        """Take note that ``committed``, a savepoint, is in the source, as ``stored``; return URLs that nobody needs."""
+        with self._guard:
+            needed = {span.url for span in stored.spans()}
+            self._objects = {url: None for url in self._objects if url not in needed}
+            self.edits = self.edits.since(committed)
+            self._hold(self.edits)
+            self.sent.clear()
+            self.commits += 1
+            if not len(self.edits):
+                self.spool.clear()
+            self._pending.count = len(self.edits)
+            left = self._forget()
+            self._expected = None
+            self._begin_anew()
+        self._tell()
+        return left
+
+    def _forget(self) -> list[str]:
+        """Return, and no longer know, the objects that no edit names."""
+        needed = {span.url for span in self.edits.spans()}
+        left = [url for url in self._objects if url not in needed]
+        for url in left:
+            del self._objects[url]
+        return left
+
+
+_known: weakref.WeakValueDictionary[str, Overlay] = weakref.WeakValueDictionary()
+_registry = threading.Lock()
+
+
+_workers: OrderedDict[str, Overlay] = OrderedDict()  # kept, so that one process has one name from task to task
+WORKERS = 16
+
+
+def _numbered(number: int) -> Edits:
+    edits = Edits()
+    edits.number = number
+    return edits
+
+
+def overlay_of(identity: str | Inherited | None, source: str) -> Overlay:
+    """Return the overlay called ``identity``; a new one if there is none here, which may come from another process."""
+    name = identity.id if isinstance(identity, Inherited) else identity
+    with _registry:
+        known = None if name is None else _known.get(name)
+        is_new = known is None
+        if known is None:
+            known = Overlay(name or uuid.uuid4().hex, source)
+            _known[known.id] = known
+        if isinstance(identity, Inherited) and (is_new or known.worker is not None):
+            known.inherit(identity)
+            _workers[known.id] = known
+            while len(_workers) > WORKERS:
+                _workers.popitem(last=False)
+        return known
+
+
+def overlay_with(arguments: object) -> str | None:
+    """Return the id of the latest overlay of this process that was made for ``arguments``; None if there is none."""
+    with _registry:
+        found = [o.id for o in _known.values() if o.worker is None and o.arguments == arguments]
+    return found[-1] if found else None
+
+
+def _before_fork() -> None:
+    for overlay in list(_known.values()):
+        overlay.is_shared = True
+
+
+def _after_fork() -> None:
+    global _registry
+    _registry = threading.Lock()
+    for overlay in list(_known.values()):
+        overlay.lock = threading.RLock()
+        overlay._guard = threading.Lock()
+        overlay.edits.after_fork()
+        overlay.spool.after_fork()
+        seen, commits = overlay.edits.number, overlay.commits
+        if overlay.worker is not None:
+            seen, commits = overlay.worker.seen, overlay.worker.commits
+        overlay.worker = Worker(seen, commits)
+        _workers[overlay.id] = overlay
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which filesystems share what was written: those made from one another, and those made from URLs with equal arguments.
+#
+# zarr and xarray are given a URL and options, and make a filesystem of their own, which fsspec gives no ``mode``. What
+# is made from a URL thus writes where that one does which somebody holds, and opened with the same arguments and a
+# mode.
+
+
+BY_URL: Final = "by_url"  # the argument that fsspec adds to those of a URL, and no filesystem keeps
+# What fsspec's base classes take.
+FSSPEC_ARGUMENTS: Final = frozenset(
+    [
+        "asynchronous",
+        "batch_size",
+        "listings_expiry_time",
+        "loop",
+        "max_paths",
+        "skip_instance_cache",
+        "use_listings_cache",
+    ]
+)
+_NOT_COMPARED: Final = FSSPEC_ARGUMENTS | {"mode", "overlay"}
+
+
+def shared(constructor: Callable[..., Any], arguments: Mapping[str, Any], *, by_url: bool) -> tuple[Any, Any]:
+    """Return the ``overlay`` that a filesystem of these arguments is to have, None for none, and what it is known by.
+
+    That is one that there is, or a new name. Others of equal arguments know it by those that are not the default.
+    """
+    given, mode = arguments.get("overlay"), arguments.get("mode")
+    if given is not None or mode == "r" or (mode is None and not by_url):
+        return given, None
+    parameters = inspect.signature(constructor).parameters
+    known = {}
+    for name, value in arguments.items():
+        is_default = value is None or (name in parameters and value == parameters[name].default)
+        if name not in _NOT_COMPARED and not is_default:
+            known[name] = value
+    found = overlay_with(known) if by_url else None
+    if found is not None or mode is None:
+        return found, None
+    return uuid.uuid4().hex, known

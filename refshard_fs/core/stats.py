@@ -1,0 +1,113 @@
+"""Counters of what a filesystem asked for and what it cost."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from html import escape
+from typing import Any
+
+from refshard_fs.core.formatting import bytes_text
+
+__all__ = ["Counters", "Stats"]
+
+NAMES = (
+    "keys",
+    "requests",
+    "bytes_wanted",
+    "bytes_fetched",
+    "cache_hits",
+    "retries",
+    "ahead_hits",  # reads served from what had been fetched (or was being fetched) ahead
+    "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped unread
+)
+
+READS = 256  # that are counted together
+
+
+class Stats:
+    """Counters since the filesystem was made (or `clear`), shared by its event loops."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(NAMES, 0)
+        self._reads: deque[int] = deque()  # sizes of what was read by one request each, not counted yet
+        self._held: deque[int] = deque()  # and of what had been fetched ahead
+
+    def add(self, **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    def count(self, name: str, count: int) -> None:
+        """Add to one counter, at a third of the cost of `add`."""
+        with self._lock:
+            self._counts[name] += count
+
+    def add_read(self, size: int) -> None:
+        """Count one key read by one request of ``size`` bytes: soon, since a lock takes as long as a look-up."""
+        self._reads.append(size)
+        if len(self._reads) >= READS:
+            self.snapshot()
+
+    def add_held(self, size: int) -> None:
+        """Count one key whose ``size`` bytes had been fetched ahead: soon, as `add_read` does."""
+        self._held.append(size)
+        if len(self._held) >= READS:
+            self.snapshot()
+
+    def snapshot(self) -> dict[str, int]:
+        with self._lock:
+            counts = self._counts
+            for waiting, each, by_size in (
+                (self._reads, ("keys", "requests"), ("bytes_wanted", "bytes_fetched")),
+                (self._held, ("keys", "ahead_hits"), ("bytes_wanted",)),
+            ):
+                sizes = [waiting.popleft() for _ in range(len(waiting))]
+                for name in each:
+                    counts[name] += len(sizes)
+                for name in by_size:
+                    counts[name] += sum(sizes)
+            return dict(counts)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._reads.clear()
+            self._held.clear()
+            self._counts = dict.fromkeys(NAMES, 0)
+
+    def after_fork(self) -> None:
+        """Be usable in a child, whichever thread held the lock."""
+        self._lock = threading.Lock()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Counters as people see them: a mapping that prints as a small table, in a notebook as one of HTML. No I/O here.
+
+
+class Counters(dict[str, int]):
+    """Counters by name, as `refshard_fs.core.stats` explains them; a dict in all but its looks.
+
+    >>> Counters(keys=1200, bytes_fetched=3 << 20)
+    keys           1,200
+    bytes_fetched  3,145,728  (3.0 MiB)
+    """
+
+    def __repr__(self) -> str:
+        wide = max(map(len, self), default=0)
+        return "\n".join(f"{name:<{wide}}  {_text(name, value)}" for name, value in self.items())
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><td style="text-align:left">{escape(name)}</td>'
+            f'<td style="text-align:right">{escape(_text(name, value))}</td></tr>'
+            for name, value in self.items()
+        )
+        return f"<table>{rows}</table>"
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, int):
+        return str(value)
+    is_bytes = "bytes" in name or name == "ahead_wasted"
+    return f"{value:,}  ({bytes_text(value)})" if is_bytes and value > 999 else f"{value:,}"

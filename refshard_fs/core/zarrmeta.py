@@ -1,0 +1,470 @@
+"""Zarr array metadata, versions 2 and 3, as far as it says where chunks are; and the JSON that it is written in.
+
+What contradicts itself is a ManifestError. What is merely unknown here (another grid or key encoding, an extension of
+zarr v3) is no error: such an array has no `ChunkGrid`, and its keys are taken as they come. No I/O here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, parent
+from refshard_fs.errors import ManifestError
+
+__all__ = [
+    "ArrayMeta",
+    "array_meta",
+    "check_blosc",
+    "codecs_of",
+    "consolidated_arrays",
+    "dumps",
+    "is_blosc",
+    "is_divided",
+    "is_metadata",
+    "loads",
+    "lost",
+    "names_codecs",
+    "object_in",
+    "plain_grid",
+    "undecodable",
+    "unsafe",
+    "zarr_major",
+]
+
+METADATA_NAMES: Final = frozenset({".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json"})
+_DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # as in m8[s/0]
+COUNTABLE: Final = 2**63  # elements along a dimension, and chunks of an array, are fewer
+
+
+def loads(data: bytes | str) -> Any:
+    """Return what a JSON text holds; ValueError where it is none.
+
+    As zarr's writers need it: bare ``NaN``, ``Infinity``, ``-Infinity`` and control characters in strings are taken,
+    and so is a byte order mark. Nothing else is: lenient readers make 0 of ``-`` and 1 of ``01``.
+    """
+    text = data if isinstance(data, str) else data.decode("utf-8")
+    try:
+        return json.loads(text.removeprefix("\ufeff"), strict=False)
+    except RecursionError:
+        raise ValueError("its JSON nests too deep") from None
+
+
+def object_in(data: bytes | str, where: str) -> dict[str, Any]:
+    """Return the object that a JSON text holds; ManifestError, which begins with ``where``, where it is none."""
+    try:
+        found = loads(data)
+    except ValueError as e:
+        raise ManifestError(f"{where} is not JSON: {e}") from e
+    if not isinstance(found, dict):
+        raise ManifestError(f"{where} is no JSON object, but {type(found).__name__}")
+    return found
+
+
+def dumps(obj: Any) -> bytes:
+    """Return ``obj`` as compact JSON in UTF-8, with ``NaN`` and ``Infinity`` bare, as zarr's readers take them.
+
+    Raises ValueError where it nests too deep, TypeError where it holds what JSON does not.
+    """
+    try:
+        return json.dumps(obj, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can spell
+        return json.dumps(obj, separators=(",", ":")).encode()
+    except RecursionError:
+        raise ValueError("it nests too deep for JSON") from None
+
+
+def is_metadata(key: str) -> bool:
+    """Whether ``key`` names metadata (of either version), and no chunk."""
+    return key.rpartition("/")[2] in METADATA_NAMES
+
+
+class ArrayMeta(msgspec.Struct, frozen=True):
+    """What one array's metadata says of its chunks.
+
+    ``chunks`` are elements per stored chunk (of a sharded array: per shard), or None where they differ or are unknown;
+    ``grid`` is None where the grid or its keys are unknown. ``dtype`` is spelled as in the document, if need be in
+    JSON. ``raw`` is the document, not to be changed.
+    """
+
+    zarr_format: Literal[2, 3]
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...] | None
+    grid: ChunkGrid | None
+    dtype: str
+    order: Literal["C", "F"]
+    raw: Mapping[str, Any]
+
+
+def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
+    """Return what a ``.zarray`` or ``zarr.json`` says; None for groups, and for versions of zarr other than 2 and 3.
+
+    Raises ManifestError, which begins with ``where``, where the document contradicts the specification of its version.
+    """
+    match doc:
+        case {"zarr_format": 3, "node_type": "array"}:
+            return _version_3(doc, where)
+        case {"zarr_format": 2, "shape": _} | {"zarr_format": 2, "chunks": _}:
+            return _version_2(doc, where)
+    return None
+
+
+class _Plain(msgspec.Struct, gc=False):
+    """Metadata of version 2 that has nothing unusual."""
+
+    zarr_format: Literal[2]
+    shape: list[Annotated[int, msgspec.Meta(ge=0, le=COUNTABLE - 1)]]
+    chunks: list[Annotated[int, msgspec.Meta(ge=1, le=COUNTABLE - 1)]]
+    dtype: str
+    order: Literal["C", "F"] = "C"
+    dimension_separator: Literal[".", "/"] | None = "."
+    shards: Any = msgspec.UNSET
+
+
+_plain = msgspec.json.Decoder(_Plain)
+_ENCODINGS: Final = {separator: ChunkKeyEncoding("v2", separator or ".") for separator in (".", "/", None)}
+
+
+def plain_grid(text: str) -> ChunkGrid | None:
+    """Return the grid that an ordinary ``.zarray`` says, at a tenth of the cost; None where it takes a closer look."""
+    try:
+        found = _plain.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+    shape, chunks = found.shape, found.chunks
+    if len(shape) != len(chunks) or found.shards is not msgspec.UNSET or "/" in found.dtype:
+        return None
+    counts = tuple([-(-extent // chunk) for extent, chunk in zip(shape, chunks)])  # noqa: B905  # as has been seen
+    return ChunkGrid(counts, _ENCODINGS[found.dimension_separator]) if math.prod(counts) < COUNTABLE else None
+
+
+def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metadata") -> Iterator[tuple[str, Any]]:
+    """Yield (path, array metadata) for each array in a ``.zmetadata``, or inline in the ``zarr.json`` of a group.
+
+    Groups inside of v3 metadata may hold theirs in turn; a path comes once. Raises ManifestError where the document
+    does not hold objects.
+    """
+    seen: set[str] = set()
+    pending = [("", doc)]
+    while pending:
+        base, holder = pending.pop()
+        inline = holder.get("consolidated_metadata")
+        version_3 = holder.get("zarr_format") == 3
+        if version_3 and inline is None:
+            continue
+        members = _object(_object(inline if version_3 else holder, where).get("metadata", {}), where)
+        for key, value in members.items():
+            path, name = (key, "zarr.json") if version_3 else parent(key)
+            if name not in (".zarray", "zarr.json"):
+                continue
+            path = join(base, path)
+            member = _object(value, f"{key!r} in {where}")
+            is_group = name == "zarr.json" and member.get("node_type") != "array"
+            if is_group and (path or version_3):
+                pending.append((path, member))
+            elif not is_group and path not in seen:
+                seen.add(path)
+                yield path, member
+
+
+def _object(value: object, where: str) -> Mapping[str, Any]:
+    """Return a JSON object, also where it stands as text within JSON."""
+    if isinstance(value, str):
+        try:
+            value = loads(value)
+        except ValueError as error:
+            raise ManifestError(f"{where}: its JSON text is damaged: {error}") from None
+    if not isinstance(value, Mapping):
+        raise ManifestError(f"{where}: an object is needed, not {type(value).__name__}")
+    return value
+
+
+def _version_2(doc: Mapping[str, Any], where: str) -> ArrayMeta:
+    shape = _integers(doc.get("shape"), "shape", where)
+    chunks = _chunks(doc.get("chunks"), "chunks", shape, where)
+    if "shards" in doc:  # the prototype of sharding for v2 counts inner chunks per shard
+        shards = _chunks(doc["shards"], "shards", shape, where)
+        chunks = tuple(chunk * shard for chunk, shard in zip(chunks, shards, strict=True))
+    separator = doc.get("dimension_separator")
+    encoding = _encoding("v2", "." if separator is None else separator, "dimension_separator", where)
+    order = doc.get("order", "C")
+    if order not in ("C", "F"):
+        raise ManifestError(f"{where}: its order is {_shown(order)}, neither 'C' nor 'F'")
+    grid = _grid(shape, tuple(map(_equal_chunks, shape, chunks)), encoding, where)
+    return ArrayMeta(2, shape, chunks, grid, _dtype(doc.get("dtype"), "dtype", where), order, doc)
+
+
+def _version_3(doc: Mapping[str, Any], where: str) -> ArrayMeta:
+    shape = _integers(doc.get("shape"), "shape", where)
+    dtype = _dtype(doc.get("data_type"), "data_type", where)
+    chunks, counts = _chunk_grid(doc.get("chunk_grid"), shape, where)
+    encoding = _chunk_key_encoding(doc.get("chunk_key_encoding"), where)
+    grid = None if counts is None or encoding is None else _grid(shape, counts, encoding, where)
+    return ArrayMeta(3, shape, chunks, grid, dtype, "C", doc)
+
+
+def _grid(shape: tuple[int, ...], counts: tuple[int, ...], encoding: ChunkKeyEncoding, where: str) -> ChunkGrid:
+    if math.prod(counts) >= COUNTABLE:
+        raise ManifestError(f"{where}: its shape {_shown(list(shape))} has more chunks than 64 bits can count")
+    return ChunkGrid(counts, encoding)
+
+
+def _equal_chunks(extent: int, chunk: int) -> int:
+    return -(-extent // chunk) if chunk else 0
+
+
+def _chunk_grid(
+    spec: object, shape: tuple[int, ...], where: str
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Return elements per chunk, and chunks per dimension; None for what is not one number, or not known."""
+    match spec:
+        case {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}:
+            chunks = _chunks(chunk_shape, "chunk_shape", shape, where)
+            return chunks, tuple(map(_equal_chunks, shape, chunks))
+        case {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [*edges]}}:
+            if len(edges) != len(shape):
+                raise ManifestError(f"{where}: its chunk_shapes have {len(edges)} dimensions, its shape {len(shape)}")
+            counts = tuple(_rectilinear(edge, extent, where) for edge, extent in zip(edges, shape, strict=True))
+            return None, counts
+        case {"name": "regular" | "rectilinear", **rest} if not _is_unknown_kind(rest):
+            raise ManifestError(f"{where}: its chunk_grid {_shown(spec)} lacks the configuration")
+        case {"name": str()} | str():
+            return None, None
+    raise ManifestError(f"{where}: its chunk_grid is {_shown(spec)}, no object with a name")
+
+
+def _is_unknown_kind(rest: object) -> bool:
+    match rest:
+        case {"configuration": {"kind": str(kind)}}:
+            return kind != "inline"
+    return False
+
+
+def _rectilinear(edges: object, extent: int, where: str) -> int:
+    """Return how many chunks cover ``extent``: edges are one number, or a list of numbers and of [number, repeats]."""
+    match edges:
+        case [_, *_]:
+            covered = chunks = 0
+            for entry in edges:
+                match entry:
+                    case [edge, repeats]:
+                        pass
+                    case _:
+                        edge, repeats = entry, 1
+                size, times = _integer(edge, "chunk_shapes", where), _integer(repeats, "chunk_shapes", where)
+                if not size or not times:
+                    raise ManifestError(f"{where}: its chunk_shapes hold a 0: {_shown(entry)}")
+                chunks += min(times, max(0, -((covered - extent) // size)))
+                covered += size * times
+            if covered < extent:
+                raise ManifestError(f"{where}: its chunk_shapes cover {covered} of {extent} elements")
+            return chunks
+    return _equal_chunks(extent, _chunks([edges], "chunk_shapes", (extent,), where)[0])
+
+
+def _chunk_key_encoding(spec: object, where: str) -> ChunkKeyEncoding | None:
+    match spec:
+        case None | "default":
+            return ChunkKeyEncoding("default", "/")
+        case "v2":
+            return ChunkKeyEncoding("v2", ".")
+        case {"name": "default" | "v2" as name, **rest}:
+            match rest:
+                case {"configuration": {"separator": separator}} | {"separator": separator}:
+                    return _encoding(name, separator, "chunk_key_encoding", where)
+            return _chunk_key_encoding(name, where)
+        case {"name": str()} | str():
+            return None
+    raise ManifestError(f"{where}: its chunk_key_encoding is {_shown(spec)}, no object with a name")
+
+
+def _encoding(name: Literal["default", "v2"], separator: object, field: str, where: str) -> ChunkKeyEncoding:
+    match separator:
+        case "." | "/":
+            return ChunkKeyEncoding(name, separator)
+    raise ManifestError(f"{where}: its {field} has the separator {_shown(separator)}, neither '.' nor '/'")
+
+
+def _chunks(value: object, field: str, shape: tuple[int, ...], where: str) -> tuple[int, ...]:
+    chunks = _integers(value, field, where)
+    if len(chunks) != len(shape):
+        raise ManifestError(f"{where}: its {field} has {len(chunks)} dimensions, its shape {len(shape)}")
+    for chunk, extent in zip(chunks, shape, strict=True):
+        if not chunk and extent:  # some writers give an empty dimension chunks of 0
+            raise ManifestError(f"{where}: its {field} is 0 for a dimension of {extent}")
+    return chunks
+
+
+def _integers(value: object, field: str, where: str) -> tuple[int, ...]:
+    match value:
+        case [*items]:
+            return tuple(_integer(item, field, where) for item in items)
+    raise ManifestError(f"{where}: its {field} is {_shown(value)}, no list of integers")
+
+
+def _integer(value: object, field: str, where: str) -> int:
+    match value:
+        case bool():
+            pass
+        case int() if 0 <= value < COUNTABLE:
+            return value
+        case float() if value.is_integer() and 0 <= value < 2**53:  # written so by some JavaScript and pandas code
+            return int(value)
+    raise ManifestError(f"{where}: its {field} holds {_shown(value)}, no integer from 0 to 2**63-1")
+
+
+def is_divided(dtype: str) -> bool:
+    """Whether a dtype's name has a unit of time with a divisor: numpy ends the process where that is 0."""
+    return _DIVIDED.search(dtype) is not None
+
+
+def _dtype(value: object, field: str, where: str) -> str:
+    text = value
+    match value:
+        case {"name": str()} | [_, *_]:
+            text = dumps(value).decode()
+    if isinstance(text, str):
+        if is_divided(text):  # which numpy does not write, and no reader after us may survive
+            raise ManifestError(f"{where}: its {field} is {_shown(value)}, a unit of time with a divisor")
+        return text
+    raise ManifestError(f"{where}: its {field} is {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "missing"
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = "a huge integer"
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+# ----------------------------------------------------------------------------------------------------
+# What metadata says of how an array's chunks are encoded, and whether any reader can follow that. No I/O here.
+
+
+_CODECS: Final = ("codecs", "compressor", "filters")
+_PICKLES: Final = frozenset(["pickle", "numcodecs.pickle"])
+
+# Stands where codecs do, for that is what readers name in their error. VirtualiZarr 1.0.0 writes version 2's filters
+# there, or null, and leaves compressor, order and (mostly) the fill value out: what chunks hold cannot be told.
+_LOST: Final = (
+    "none that is known: its writer (VirtualiZarr 1.0.0?) left out how the chunks of array %r are encoded; "
+    "if you know it, put codecs and fill_value into its zarr.json"
+)
+_UNKNOWN: Final = "?"
+
+
+def lost(path: str) -> dict[str, Any]:
+    """Return the codec that stands for those that the writer of the array ``path`` left out."""
+    return {"name": _LOST % path}
+
+
+def names_codecs(codecs: object) -> bool:
+    """Whether ``codecs`` are what version 3 of zarr calls so; null, or what version 2 calls filters, is not."""
+    match codecs:
+        case [_, *_]:
+            return all(isinstance(codec.get("name") if isinstance(codec, dict) else codec, str) for codec in codecs)
+    return False
+
+
+def undecodable(meta: ArrayMeta, path: str) -> str | None:
+    """Return why nobody can know how the chunks of the array ``path`` are encoded; None where its metadata says it."""
+    if meta.zarr_format == 3:
+        codecs = meta.raw.get("codecs")
+        if codecs == [lost(path)]:
+            return f"its codecs are {_LOST % path}"
+        return None if names_codecs(codecs) else f"its codecs are {_spelled(codecs)}, no list of codecs with names"
+    for member, given in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):
+        if not isinstance(given, list) or not all(_is_codec_2(codec) for codec in given if codec is not None):
+            return f"its member '{member}' is {_spelled(meta.raw[member])}, which names no codec"
+    return None
+
+
+def unsafe(meta: ArrayMeta) -> str | None:
+    """Return why the chunks of an array must not be decoded here, whoever wrote its metadata; None if they may be."""
+    pending = [meta.raw.get(member) for member in _CODECS]
+    while pending:
+        match pending.pop():
+            case str(text) if is_divided(text):
+                return f"its codecs have a type that numpy may end the process over: {text[:100]!r}"
+            case {**members}:
+                if not _PICKLES.isdisjoint(name for name in (members.get("id"), members.get("name")) if _is_str(name)):
+                    return "its chunks are pickles, which may run code: they are never read"
+                pending += members.values()
+            case [*items]:
+                pending += items
+    return None
+
+
+def is_blosc(meta: ArrayMeta) -> bool:
+    """Whether the last codec that encodes an array's chunks is blosc."""
+    codecs = meta.raw.get("codecs") if meta.zarr_format == 3 else [meta.raw.get("compressor")]
+    match codecs:
+        case [*_, {"id": "blosc"} | {"name": "blosc"}]:
+            return True
+    return False
+
+
+def check_blosc(data: bytes) -> None:
+    """Raise ValueError where a frame of blosc says that it is longer than ``data``: blosc reads on behind their end."""
+    said = int.from_bytes(data[12:16], "little")
+    if len(data) < 16 or said > len(data):
+        raise ValueError(f"it is a frame of {max(said, 16)} bytes, and {len(data)} are there")
+
+
+def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
+    """Return the names of an array's codecs, in the order in which they encode; what shards hold in brackets."""
+    if meta.zarr_format == 3:
+        return tuple(map(_named, _listed(meta.raw.get("codecs"))))
+    last = meta.raw.get("compressor")
+    return tuple(map(_named, [*_listed(meta.raw.get("filters") or []), *([] if last is None else [last])]))
+
+
+def _spelled(value: Any) -> str:
+    return dumps(value).decode()[:100]
+
+
+def _listed(codecs: Any) -> list[Any]:
+    return codecs if isinstance(codecs, list) else [codecs]
+
+
+def _is_str(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_codec_2(codec: object) -> bool:
+    return isinstance(codec, dict) and isinstance(codec.get("id"), str)
+
+
+def _named(codec: Any) -> str:
+    match codec:
+        case {"name": "sharding_indexed", "configuration": {"codecs": [*inner]}}:
+            return f"sharding_indexed[{', '.join(map(_named, inner))}]"
+        case {"name": str(name), "configuration": {"cname": str(kind)}} | {"id": str(name), "cname": str(kind)}:
+            return f"{name}({kind})"
+        case {"name": str(name)} | {"id": str(name)} | str(name):
+            return _UNKNOWN if " " in name else name  # see `lost`
+    return _UNKNOWN
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which zarr reads what is shown: the one that the process has imported, or else the one that is installed.
+
+
+def zarr_major() -> int | None:
+    """Return the first number of zarr's version; None where there is no zarr."""
+    found = getattr(sys.modules.get("zarr"), "__version__", None)
+    try:
+        major = (found if isinstance(found, str) else version("zarr")).partition(".")[0]
+    except PackageNotFoundError:
+        return None
+    return int(major) if major.isdecimal() else None

@@ -1,0 +1,1 @@
+"""The format bcolz. No I/O here."""

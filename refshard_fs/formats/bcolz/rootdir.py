@@ -1,0 +1,254 @@
+"""bcolz rootdirs (0.7 to 1.2, and bcolz-zipline): a carray as a group of one array, a ctable as a group of columns.
+
+A chunk is a file that holds one blosc frame. One that is full is that frame as it lies; the last one, short on disk, is
+padded when it is read. No I/O here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.array_group import ArrayGroup, documents
+from refshard_fs.core.dtypes import COUNTABLE, count, counts, object_in, parse_dtype, shown
+from refshard_fs.core.format import OpenOptions, Probe, Raw
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Facts, Listed, Load, Span, Stat, Steps
+from refshard_fs.core.zarrmeta import METADATA_NAMES
+from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.formats.bcolz.blosc import (
+    BODY,
+    EXPANSION,
+    LARGEST,
+    BloscArray,
+    Compressor,
+    FrameHeader,
+    Piece,
+    Refilled,
+    made,
+    parse,
+)
+from refshard_fs.formats.recognition_archives import BCOLZ_COLUMNS, BCOLZ_STORAGE
+from refshard_fs.security.policy import protocol_of, relative_to
+
+__all__ = ["ChunkFileIndex", "open_"]
+
+SIZES: Final = "meta/sizes"
+ATTRIBUTES: Final = "__attrs__"
+DATA: Final = "data"  # a carray's one array
+ROW: Final = "row"  # the dimension that a ctable's columns share
+
+FILE_HEADER: Final = 16
+MOST: Final = 1 << 20  # bytes of a JSON document
+
+_CODECS: Final = frozenset(["blosclz", "lz4", "lz4hc", "zlib", "zstd"])
+
+
+class ChunkFileIndex(msgspec.Struct, frozen=True):
+    """Decodes the first 32 bytes of a chunk's file: bcolz's header and the frame's."""
+
+    def decode(self, data: bytes) -> FrameHeader:
+        if len(data) < FILE_HEADER + BODY:
+            raise ValueError(f"it is cut short: two headers take {FILE_HEADER + BODY} bytes, there are {len(data)}")
+        if data[:4] != b"blpk":
+            raise ValueError(f"magic {data[:4]!r}, not b'blpk'")
+        if data[4] != 1:
+            raise ValueError(f"format version {data[4]}: a bcolz chunk has version 1")
+        if any(data[5:8]):
+            raise ValueError(f"reserved bytes {data[5:8].hex(' ')}, not zero")
+        frames = int.from_bytes(data[8:16], "little", signed=True)
+        if frames != 1:
+            raise ValueError(f"nchunks {frames}: a bcolz chunk file holds one")
+        return parse(data[FILE_HEADER:])
+
+
+class CarrayChunks:
+    """The chunks of one carray: ``rows`` rows of ``row_size`` bytes each, of which there are ``length`` in all."""
+
+    def __init__(self, url: str, length: int, rows: int, row_size: int, dtype: np.dtype[Any]) -> None:
+        self._url = url
+        self._length = length
+        self._rows = rows
+        self._row_size = row_size
+        self._dtype = dtype
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        url = self._file(number)
+        frame = yield from self._frame(number)
+        full = self._rows * self._row_size
+        rows = min(self._rows, self._length - number * self._rows)
+        if frame.length == full:
+            return Span(url, FILE_HEADER, FILE_HEADER + frame.stored)
+        if not rows * self._row_size <= frame.length < full:
+            due = f"its {rows} rows of {self._row_size} bytes are due"
+            raise DamagedIndex("", url, f"blosc nbytes {frame.length}, where {due}")
+        if number and full > frame.stored * EXPANSION:
+            yield from self._vouch(number - 1, full)
+        recipe = Refilled((Piece(0, frame.stored, frame.length),), full, frame.typesize)
+        return made(Span(url, FILE_HEADER, FILE_HEADER + frame.stored), recipe)
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        yield from ()
+        return None
+
+    def _frame(self, number: int) -> Steps[FrameHeader]:
+        url = self._file(number)
+        load = Load(Span(url, 0, FILE_HEADER + BODY, exact=False, optional=True), ChunkFileIndex())
+        frame: FrameHeader | None = yield load
+        if frame is None:
+            raise DamagedIndex("", url, "this file of the carray is missing: all chunks must exist")
+        if self._dtype.itemsize % frame.typesize:
+            raise DamagedIndex("", url, f"blosc typesize {frame.typesize}, which does not divide that of {self._dtype}")
+        return frame
+
+    def _vouch(self, number: int, full: int) -> Steps[None]:
+        """Make sure that chunks are as large as the metadata says: padding to that size takes memory."""
+        url = self._file(number)
+        frame = yield from self._frame(number)
+        facts: Facts | None = yield Stat(url)
+        if frame.length != full:
+            raise DamagedIndex("", url, f"blosc nbytes {frame.length}, where {full} are due")
+        if facts is None or (facts.size is not None and facts.size < FILE_HEADER + frame.stored):
+            raise DamagedIndex("", url, f"it is cut short: blosc ctbytes {frame.stored}")
+
+    def _file(self, number: int) -> str:
+        return relative_to(self._url, f"data/__{number}.blp")
+
+
+def _documents(url: str, names: tuple[str, ...], where: tuple[str, ...]) -> Steps[list[bytes | None]]:
+    """Return each of ``names`` below each of ``where`` (paths below ``url``), None for what is missing."""
+    urls = [relative_to(url, f"{path}/{name}" if path else name) for path in where for name in names]
+    found = yield tuple(Load(Span(u, 0, MOST, exact=False, optional=True), Raw()) for u in urls)
+    for u, data in zip(urls, found, strict=True):
+        if data is not None and len(data) == MOST:
+            raise ManifestError(f"{u}: more than {MOST} bytes are no such document")
+    return list(found)
+
+
+class Carray(msgspec.Struct, frozen=True):
+    """A carray as its documents describe it."""
+
+    array: BloscArray
+    chunks: CarrayChunks
+
+    @property
+    def length(self) -> int:
+        """Rows."""
+        return self.array.shape[0]
+
+
+def _carray(url: str, found: list[bytes | None], row: str, prefix: str, zarr_format: int) -> Carray:
+    """Return the carray at ``url`` whose storage, sizes and attributes are ``found``."""
+    where = relative_to(url, BCOLZ_STORAGE)
+    storage, sizes, attributes = found
+    match storage:
+        case None:
+            raise ManifestError(f"{where} is missing: there is no carray without it")
+        case b"":
+            raise ManifestError(f"{where} is empty: its writer died before it said what the carray holds")
+    doc = object_in(storage, where)
+    dtype = parse_dtype(doc.get("dtype"), where, zarr_format)
+    chunklen = count(doc, "chunklen", where, 1)
+    compressor = _compressor(doc.get("cparams"), where, dtype)
+    if sizes is None:
+        raise ManifestError(f"{relative_to(url, SIZES)} is missing: nothing else tells the shape")
+    shape = _shape(sizes, relative_to(url, SIZES), dtype)
+    attrs = object_in(attributes, relative_to(url, ATTRIBUTES)) if attributes is not None else {}
+    rows = shape[0] if 0 < shape[0] <= chunklen else chunklen  # a lone chunk is never padded
+    row_size = math.prod(shape[1:]) * dtype.itemsize
+    if min(rows, shape[0]) * row_size > LARGEST:
+        raise ManifestError(f"{where}: its 'chunklen' {chunklen} makes chunks of more than a frame's {LARGEST} bytes")
+    dimensions = (row, *(f"{prefix}{axis}" for axis in range(1, len(shape))))
+    chunks = (rows, *(max(extent, 1) for extent in shape[1:]))
+    array = BloscArray(where, shape, chunks, dtype, "C", compressor, dimensions, attrs)
+    return Carray(array, CarrayChunks(url, shape[0], rows, row_size, dtype))
+
+
+def _shape(data: bytes, where: str, dtype: np.dtype[Any]) -> tuple[int, ...]:
+    doc = object_in(data, where)
+    shape = counts(doc, "shape", where)
+    if not 0 < len(shape) <= 32:
+        raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions")
+    size = math.prod(shape) * dtype.itemsize
+    if size >= COUNTABLE:
+        raise ManifestError(f"{where}: its 'shape' {shown(list(shape))} is more than 63 bits count in bytes")
+    if "nbytes" in doc and count(doc, "nbytes", where) != size:
+        raise ManifestError(f"{where}: its 'nbytes' is {doc['nbytes']}, but shape and dtype make {size}")
+    return shape
+
+
+def _compressor(cparams: object, where: str, dtype: np.dtype[Any]) -> Compressor:
+    match cparams:
+        case {**given}:
+            codec = given.get("cname", "blosclz")  # the only one, before 0.8
+            level, shuffle = given.get("clevel", 5), given.get("shuffle", True)
+            if codec == "snappy":
+                raise ManifestError(f"{where}: its 'cname' is snappy, which zarr's blosc codec has no decoder for")
+            if not isinstance(codec, str) or codec not in _CODECS:
+                raise ManifestError(f"{where}: its 'cname' is {shown(codec)}, no codec of blosc")
+            match level, shuffle:
+                case int(), bool() | 0 | 1 | 2 if 0 <= level <= 9:
+                    return Compressor(codec, int(level), int(shuffle), min(dtype.itemsize, 255))
+    raise ManifestError(f"{where}: its 'cparams' is {shown(cparams)}, not how blosc compresses")
+
+
+def _column_names(data: bytes, where: str) -> tuple[str, ...]:
+    match object_in(data, where).get("names"):
+        case [*names]:
+            for name in names:
+                if not _is_plain(name):
+                    raise ManifestError(
+                        f"{where}: its 'names' hold {shown(name)}, which is no name of a directory here"
+                    )
+            if len(set(names)) == len(names):
+                return tuple(names)
+            raise ManifestError(f"{where}: its 'names' hold one twice")
+        case other:
+            raise ManifestError(f"{where}: its 'names' is {shown(other)}, no list")
+
+
+def _is_plain(name: object) -> bool:
+    """Whether a column's name is one step down, and means itself as a key and in a URL."""
+    match name:
+        case "" | "." | "..":
+            return False
+        case str():
+            return name not in METADATA_NAMES and not any(c in "/\\\0" for c in name) and "::" not in name
+    return False
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a bcolz array or table."""
+    url = probe.url
+    names = (BCOLZ_STORAGE, SIZES, ATTRIBUTES)
+    table = probe.documents.get(BCOLZ_COLUMNS)
+    if table is None:
+        carray = _carray(url, (yield from _documents(url, names, ("",))), "dim_0", "dim_", options.zarr_format)
+        return _key_space({DATA: carray}, {}, options)
+    where = relative_to(url, BCOLZ_COLUMNS)
+    columns = _column_names(table.data, where)
+    (own,) = yield from _documents(url, (ATTRIBUTES,), ("",))
+    attributes = object_in(own, relative_to(url, ATTRIBUTES)) if own is not None else {}
+    carrays: dict[str, Carray] = {}
+    if columns:
+        paths = tuple(map(quote, columns)) if protocol_of(url) in ("http", "https") else columns
+        found = yield from _documents(url, names, paths)
+        for i, name in enumerate(columns):
+            some = found[i * len(names) : (i + 1) * len(names)]
+            carrays[name] = _carray(relative_to(url, paths[i]), some, ROW, f"{name}_dim_", options.zarr_format)
+    lengths = {name: carray.length for name, carray in carrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ManifestError(f"{url}: its columns are not equally long: {shown(lengths)}")
+    return _key_space(carrays, attributes, options)
+
+
+def _key_space(carrays: Mapping[str, Carray], attributes: Mapping[str, Any], options: OpenOptions) -> KeySpace:
+    arrays = {name: carray.array for name, carray in carrays.items()}
+    grids = {name: array.grid(options.zarr_format) for name, array in arrays.items()}
+    chunks = {name: carray.chunks for name, carray in carrays.items()}
+    return ArrayGroup(documents(arrays, attributes, options.zarr_format), grids, chunks)

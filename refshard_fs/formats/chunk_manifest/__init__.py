@@ -1,0 +1,1 @@
+"""The format chunk_manifest. No I/O here."""

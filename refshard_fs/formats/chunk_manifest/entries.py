@@ -1,0 +1,143 @@
+"""The JSON of chunk manifests: entries and prefixes, typed and checked; errors name document and key. No I/O here.
+
+``FORMATS.md`` is the specification; it fixes what zarr-specs issue 287 leaves open.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.errors import ManifestError
+
+__all__ = [
+    "Entries",
+    "JsonEntry",
+    "JsonPrefix",
+    "NAME",
+    "PREFIX",
+    "check_members",
+    "data_of",
+    "entries_in",
+    "is_map",
+    "span_of",
+]
+
+NAME: Final = "chunk-manifest-json"
+PREFIX: Final = "prefix"  # the one member of a manifest that is no key
+_MAP: Final = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"name"\s*:\s*"' + NAME.encode() + b'"')
+MOST: Final = 2**63  # offsets and lengths, and their sums, are less
+
+
+class JsonEntry(msgspec.Struct, gc=False):
+    """What a manifest says of one key; all None: it is empty. Members that are not named here are not heeded."""
+
+    path: str | None = None
+    offset: int | None = None
+    length: int | None = None
+    data: str | dict[str, Any] | None = None
+    etag: str | None = None
+    last_modified: str | None = None
+    checksum: str | None = None
+
+
+class JsonPrefix(msgspec.Struct, forbid_unknown_fields=True):
+    """What a manifest says of all keys that begin alike: what URLs begin with, and what stands in them for a dot."""
+
+    path: str
+    separator: str = "."
+
+
+class Entries(msgspec.Struct):
+    """A manifest as it is spelled."""
+
+    keys: dict[str, JsonEntry]
+    prefixes: dict[str, JsonPrefix]
+
+
+class _Prefixes(msgspec.Struct):
+    prefix: dict[str, JsonPrefix] = {}
+
+
+_entries = msgspec.json.Decoder(dict[str, JsonEntry])
+_prefixes = msgspec.json.Decoder(_Prefixes)
+_raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def entries_in(data: bytes, where: str) -> Entries:
+    """Return the manifest in ``data``; ManifestError, which begins with ``where``, where it breaks the format."""
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        keys = _entries.decode(data)
+        prefixes = _prefixes.decode(data).prefix if keys.pop(PREFIX, None) is not None else {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise _explained(data, where, e) from e
+    unsaid = [key for key, entry in keys.items() if entry.path is None and entry.data is None]
+    if unsaid:
+        spelled = _raw.decode(data)
+        for key in unsaid:
+            if bytes(spelled[key])[1:-1].strip():
+                raise ManifestError(f"{where}: {key!r} has neither path nor data; an empty chunk is {{}}")
+    return Entries(keys, prefixes)
+
+
+def _explained(data: bytes, where: str, error: Exception) -> ManifestError:
+    """Return an error that names the key of the member that is wrong."""
+    try:
+        document = zarrmeta.loads(data)
+    except ValueError as e:
+        return ManifestError(f"{where} is not JSON: {e}")
+    if not isinstance(document, Mapping):
+        return ManifestError(f"{where} is a {type(document).__name__}, no object with chunk keys")
+    for key, value in document.items():
+        kind: Any = dict[str, JsonPrefix] if key == PREFIX else JsonEntry
+        try:
+            msgspec.convert(value, kind)
+        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
+            return ManifestError(f"{where}: {key!r}: {e}")
+    return ManifestError(f"{where}: {error}")
+
+
+def is_map(head: bytes) -> bool:
+    """Whether a document that begins with ``head`` is a key map of its own (see `prefix_map`)."""
+    return _MAP.match(head) is not None
+
+
+def span_of(entry: JsonEntry, key: str, where: str) -> tuple[int, int | None]:
+    """Return offset and length (None: to the end); ManifestError where they are no range."""
+    offset, length = entry.offset or 0, entry.length
+    if offset < 0 or (length is not None and length < 0) or offset + (length or 0) >= MOST:
+        raise ManifestError(f"{where}: {key!r} has the offset {entry.offset} and the length {length}")
+    return offset, length
+
+
+def data_of(entry: JsonEntry, key: str, where: str) -> bytes:
+    """Return inline data: text, base64 text, or the JSON of an object."""
+    match entry.data:
+        case str(text) if text.startswith("base64:"):
+            try:
+                return base64.b64decode("".join(text[7:].split()), validate=True)
+            except binascii.Error as e:
+                raise ManifestError(f"{where}: {key!r}: its base64 text is damaged: {e}") from e
+        case str(text):
+            return text.encode("utf-8", "surrogatepass")
+        case dict(document):
+            return zarrmeta.dumps(document)
+    raise ManifestError(f"{where}: {key!r} has no data")
+
+
+def check_members(entry: JsonEntry, key: str, where: str) -> None:
+    """Raise ManifestError where an entry says two things at once."""
+    if entry.path is not None and entry.data is not None:
+        raise ManifestError(f"{where}: {key!r} has both path and data")
+    ranged = entry.offset is not None or entry.length is not None
+    if entry.data is not None and (ranged or entry.etag is not None or entry.last_modified is not None):
+        raise ManifestError(f"{where}: {key!r} has data, and so no offset, length, etag or last_modified")
+    if entry.path == "":
+        raise ManifestError(f"{where}: {key!r} has an empty path")

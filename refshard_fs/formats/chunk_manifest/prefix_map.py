@@ -1,0 +1,236 @@
+"""A chunk manifest of a whole source: keys, and prefixes of keys, mapped to other places. No I/O here.
+
+So one group is made from many stores. A key's own entry beats prefixes, the longest prefix beats shorter ones and what
+lies in the source itself; listings show all of them. The map stands in the root group's metadata, or is a document of
+its own: ``{"name": "chunk-manifest-json", "configuration": {"manifest": {...}}}``, that member first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.checksums import checked
+from refshard_fs.core.directories import by_name
+from refshard_fs.core.format import OpenOptions, Probe, check_size
+from refshard_fs.core.keys import ChunkGrid, join, normalise, parent
+from refshard_fs.core.keyspace import KeySpace, default_is_directory
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Steps
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.chunk_manifest.declaration import Key, Origin, Url, declaration
+from refshard_fs.formats.chunk_manifest.entries import Entries, JsonEntry, check_members, data_of, entries_in, span_of
+from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
+
+__all__ = ["Composite", "KeyMap", "KeyMapIndex", "open_"]
+
+_ROOT = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
+
+
+class KeyMap:
+    """Entries by key, and URL prefixes by key prefix (a directory; empty: the root)."""
+
+    __slots__ = ("keys", "nbytes", "prefixes")
+
+    def __init__(self, entries: Entries, where: str, weight: int) -> None:
+        self.nbytes = 4 * weight + 300 * len(entries.keys)
+        self.keys = entries.keys
+        self.prefixes: dict[str, str] = {}
+        for key, entry in entries.keys.items():
+            _check_key(key, key, where)
+            check_members(entry, key, where)
+            span_of(entry, key, where)
+        for key, prefix in entries.prefixes.items():
+            if key and not key.endswith("/"):
+                raise ManifestError(f"{where}: the prefix {key!r} does not end in a slash: it is no directory of keys")
+            _check_key(key.removesuffix("/"), key, where)
+            if prefix.separator != ".":
+                raise ManifestError(f"{where}: the prefix {key!r} has a separator, which only those of chunks may have")
+            if not prefix.path:
+                raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
+            self.prefixes[key.removesuffix("/")] = prefix.path
+
+
+def _check_key(key: str, spelled: str, where: str) -> None:
+    if key != normalise(key) or not {".", ".."}.isdisjoint(key.split("/")):
+        raise ManifestError(f"{where}: {spelled!r} is no key; its parts are names with a slash between them")
+
+
+class KeyMapIndex(msgspec.Struct, frozen=True):
+    """Decodes the key map called ``where``."""
+
+    where: str
+
+    def decode(self, data: bytes) -> KeyMap:
+        return KeyMap(entries_in(data, self.where), self.where, len(data))
+
+
+class _DocumentIndex(msgspec.Struct, frozen=True):
+    """Decodes a key map that is a document of its own."""
+
+    where: str
+
+    def decode(self, data: bytes) -> KeyMap:
+        try:
+            document = zarrmeta.loads(data)
+        except ValueError as e:
+            raise ManifestError(f"{self.where} is not JSON: {e}") from e
+        match declaration(document):
+            case bytes(manifest):
+                return KeyMapIndex(self.where).decode(manifest)
+        raise ManifestError(f"{self.where}: its configuration has no object 'manifest'")
+
+
+class Composite:
+    """The keys of ``base`` (None: there is none), and those that the map called ``where`` adds or replaces."""
+
+    def __init__(self, base: KeySpace | None, keys: KeyMap, origin: Origin, where: str) -> None:
+        self.base = base
+        self.grids: Mapping[str, ChunkGrid] = {}
+        self._map = keys
+        self._origin = origin
+        self._where = where
+        self._mounts: dict[str, KeySpace | str] = {}  # a key space, or a directory of the base
+        for prefix, path in keys.prefixes.items():
+            match self._origin.place(path, where, prefix):
+                case Url(url):
+                    self._mounts[prefix] = Hierarchy(url, listable=True)
+                case Key(key):
+                    self._mounts[prefix] = key.rstrip("/")
+        self._probed: set[str] = set()
+        self._tree = _tree([*keys.keys, *(f"{p}/" for p in keys.prefixes if p)], keys.keys)
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        entry = self._map.keys.get(key)
+        if entry is not None:
+            return (yield from self._entry(key, entry))
+        owner, rest, _ = self._owner(key)
+        return None if owner is None else (yield from owner.lookup(rest))
+
+    def is_empty(self, key: str) -> Steps[bool]:
+        """Return whether the map says of ``key`` that it is empty."""
+        yield from ()
+        entry = self._map.keys.get(key)
+        return entry is not None and entry.path is None and entry.data is None
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        owner, rest = yield from self._lister(prefix)
+        names = None if owner is None else (yield from owner.children(rest))
+        own = self._tree.get(prefix)
+        if own is None:
+            return names
+        merged = {listed.name: listed for listed in names or ()}
+        for name, is_directory in own.items():
+            key = join(prefix, name)
+            entry = self._map.keys.get(key)
+            if entry is None or is_directory:
+                merged[name] = Listed(name, None, True)
+            elif entry.path is None and entry.data is None:
+                merged.pop(name, None)
+            else:
+                found = yield from self._entry(key, entry)
+                merged[name] = Listed(name, None if found is None else found.size)
+        return sorted(merged.values(), key=by_name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if prefix in self._tree:
+            return True
+        owner, rest = yield from self._lister(prefix)
+        return owner is not None and (yield from owner.is_directory(rest))
+
+    def _owner(self, key: str) -> tuple[KeySpace | None, str, str | None]:
+        """Return the key space that has ``key``, what it is called there, and the prefix that says so (if one does)."""
+        end = len(key)
+        while end > 0:
+            end = key.rfind("/", 0, end)
+            prefix = key[:end] if end > 0 else ""
+            match self._mounts.get(prefix):
+                case None:
+                    continue
+                case str(directory):
+                    return self.base, join(directory, key[end + 1 :]), None
+                case mount:
+                    return mount, key[end + 1 :], prefix
+        return self.base, key, None
+
+    def _lister(self, directory: str) -> Steps[tuple[KeySpace | None, str]]:
+        """Return the key space that has the keys in ``directory``, and what that is called there."""
+        owner, rest, prefix = self._owner(join(directory, "x"))
+        if prefix is not None and prefix not in self._probed and isinstance(owner, Hierarchy):
+            if (yield Names(owner.url)) is None:
+                owner = self._mounts[prefix] = Hierarchy(owner.url, listable=False)
+            self._probed.add(prefix)
+        return owner, parent(rest)[0]
+
+    def _entry(self, key: str, entry: JsonEntry) -> Steps[Entry | None]:
+        found: Entry
+        offset, length = span_of(entry, key, self._where)
+        if entry.data is not None:
+            found = Inline(data_of(entry, key, self._where))
+        elif entry.path is None:
+            return None
+        else:
+            is_pinned = entry.etag is not None or entry.last_modified is not None
+            pin = Pin(entry.etag, entry.last_modified) if is_pinned else None
+            found = yield from self._origin.entry(entry.path, offset, length, pin, self.base, self._where, key)
+        return checked(found, entry.checksum, self._where, key)
+
+
+def _tree(paths: list[str], keys: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
+    """Directory → name → whether that is one, of keys and of directories (those end in a slash)."""
+    tree: dict[str, dict[str, bool]] = {"": {}}
+    for path in paths:
+        is_directory = path.endswith("/")
+        key = path.removesuffix("/")
+        if not is_directory and keys[key].path is None and keys[key].data is None and parent(key)[0] not in tree:
+            continue  # what is not there makes no directory
+        while key:
+            directory, name = parent(key)
+            below = tree.setdefault(directory, {})
+            below[name] = below.get(name, False) or is_directory
+            key, is_directory = directory, True
+    return tree
+
+
+class _Rooted:
+    """A composite without a base: where nothing says what its root is, that is a group."""
+
+    def __init__(self, keys: Composite) -> None:
+        self.keys = keys
+        self.grids: Mapping[str, ChunkGrid] = {}
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        found = yield from self.keys.lookup(key)
+        return Inline(_ROOT) if found is None and key == "zarr.json" else found
+
+    def is_empty(self, key: str) -> Steps[bool]:
+        return (yield from self.keys.is_empty(key))
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        names = yield from self.keys.children(prefix)
+        if prefix:
+            return names
+        return sorted([*(names or ()), Listed("zarr.json", len(_ROOT))], key=by_name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        return (
+            (yield from default_is_directory(self, prefix))
+            if not prefix
+            else (yield from self.keys.is_directory(prefix))
+        )
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a key map."""
+    facts = probe.facts or Facts(None)
+    whole = facts.size == len(probe.head)
+    check_size(facts.size, options.max_manifest_bytes, probe.url)
+    pin = Pin(facts.etag, facts.last_modified, facts.size)
+    entry = Inline(probe.head) if whole else Span(probe.url, pin=pin)
+    keys: KeyMap = yield Load(entry, _DocumentIndex(probe.url))
+    origin = Origin("", None if probe.is_held else Span(probe.url), options, has_keys=False)
+    composite = Composite(None, keys, origin, probe.url)
+    says_root = "" in keys.prefixes or not {"zarr.json", ".zgroup", ".zarray"}.isdisjoint(keys.keys)
+    return composite if says_root else _Rooted(composite)

@@ -1,0 +1,404 @@
+"""Any key space, the chunks of its arrays with a chunk manifest found where the manifest says. No I/O here.
+
+Manifests are read when a chunk of their array is first asked for. Chunks of such an array come from its manifest
+alone, whatever else lies below it. Metadata is shown without the storage transformer; all other keys pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.checksums import checked
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
+from refshard_fs.core.directories import Listing, by_name, chunks_below, directory_of_chunks, has_chunks_below
+from refshard_fs.core.documents import Documents
+from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.edits import REMOVED, Edits
+from refshard_fs.core.format import OpenOptions, check_size
+from refshard_fs.core.keys import ChunkGrid, join, normalise
+from refshard_fs.core.keyspace import KeySpace, is_empty
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Stat, Steps
+from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
+from refshard_fs.formats.chunk_manifest.declaration import MARK as DECLARED
+from refshard_fs.formats.chunk_manifest.declaration import Declared, Key, Origin, Unmapped, Url, key_beside
+from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, ManifestIndex, Prefix, Source
+from refshard_fs.formats.chunk_manifest.prefix_map import Composite, KeyMapIndex
+from refshard_fs.security import policy
+
+__all__ = ["PENDING", "ManifestView", "PendingIndex", "root_with"]
+
+# ----------------------------------------------------------------------------------------------------
+# A commit to a hierarchy that has been made and not written out: its root says what the other documents are.
+#
+# ``consolidated_metadata`` of the root's ``zarr.json`` may have a member ``refshard``: ``pending`` lists nodes whose
+# own documents are those in it, and ``gone`` nodes that are no more, whatever lies in their places (FORMATS.md). No I/O
+# here.
+
+
+PENDING = b'"refshard":{"'
+
+
+class PendingIndex(msgspec.Struct, frozen=True):
+    """Decodes the root document called ``where``: to the edits of other documents that it stands for, or None."""
+
+    where: str
+
+    def decode(self, data: bytes) -> Edits | None:
+        try:
+            doc = zarrmeta.loads(data)
+        except ValueError:
+            return None  # whoever reads it sees the bytes as they are
+        match doc:
+            case {"consolidated_metadata": {"metadata": dict(members), "refshard": {"pending": list(pending)} as ours}}:
+                pass
+            case _:
+                return None
+        edits = Edits()
+        gone = ours.get("gone", [])
+        if not isinstance(gone, list):
+            raise ManifestError(f"{self.where}: 'gone' is no list of nodes")
+        for path in [*pending, *gone]:
+            if not isinstance(path, str) or not path or path != normalise(path) or ".." in path.split("/"):
+                raise ManifestError(f"{self.where}: {path!r} is no path of a node")
+            member = members.get(path)
+            if path in pending and not isinstance(member, dict):
+                raise ManifestError(f"{self.where}: {path!r} is pending, and not in the consolidated metadata")
+            edits.put(join(path, "zarr.json"), Inline(zarrmeta.dumps(member)) if path in pending else REMOVED)
+        return edits if len(edits) else None
+
+
+def root_with(
+    nodes: Mapping[str, Mapping[str, Any]], pending: list[str], gone: list[str], replaced: list[str]
+) -> dict[str, Any]:
+    """Return the root's document with those of all ``nodes`` in it; ``replaced`` are keys that nothing names any more.
+
+    The root itself is the node called "".
+    """
+    root = {key: value for key, value in nodes[""].items() if key != "consolidated_metadata"}
+    if root.get("node_type") != "group":
+        return root
+    members = {path: doc for path, doc in sorted(nodes.items()) if path}
+    inline: dict[str, Any] = {"kind": "inline", "must_understand": False, "metadata": members}
+    if pending or gone or replaced:
+        inline["refshard"] = {"pending": pending, "gone": gone, "replaced": replaced}
+    return {**root, "consolidated_metadata": inline}
+
+
+class _Lookup(NamedTuple):
+    """How the manifest of an array is loaded, and what its paths mean."""
+
+    load: Load
+    origin: Origin
+    where: str
+
+
+class ManifestView:
+    """The keys of ``base``, chunk manifests heeded."""
+
+    def __init__(self, base: KeySpace, options: OpenOptions) -> None:
+        self.base = base
+        self._options = options
+        self._documents = Documents(base, Unmapped())
+        self.grids: Mapping[str, ChunkGrid] = self._documents.grids
+        self._lookups: dict[str, _Lookup] = {}
+
+    @property
+    def urls(self) -> Sequence[str | None]:
+        """The URLs of all targets, as far as the base knows them without reads."""
+        found: Sequence[str | None] = getattr(self.base, "urls", ())
+        return found
+
+    @property
+    def held_grids(self) -> Mapping[str, ChunkGrid]:
+        """The grids of arrays whose metadata takes no reads at all."""
+        return self.base.grids
+
+    @property
+    def maps_anything(self) -> bool:
+        """Whether any node that is known so far has a manifest."""
+        arrays = self._documents.arrays.values()
+        return isinstance(self.base, Composite) or any(a.manifest is not None or a.problem is not None for a in arrays)
+
+    def learn(self, *, has_root: bool) -> Steps[None]:
+        """Take in the arrays that the base knows without further reads, and the root's own metadata if there is some.
+
+        If the root is a group with a manifest, that maps the keys of the whole source.
+        """
+        yield from self._documents.learn((DECLARED,), Declared)
+        if not has_root:
+            return
+        document = yield from self._documents.read("zarr.json")
+        if document is not None and PENDING in document.data:
+            entry = yield from self.base.lookup("zarr.json")
+            pending = None if entry is None else (yield Load(entry, PendingIndex("zarr.json")))
+            if pending is not None:
+                self._compose(EditedKeySpace(self.base, pending))
+                document = yield from self._documents.read("zarr.json")
+        root = None if document is None else document.groups.get("")
+        if root is None:
+            return
+        if root.problem is not None:
+            raise ManifestError(f"the root group: {root.problem}")
+        if root.manifest is not None:
+            load, origin, where = yield from self._locate("", root.manifest, None)
+            keys = load.index.decode(load.entry.data) if isinstance(load.entry, Inline) else (yield load)
+            self._compose(Composite(self.base, keys, origin, where))
+
+    def _compose(self, base: KeySpace) -> None:
+        self.base = base
+        self._documents = Documents(base, Unmapped())
+        self.grids = self._documents.grids
+
+    # ------------------------------------------------------------------ looking a key up
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        if self._documents.is_document(key):
+            return (yield from self._documents.lookup(key))
+        path, declared = yield from self._array_of(key)
+        coords = None if declared is None else _coords(declared, path, key)
+        if declared is None or coords is None:
+            return (yield from self.base.lookup(key))
+        number = declared.number_of(coords)
+        if number is None:
+            return None
+        manifest, origin, where = yield from self._manifest(path)
+        source = manifest.source(number)
+        if source is not None:
+            return (yield from self._entry(manifest, source, origin, where, key))
+        prefix = None if manifest.is_empty(number) else manifest.prefix(coords)
+        if prefix is None:
+            return None
+        match origin.place(prefix.url(coords), where, key):
+            case Url(url):
+                return Span(url, optional=True)
+            case Key(name):
+                return (yield from self.base.lookup(name))
+
+    def is_empty(self, key: str) -> Steps[bool]:
+        """Return whether a manifest says of ``key`` that it is empty."""
+        path, declared = yield from self._array_of(key)
+        coords = None if declared is None else _coords(declared, path, key)
+        if declared is None or coords is None:
+            return (yield from is_empty(self.base, key))
+        number = declared.number_of(coords)
+        manifest, _, _ = yield from self._manifest(path)
+        return number is not None and manifest.is_empty(number)
+
+    def array_of(self, key: str) -> Steps[str | None]:
+        """Return the path of the array that ``key`` lies below, if in one."""
+        return (yield from self._documents.array_of(key))
+
+    def _array_of(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
+        """Return the array that ``key`` lies below, and its grid if it has a manifest."""
+        path = yield from self._documents.array_of(key)
+        return ("", None) if path is None else (path, self._grid(path))
+
+    def _grid(self, path: str) -> ChunkGrid | None:
+        declared = self._documents.arrays.get(path)
+        if declared is None:
+            return None
+        if declared.problem is not None:
+            raise ManifestError(f"array {path!r}: {declared.problem}")
+        return None if declared.manifest is None else declared.grid
+
+    def _manifest(self, path: str) -> Steps[tuple[ChunkManifest, Origin, str]]:
+        """Return the manifest of the array ``path``, what its paths mean, and its name."""
+        found = self._lookups.get(path)
+        if found is None:
+            declared = self._documents.arrays[path]
+            assert declared.manifest is not None
+            found = self._lookups[path] = yield from self._locate(path, declared.manifest, declared.grid)
+        manifest = yield found.load
+        if manifest is None:
+            raise SourceNotReachable(f"{found.where} is not there, which array {path!r} names as its manifest")
+        return manifest, found.origin, found.where
+
+    def _locate(self, path: str, manifest: str | bytes, grid: ChunkGrid | None) -> Steps[_Lookup]:
+        """Return how the manifest of the node ``path`` is to be loaded; it maps keys where there is no ``grid``."""
+        match manifest:
+            case bytes(data):
+                key = join(path, "zarr.json")
+                origin = Origin(key, (yield from self.base.lookup(key)), self._options)
+                entry: Entry | None = Inline(data)
+                where = f"the manifest in {key!r}"
+            case str(spelled) if policy.protocol_of(spelled) is not None:
+                entry, where = Span(spelled), spelled
+                origin = Origin("", entry, self._options)
+            case str(spelled):
+                key = key_beside(path, spelled)
+                entry = yield from self.base.lookup(key)
+                origin = Origin(key, entry, self._options)
+                where = repr(key) if not isinstance(entry, Span) else entry.url
+        entry = yield from _pinned(entry)
+        if entry is None:
+            raise SourceNotReachable(f"{where} is not there, which {path or 'the root'!r} names as its manifest")
+        pinned = entry.pin.size if isinstance(entry, Span) and entry.pin is not None else None
+        check_size(entry.size if pinned is None else pinned, self._options.max_manifest_bytes, where)
+        return _Lookup(Load(entry, KeyMapIndex(where) if grid is None else ManifestIndex(where, grid)), origin, where)
+
+    def _entry(
+        self, manifest: ChunkManifest, source: Source, origin: Origin, where: str, key: str
+    ) -> Steps[Entry | None]:
+        """Return the entry of chunk ``key``, which comes from ``source``."""
+        entry: Entry
+        if source.path is None:
+            entry = Inline(manifest.inline(source))
+        else:
+            entry = yield from origin.entry(
+                source.path, source.offset, source.length, source.pin, self.base, where, key
+            )
+        return checked(entry, source.checksum, where, key)
+
+    # ------------------------------------------------------------------ all of an array
+
+    def chunks(self, path: str) -> Steps[tuple[UInt64s, UInt64s] | None]:
+        """Return the numbers of chunks there are, and of those said to be empty, if ``path`` has a manifest."""
+        if path not in self._documents.arrays:
+            yield from self._documents.lookup(join(path, "zarr.json"))
+        grid = self._grid(path)
+        if grid is None:
+            return None
+        table = yield from self._listed(path, grid, ())
+        manifest, _, _ = yield from self._manifest(path)
+        return table.present(), manifest.empty
+
+    def manifest_key(self, path: str) -> str | None:
+        """Return the key of the manifest of the array ``path``, if it is one of this source."""
+        declared = self._documents.arrays.get(path)
+        match declared.manifest if declared is not None else None:
+            case str(spelled) if policy.protocol_of(spelled) is None:
+                return key_beside(path, spelled)
+        return None
+
+    # ------------------------------------------------------------------ listing
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        path, grid = yield from self._array_of(prefix)
+        if grid is not None:
+            below = prefix[len(path) + 1 :] if path else prefix
+            fixed = directory_of_chunks(grid, below)
+            if fixed is not None:
+                return chunks_below((yield from self._listed(path, grid, fixed)), below, prefix + "/") or None
+        names = yield from self.base.children(prefix)
+        if names is None:
+            return None
+        names = yield from self._documents.sized(prefix, names)
+        grid = self._grid(prefix)
+        if grid is None:
+            return names
+        others = [listed for listed in names if not _is_chunks(grid, listed)]
+        chunks = chunks_below((yield from self._listed(prefix, grid, ())), "", prefix + "/" if prefix else "")
+        match chunks:
+            case Listing() if not any(listed.is_directory for listed in others):
+                for listed in others:
+                    chunks.insert(listed)
+                return chunks
+        return sorted([*others, *chunks], key=by_name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        path, grid = yield from self._array_of(prefix)
+        if grid is not None:
+            below = prefix[len(path) + 1 :] if path else prefix
+            fixed = directory_of_chunks(grid, below)
+            if fixed is not None:
+                return has_chunks_below((yield from self._listed(path, grid, fixed)), below)
+        return (yield from self.base.is_directory(prefix))
+
+    def _listed(self, path: str, grid: ChunkGrid, fixed: tuple[int, ...]) -> Steps[ChunkTable]:
+        """Return a table of at least all chunks that begin with ``fixed``; its keys and sizes are right."""
+        manifest, origin, where = yield from self._manifest(path)
+        table = manifest.table
+        if not manifest.prefixes:
+            return table
+        parts = []
+        for prefix in reversed(manifest.prefixes):  # the longest one last: it wins
+            found = yield from self._walk(origin, prefix, grid, fixed, where)
+            rows = [(grid.number_of(coords), size) for coords, size in found]
+            parts.append(Part.from_rows((number, Row(0, 0, size)) for number, size in rows if number is not None))
+        there = table.present()
+        index = there if table.numbers is None else table.numbers.searchsorted(there)
+        parts.append(Part(there, table.targets[index], table.offsets[index], table.lengths[index]))
+        count = len(manifest.empty)
+        none = np.full(count, ABSENT, np.uint32), np.zeros(count, np.uint64), np.full(count, WHOLE, np.uint64)
+        return ChunkTable.from_parts(grid, [*parts, Part(manifest.empty, *none)])
+
+    def _walk(
+        self, origin: Origin, prefix: Prefix, grid: ChunkGrid, fixed: tuple[int, ...], where: str
+    ) -> Steps[list[tuple[tuple[int, ...], int | None]]]:
+        """Return coordinates and size of the objects that ``prefix`` maps and that begin with ``fixed``."""
+        ndim, depth = len(grid.counts), len(prefix.fixed)
+        if prefix.fixed[: len(fixed)] != fixed[:depth]:
+            return []
+        if depth == ndim or not ndim:  # one object
+            return [(prefix.fixed, None)] if (yield from self._exists(origin, prefix.path, where)) else []
+        found: list[tuple[tuple[int, ...], str, int | None]] = [(prefix.fixed, prefix.path, None)]
+        steps = [ndim - depth] if prefix.separator == "." else [1] * (ndim - depth)
+        for step in steps:
+            level, found = found, []
+            for coords, path, _ in level:
+                at = len(coords)
+                is_last = at + step == ndim
+                if at < len(fixed) and step == 1:
+                    found.append(((*coords, fixed[at]), f"{path}{fixed[at]}/", None))
+                    continue
+                folder, _, stem = path.rpartition("/")
+                for listed in (yield from self._names(origin, folder + "/", where)):
+                    more = _numbers(listed.name, stem, step) if listed.is_directory != is_last else None
+                    if more is not None:
+                        found.append(((*coords, *more), f"{folder}/{listed.name}/", listed.size))
+        return [(coords, size) for coords, _, size in found if coords[: len(fixed)] == fixed]
+
+    def _names(self, origin: Origin, folder: str, where: str) -> Steps[Sequence[Listed]]:
+        match origin.place(folder, where):
+            case Key(name):
+                return (yield from self.base.children(name.rstrip("/"))) or ()
+            case Url(url):
+                names: Sequence[Listed] | None = yield Names(url)
+                if names is None and policy.protocol_of(url) in ("http", "https"):
+                    raise NotListable(f"{url}, to which {where} maps keys, cannot be listed; they can still be read")
+                return names or ()
+
+    def _exists(self, origin: Origin, path: str, where: str) -> Steps[bool]:
+        match origin.place(path, where):
+            case Key(name):
+                return (yield from self.base.lookup(name)) is not None
+            case Url(url):
+                return (yield Stat(url)) is not None
+
+
+def _pinned(entry: Entry | None) -> Steps[Entry | None]:
+    """Return ``entry`` with the version of its object, so that what was decoded of another is not taken for it."""
+    match entry:
+        case Span(url, 0, None, pin=None):
+            facts: Facts | None = yield Stat(url, fresh=True)
+            if facts is None:
+                return None
+            pin = Pin(facts.etag, facts.last_modified, facts.size)
+            return msgspec.structs.replace(entry, optional=False, pin=pin)
+    return entry
+
+
+def _coords(grid: ChunkGrid, path: str, key: str) -> tuple[int, ...] | None:
+    return grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
+
+
+def _is_chunks(grid: ChunkGrid, listed: Listed) -> bool:
+    """Whether what lies directly below an array is a chunk of it, or a directory of chunks."""
+    if listed.is_directory:
+        return directory_of_chunks(grid, listed.name) is not None
+    return grid.encoding.decode(listed.name, len(grid.counts)) is not None
+
+
+def _numbers(name: str, stem: str, count: int) -> tuple[int, ...] | None:
+    """Return the ``count`` coordinates that follow ``stem`` in ``name``, with dots between them; else None."""
+    if not name.startswith(stem):
+        return None
+    parts = name[len(stem) :].split(".")
+    if len(parts) != count or not all(p.isascii() and p.isdigit() and len(p) < 19 and str(int(p)) == p for p in parts):
+        return None
+    return tuple(map(int, parts))

@@ -1,0 +1,1 @@
+"""The format kerchunk_json. No I/O here."""

@@ -1,0 +1,311 @@
+"""A JSON reference set read piece by piece: never one object in memory, whatever its size. No I/O here.
+
+The text is cut into blocks between two members. Compact blocks become columns at once (`json_fast`); all others go
+through a JSON reader, one by one. A cut may be a false one, within a text or a nested value: then the block does not
+end there as JSON, and is read again with what follows it. So nothing is taken that is not certain.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.references.builder import Gathering
+
+__all__ = ["Reader"]
+
+BLOCK: Final = 1 << 20  # bytes of a block,
+PART: Final = 1 << 16  # and of its parts, where it is not compact throughout
+SAMPLE: Final = 1 << 10  # bytes looked at of each part, to tell whether it is worth while
+LONGEST: Final = 1 << 30  # bytes of one member
+TRIES: Final = 8  # places where "refs" seems to begin: beyond them, all is read at once
+SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")
+
+_CUT = re.compile(rb'[\]"}]\s*,\s*"')
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_SPECIAL_MEMBER = re.compile(rb'"(version|templates|gen|refs|refshard)"[ \t\r\n]*:[ \t\r\n]*')
+_SPECIAL: Final = [name.encode() for name in SPECIAL]
+_COMPACT = re.compile(rb'"[^"\\]*": ?(?:\["[^"]*"[],]|")')
+_REFS = re.compile(rb',[ \t\r\n]*(?="refs"[ \t\r\n]*:[ \t\r\n]*\{)')
+_LAX = json.JSONDecoder(strict=False)
+
+
+class _Short(Exception):
+    """The text that is at hand ends within a member."""
+
+
+class Reader:
+    """Reads one document: `feed` it, then `finish`. ``where`` names it in errors, all of which are ManifestErrors.
+
+    After that, ``top`` and ``refs`` hold the members of the document and of its ``refs`` object (None: there is none),
+    and ``header`` the members ``version``, ``templates``, ``gen``, ``refshard`` (and ``refs``, if no object).
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._text = b""
+        self._at = 0  # what lies before it has been read
+        self._before = 0  # bytes of the document before _text
+        self._state = "start"  # then "first", "next" or "member" (what may come: or the end, a comma, none) and "end"
+        self._wanted = 0  # bytes that must be at hand for another try
+        self.top = Gathering(where)
+        self.refs: Gathering | None = None
+        self.header: dict[str, Any] = {}
+        self._within_refs = False
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Read on in ``data``, the next bytes of the document."""
+        self._before += self._at
+        self._text = b"".join((memoryview(self._text)[self._at :], data))
+        self._at = 0
+        if len(self._text) > max(BLOCK, self._wanted):
+            self._run(final=False)
+
+    def finish(self) -> None:
+        """Read what is left: the document has ended."""
+        self._run(final=True)
+        if self._state != "end":
+            raise self._wrong("it ends too early")
+        self._text = b""
+
+    # ------------------------------------------------------------------ the grammar around members
+
+    def _run(self, *, final: bool) -> None:
+        while True:
+            space = _SPACE.match(self._text, self._at)
+            self._at = space.end() if space else self._at
+            left = len(self._text) - self._at
+            if not left or (not final and left < max(BLOCK, self._wanted)):
+                return
+            sign = self._text[self._at : self._at + 1]
+            match self._state, sign:
+                case "start", _:
+                    self._start()
+                case "first" | "member", b'"':
+                    try:
+                        self._members(final=final)
+                    except _Short:
+                        if final:
+                            raise self._wrong("it ends too early") from None
+                        if left > LONGEST:
+                            raise self._wrong("a member of it is too long") from None
+                        self._wanted = 2 * left
+                        return
+                    self._wanted = 0
+                case "first" | "next", b"}":
+                    self._at += 1
+                    self._close()
+                case "next", b",":
+                    self._at += 1
+                    self._state = "member"
+                case _:
+                    raise self._wrong(f"{sign!r} stands where it cannot")
+
+    def _start(self) -> None:
+        if self._text.startswith(b"\xef\xbb\xbf", self._at) and self._before + self._at == 0:
+            self._at = 3
+        elif self._text.startswith(b"{", self._at):
+            self._at += 1
+            self._state = "first"
+        else:
+            raise self._wrong("it does not begin with {")
+
+    def _close(self) -> None:
+        self._state = "next" if self._within_refs else "end"
+        self._within_refs = False
+
+    def _wrong(self, reason: str) -> ManifestError:
+        return ManifestError(f"{self._where} is not JSON: {reason}, at byte {self._before + self._at}")
+
+    # ------------------------------------------------------------------ members
+
+    @property
+    def _into(self) -> Gathering:
+        return self.refs if self._within_refs and self.refs is not None else self.top
+
+    def _members(self, *, final: bool) -> None:
+        """Read on from the beginning of a member; `_Short` if there is not enough text."""
+        if not self._within_refs:
+            special = _SPECIAL_MEMBER.match(self._text, self._at)
+            if special is not None:
+                self._header(special[1].decode(), special.end(), final=final)
+                return
+        end = self._cut(self._at + BLOCK)
+        if end is None:
+            self._slowly(final=final)
+        elif self._add_block(end):
+            self._advance(end)
+        elif self._is_regular(end):
+            self._in_parts(end, final=final)
+        else:
+            self._slowly(final=final, first=end)
+
+    def _add_block(self, end: int) -> bool:
+        """Take what comes before ``end`` as compact members, if its beginning looks like that, and it is."""
+        if _COMPACT.match(self._text, self._at, end) is None:
+            return False
+        block = memoryview(self._text)[self._at : end]
+        return self._into.add_block(block, () if self._within_refs else _SPECIAL)
+
+    def _is_regular(self, end: int) -> bool:
+        """Whether samples of what comes before ``end`` are mostly references as `json_fast` knows them."""
+        sample = b"".join(self._text[at : at + SAMPLE] for at in range(self._at, end, PART))
+        known = sample.count(b'":["') + sample.count(b'": ["')
+        return known * 8 > sample.count(b'"')
+
+    def _advance(self, end: int) -> None:
+        self._at = end
+        self._state = "next"
+
+    def _in_parts(self, end: int, *, final: bool) -> None:
+        """Read a block that is compact for the most part; where it turns out not to be, all of it slowly."""
+        failures = 0
+        while self._at < end:
+            stop = self._cut(self._at + PART)
+            if stop is not None and self._add_block(stop):
+                self._advance(stop)
+                failures = 0
+            else:
+                failures += 1
+                self._slowly(final=final, first=stop if failures < 3 else end)
+            if self._state != "next" or self._text[self._at : self._at + 1] != b",":
+                return
+            after = _SPACE.match(self._text, self._at + 1)
+            begin = after.end() if after else self._at
+            if self._text[begin : begin + 1] != b'"':
+                return
+            self._at, self._state = begin, "member"
+            if not self._within_refs and _SPECIAL_MEMBER.match(self._text, begin):
+                return
+
+    def _cut(self, limit: int) -> int | None:
+        """Return the end of the last value before ``limit`` (as it seems), or None if there is none."""
+        begin = max(self._at, min(limit, len(self._text)) - PART)
+        for pattern in (b'],"', b'], "', b'","', b'", "'):
+            found = self._text.rfind(pattern, begin, limit)
+            if found >= 0:
+                return found + 1
+        for match in _CUT.finditer(self._text, begin, limit):
+            found = match.start()
+        return found + 1 if found >= 0 else None
+
+    def _slowly(self, *, final: bool, first: int | None = None) -> None:
+        """Read members with a JSON reader: up to ``first``, or as much more as it takes to end one."""
+        end, size = first, PART
+        while True:
+            if end is None:
+                found = _CUT.search(self._text, self._at + size)
+                end = found.start() + 1 if found else None
+            if end is None:
+                break
+            try:
+                self._read(end)
+            except _Short:
+                if not self._within_refs and self._before_refs(end):
+                    return
+                size, end = 2 * (end - self._at), None
+            else:
+                return
+        if not final:
+            raise _Short
+        self._read(len(self._text))
+
+    def _before_refs(self, end: int) -> bool:
+        """Read the members before one that is ``"refs"``, and no further."""
+        for match in islice(_REFS.finditer(self._text, self._at, end), TRIES):
+            try:
+                members = msgspec.json.decode(b"{" + self._text[self._at : match.start()] + b"}")
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+            self.take(members)
+            self._advance(match.start())
+            return True
+        return False
+
+    def _read(self, end: int) -> None:
+        text = b"{" + self._text[self._at : end] + b"}"
+        try:
+            members = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            if "truncated" in str(e):
+                raise _Short from None
+            self._read_lax(text, end)
+        else:
+            self.take(members)
+            self._advance(end)
+
+    def _read_lax(self, text: bytes, end: int) -> None:
+        """Read what only lenient readers take (NaN, half a surrogate pair), or an object that ends in between."""
+        try:
+            string = text.decode()
+            members, stop = _LAX.raw_decode(string)
+        except json.JSONDecodeError as e:
+            if e.pos >= len(string) - 1 or e.msg.startswith("Unterminated string"):
+                raise _Short from None
+            self._at += len(string[: e.pos].encode()) - 1
+            raise self._wrong(e.msg) from None
+        except UnicodeDecodeError as e:
+            raise self._wrong(f"it is not UTF-8: {e.reason}") from None
+        except RecursionError:
+            raise self._wrong("it nests too deep") from None
+        self.take(members)
+        if stop == len(string):
+            self._advance(end)
+        else:  # the brace that ended it is the document's own
+            self._at += len(string[:stop].encode()) - 1
+            self._close()
+
+    def _header(self, name: str, begin: int, *, final: bool) -> None:
+        if name == "refs" and self._text.startswith(b"{", begin):
+            self.refs = Gathering(self._where)
+            self.header.pop("refs", None)
+            self._within_refs, self._state, self._at = True, "first", begin + 1
+            return
+        size = PART
+        while True:
+            text = self._text[begin : begin + size]
+            whole = begin + size >= len(self._text)
+            try:
+                string = codecs.getincrementaldecoder("utf-8")().decode(text, final=whole)
+                value, stop = _LAX.raw_decode(string)
+            except json.JSONDecodeError as e:
+                if whole and (final or e.pos < len(string) - 16) and not e.msg.startswith("Unterminated"):
+                    raise self._wrong(f"{name!r}: {e.msg}") from None
+            except UnicodeDecodeError:
+                if final:
+                    raise self._wrong(f"{name!r} is not UTF-8") from None
+            except RecursionError:
+                raise self._wrong(f"{name!r} nests too deep") from None
+            else:
+                if stop < len(string) or (whole and final):
+                    break
+            if whole:
+                raise _Short
+            size *= 4
+        self.take({name: value})
+        self._advance(begin + len(string[:stop].encode()))
+
+    def take(self, members: Mapping[Any, Any]) -> None:
+        """Take members of the document as Python values."""
+        if not self._within_refs and not members.keys().isdisjoint(SPECIAL):
+            rest = dict(members)
+            for name in SPECIAL:
+                if name not in rest:
+                    continue
+                value = rest.pop(name)
+                self.header[name] = value
+                if name == "refs":
+                    self.refs = None
+                    if isinstance(value, Mapping):
+                        self.refs = Gathering(self._where)
+                        self.refs.add_batches(value)
+                        del self.header[name]
+            members = rest
+        self._into.add_batches(members)

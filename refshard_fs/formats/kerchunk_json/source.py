@@ -1,0 +1,179 @@
+"""Kerchunk's JSON reference sets, versions 0 and 1, read into columns. No I/O here.
+
+Spec: "References specification" of fsspec/kerchunk. Bytes may be compressed; what with is
+told by their first bytes, whatever the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_size
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Facts, Inline, Load, Pin, Span, Steps
+from refshard_fs.errors import ManifestError, redacted
+from refshard_fs.formats.kerchunk_json.blocks import Reader
+from refshard_fs.formats.kerchunk_json.decompress import MAGIC, DamagedStream, Inflate, inflate_for
+from refshard_fs.formats.templates.templates import Templates
+from refshard_fs.references import binary as compiled
+from refshard_fs.references.builder import Gathering
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.pins import Pins
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.resolving import resolver
+from refshard_fs.security import policy
+
+__all__ = ["Decoder", "JsonIndex", "open_", "parse", "parse_document"]
+
+PIECE: Final = 1 << 23  # bytes that are decoded at a time
+
+
+class JsonIndex(msgspec.Struct, frozen=True):
+    """Decodes a reference set's bytes; ``where`` names it in errors."""
+
+    where: str
+    overrides: tuple[tuple[str, str], ...] = ()
+    simple: bool = True
+    most: int = MANIFEST_BYTES  # that it may have, decompressed
+
+    def decode(self, data: bytes) -> ReferenceSet:
+        decoder = self.decoder()
+        view = memoryview(data)
+        for start in range(0, len(view), PIECE):
+            decoder.feed(view[start : start + PIECE])
+        return decoder.finish()
+
+    def decoder(self) -> Decoder:
+        """Return what decodes the same bytes as they come."""
+        return Decoder(self)
+
+    def identity(self) -> bytes:
+        return repr((compiled.VERSION, self.overrides, self.simple)).encode("utf-8", "surrogatepass")
+
+    def pack(self, value: ReferenceSet) -> list[bytes | memoryview]:
+        return compiled.pack(value)
+
+    def unpack(self, data: memoryview) -> ReferenceSet:
+        return compiled.unpack(data)
+
+
+class Decoder:
+    """Reads one reference set as its bytes come; nothing is kept of them but columns."""
+
+    def __init__(self, index: JsonIndex) -> None:
+        self._index = index
+        self._inflate: Inflate | None = None
+        self._head = b""
+        self._started = False
+        self._reader = Reader(index.where)
+        self._taken = 0
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Read on in ``data``; ManifestError if that cannot be."""
+        if not self._started:
+            self._head += data
+            if len(self._head) < MAGIC:
+                return
+            data, self._head = self._begin(), b""
+        self._pass(data)
+
+    def finish(self) -> ReferenceSet:
+        """Return the reference set; ManifestError if it is none."""
+        if not self._started:
+            self._pass(self._begin())
+        if self._inflate is not None:
+            try:
+                for piece in self._inflate.finish():
+                    self._take(piece)
+            except DamagedStream as e:
+                raise self._damaged(e) from e
+        # What was read lies in it as well: nobody who still has the decoder shall keep that in memory.
+        reader, self._reader = self._reader, Reader(self._index.where)
+        reader.finish()
+        return _reference_set(reader, self._index)
+
+    def _begin(self) -> bytes:
+        self._started = True
+        self._inflate = inflate_for(self._head)
+        return self._head
+
+    def _pass(self, data: bytes | memoryview) -> None:
+        if self._inflate is None:
+            self._take(data)
+            return
+        try:
+            for piece in self._inflate.feed(data):
+                self._take(piece)
+        except DamagedStream as e:
+            raise self._damaged(e) from e
+
+    def _take(self, piece: bytes | memoryview) -> None:
+        self._taken += len(piece)
+        check_size(self._taken, self._index.most, self._index.where)
+        self._reader.feed(piece)
+
+    def _damaged(self, error: DamagedStream) -> ManifestError:
+        return ManifestError(f"{self._index.where} is compressed and damaged: {error}")
+
+
+def parse(data: bytes, where: str, overrides: Mapping[str, str], *, simple: bool = True) -> ReferenceSet:
+    """Return the reference set in ``data``; ManifestError naming ``where`` and the key if it is none."""
+    return JsonIndex(where, tuple(overrides.items()), simple).decode(data)
+
+
+def parse_document(
+    document: Mapping[str, Any], where: str, overrides: Mapping[str, str], *, simple: bool = True
+) -> ReferenceSet:
+    """Return the reference set that ``document`` (of either version) spells; it is not changed."""
+    reader = Reader(where)
+    reader.take(document)
+    return _reference_set(reader, JsonIndex(where, tuple(overrides.items()), simple))
+
+
+def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
+    where, header = index.where, reader.header
+    version = header.get("version")
+    if version is None or isinstance(version, (str, list, dict)):
+        if reader.refs is not None:
+            raise ManifestError(f'{where} has "refs" and no "version": add "version": 1 to it')
+        match header.get("refshard"):
+            case {"pins": _}:
+                raise ManifestError(f'{where} has pins and no "version": only version 1 can have them')
+        reader.top.add_members(header)
+        return msgspec.structs.replace(reader.top.finish(), version=0)  # it has no templates: braces are the URL's own
+    if version != 1 or isinstance(version, bool):
+        raise ManifestError(f"{where} is of version {version!r}; versions 0 and 1 are known")
+    templates, gen = header.get("templates") or {}, header.get("gen") or []
+    if reader.refs is None and "refs" not in header and not gen and not reader.top.is_empty:
+        raise ManifestError(f'{where} is of version 1, and has its keys outside of "refs"')
+    for name, part, kind in (
+        ("refs", header.get("refs", {}), Mapping),
+        ("templates", templates, Mapping),
+        ("gen", gen, list),
+    ):
+        if not isinstance(part, kind):
+            raise ManifestError(f"{name!r} of {where} is a {type(part).__name__}, no {kind.__name__.lower()}")
+    try:
+        known = Templates(templates, dict(index.overrides), simple=index.simple)
+    except ManifestError as e:
+        raise ManifestError(f"{where}: {e}") from e
+    refs = msgspec.structs.replace((reader.refs or Gathering(where)).finish(known, gen), version=1)
+    match header.get("refshard"):
+        case {"pins": pins}:
+            return msgspec.structs.replace(refs, pins=Pins.read(pins, refs.urls, where))
+    return refs
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a JSON reference set."""
+    where = redacted(probe.url)
+    index = JsonIndex(where, options.template_overrides, options.simple_templates, options.max_manifest_bytes)
+    whole = probe.facts is not None and probe.facts.size == len(probe.head)
+    facts = probe.facts or Facts(None)
+    check_size(facts.size, options.max_manifest_bytes, where)
+    pin = Pin(facts.etag, facts.last_modified, facts.size)
+    refs: ReferenceSet = yield Load(Inline(probe.head) if whole else Span(probe.url, pin=pin), index)
+    return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), probe.url)

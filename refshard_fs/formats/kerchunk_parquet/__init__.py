@@ -1,0 +1,1 @@
+"""The format kerchunk_parquet. No I/O here."""

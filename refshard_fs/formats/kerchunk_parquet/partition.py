@@ -1,0 +1,399 @@
+"""Rows of one array's references, as one parquet file holds them: bytes to columns, and back. No I/O here.
+
+Row ``r`` of partition ``i`` is the chunk whose number in the array's grid is ``i * record_size + r``. Parquet is read
+and written with pyarrow alone, which is an extra and imported at the first use.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.columns import ABSENT, WHOLE, Row, UInt32s, UInt64s
+from refshard_fs.core.model import Quota
+from refshard_fs.formats.kerchunk_parquet.page_guard import WIDTHS, Damaged, Encoding, Footer, Room, Type, pages
+from refshard_fs.formats.kerchunk_parquet.page_values import ROWS as GROUP_ROWS
+from refshard_fs.formats.kerchunk_parquet.page_values import Booleans, Column, Numbers, Unusual, usual_columns
+
+__all__ = ["NOT_READ", "Partition", "PartitionIndex", "arrow_columns", "encode", "require_pyarrow"]
+
+# ----------------------------------------------------------------------------------------------------
+# Columns of any parquet file, as pyarrow reads them: an extra, imported at the first use. No I/O here.
+#
+# Its pages are looked at first (`parquet_pages`), and what they say of themselves is held against what pyarrow makes.
+
+
+NOT_READ: Final = "it is no parquet file that can be read"
+THINGS: Final = 100_000  # that a list in a footer may have
+# Of these pyarrow makes what they like from a few bytes. What others make is as long as page or values say.
+_UNBOUNDED: Final = frozenset([Encoding.DELTA_LENGTH_BYTE_ARRAY, Encoding.DELTA_BYTE_ARRAY])
+_BOUNDED: Final = frozenset(Encoding) - _UNBOUNDED
+_KINDS: Final = {
+    **dict.fromkeys(("string", "large_string"), "text"),
+    **dict.fromkeys(("binary", "large_binary"), "bytes"),
+    **{f"{sign}int{bits}": "whole numbers" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+_FLOATS: Final = {"halffloat": "f2", "float": "f4", "double": "f8"}
+
+
+def require_pyarrow() -> tuple[Any, Any]:
+    """Return the modules pyarrow and pyarrow.parquet; an ImportError that names the extra where there are none."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as e:
+        raise ImportError("parquet reference sets need pyarrow: pip install 'refshard_fs[parquet]'") from e
+    return pyarrow, pyarrow.parquet
+
+
+def arrow_columns(data: bytes, footer: Footer, names: Collection[str]) -> dict[str, Column | None]:
+    """Return those of the columns ``names`` that are there; None for one in which all rows are null or NaN."""
+    pa, _ = require_pyarrow()
+    try:
+        with pa.BufferReader(data) as source:
+            texts = [leaf.name.decode(errors="replace") for leaf in footer.schema if leaf.type == Type.BYTE_ARRAY]
+            file = _opened(source, len(data), [name for name in texts if name in names])
+            there = _leaves(file.schema, names)
+            _check_pages(data, footer, there)
+            # Not by what the file says of its columns (whether one is null throughout): where that contradicts
+            # itself, pyarrow does not raise an error, but ends the process.
+            table = file.read(columns=list(there), use_threads=False, use_pandas_metadata=False)
+        if table.num_rows != footer.rows:
+            raise ValueError(f"it has {table.num_rows} rows, and says {footer.rows}")
+        return {name: _column(name, table.column(name)) for name in there}
+    except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # the last is of Parquet's own checks
+        if isinstance(e, ValueError) and not isinstance(e, pa.ArrowException):
+            raise
+        raise ValueError(f"{NOT_READ}: {e}") from e
+
+
+def _opened(source: Any, size: int, shared: list[str]) -> Any:
+    """Return an open file, whose texts ``shared`` are read as dictionaries: each is made once for all rows.
+
+    Its footer can name no more things than the file has bytes, and memory is taken for no more.
+    """
+    _, parquet = require_pyarrow()
+    options = {"page_checksum_verification": True, "thrift_container_size_limit": min(size, THINGS) or 1}
+    try:
+        return parquet.ParquetFile(source, read_dictionary=shared, **options)
+    except KeyError:  # one of them nests
+        return parquet.ParquetFile(source, **options)
+
+
+def _leaves(schema: Any, names: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Return the columns ``names`` that are there: the number of each among all, and the bytes of a value at least."""
+    found: dict[str, tuple[int, int]] = {}
+    for number in range(len(schema)):
+        column = schema.column(number)
+        name = column.path.partition(".")[0]
+        if name not in names:
+            continue
+        if column.path != name or column.max_repetition_level or column.max_definition_level > 1:
+            raise ValueError(f"its column {name!r} is nested")
+        if column.physical_type not in Type.__members__:
+            raise ValueError(f"its column {name!r} is of the type {column.physical_type}")
+        if name in found:
+            raise ValueError(f"it has the column {name!r} twice")
+        found[name] = number, WIDTHS[Type[column.physical_type]]
+    return found
+
+
+def _check_pages(data: bytes, footer: Footer, leaves: dict[str, tuple[int, int]]) -> None:
+    """Raise ValueError where decoding columns of ``data`` may take more than their rows can need."""
+    room = Room(len(data))
+    for chunks, rows in footer.groups:
+        for name, (number, width) in leaves.items():
+            if number >= len(chunks):
+                raise Damaged("a group of rows lacks a column")
+            try:
+                for page in pages(data, chunks[number], rows, room, width):
+                    if page.encoding not in _BOUNDED:
+                        raise ValueError(_unreadable(page.encoding))
+            except ValueError as e:
+                raise ValueError(f"its column {name!r} cannot be read: {e}") from e
+
+
+def _unreadable(encoding: int) -> str:
+    if encoding not in _UNBOUNDED:
+        return f"a page has the encoding {encoding}, which nobody knows"
+    return (
+        f"a page has the encoding {Encoding(encoding).name}, which is read only of one group of "
+        f"{GROUP_ROWS} rows at most, "
+        "uncompressed or compressed by snappy or zstd: write it so, or with a dictionary"
+    )
+
+
+# Arrow arrays are read through their buffers: Arrow's own ways to numpy import pandas, if there is one.
+
+
+def _column(name: str, column: Any) -> Column | None:
+    if column.null_count == len(column):
+        return None
+    if column.num_chunks == 1:
+        array = column.chunk(0)
+    else:
+        column.validate(full=True)  # a damaged dictionary's codes may lead anywhere
+        array = column.unify_dictionaries().combine_chunks()
+    kind, values = str(array.type), None
+    if kind.startswith("dictionary"):
+        kind, values, array = str(array.type.value_type), array.dictionary.to_pylist(), array.indices
+    absent = _absent(array)
+    if kind not in _KINDS and kind not in _FLOATS:
+        return Column(kind, np.zeros(len(array), np.int8), absent)
+    dtype = np.dtype(_FLOATS.get(kind, str(array.type)))
+    numbers: Numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    if kind in _FLOATS:
+        missing = np.isnan(numbers)
+        if (missing if absent is None else missing | absent).all():
+            return None
+    if values is not None:
+        places = numbers if absent is None else numbers[~absent]
+        if not 0 <= int(places.min()) <= int(places.max()) < len(values):
+            raise ValueError(f"the dictionary of its column {name!r} is damaged")
+    if array.buffers()[1].size > 16 * len(array):  # a view would keep all of it in memory
+        numbers = numbers.copy()
+    return Column(_KINDS.get(kind, kind), numbers, absent, values or ())
+
+
+def _absent(array: Any) -> Booleans | None:
+    """Return which rows are null; None if none is."""
+    if not array.null_count:
+        return None
+    bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
+    absent: Booleans = bits[array.offset : array.offset + len(array)] == 0
+    return absent
+
+
+ROWS = 1 << 24  # that a partition may have: they take 20 bytes each, and may be written in next to none
+OFFSETS = 2**63  # parquet's integers are signed
+COLUMNS = ("path", "offset", "size", "raw")
+
+
+class Partition:
+    """References of consecutive chunks of one array; immutable.
+
+    A row's target is a place in ``urls`` (as written; None: the default target), ABSENT where
+    the row has data in ``inline`` or there is no such chunk; its length may be WHOLE. ``extras``
+    hold what only chunk manifests can say of a row: checks, by name; or nothing, if it is empty
+    on purpose.
+    """
+
+    __slots__ = ("_lengths", "_offsets", "_targets", "extras", "inline", "lengths", "offsets", "targets", "urls")
+
+    def __init__(
+        self,
+        urls: Sequence[str | None],
+        targets: UInt32s,
+        offsets: UInt64s,
+        lengths: UInt64s,
+        inline: Mapping[int, bytes],
+        extras: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> None:
+        self.urls, self.inline = urls, inline
+        self.extras = extras or {}
+        self.targets, self.offsets, self.lengths = targets, offsets, lengths
+        self._targets, self._offsets, self._lengths = targets.data, offsets.data, lengths.data
+
+    def __len__(self) -> int:
+        """Number of rows, whether their chunks exist or not."""
+        return len(self.targets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes, roughly."""
+        columns = self.targets.nbytes + self.offsets.nbytes + self.lengths.nbytes
+        texts = sum(len(url or "") + 60 for url in self.urls)
+        return columns + texts + sum(len(data) + 130 for data in self.inline.values())
+
+    def value(self, row: int) -> Row | bytes | None:
+        """Return the reference or data in ``row``, or None if there is no such chunk."""
+        target = self._targets[row]
+        if target == ABSENT:
+            return self.inline.get(row) if self.inline else None
+        length = self._lengths[row]
+        return Row(target, self._offsets[row], None if length == WHOLE else length)
+
+    def present(self, start: int, stop: int) -> list[int]:
+        """Return the rows in ``[start, stop)`` whose chunks exist, ascending."""
+        there = self.targets[start:stop] != ABSENT
+        if self.inline:
+            rows = np.fromiter(self.inline, np.int64, len(self.inline))
+            there[rows[(rows >= start) & (rows < stop)] - start] = True
+        found: list[int] = (np.flatnonzero(there) + start).tolist()
+        return found
+
+    def sizes(self, rows: Sequence[int]) -> list[int | None]:
+        """Return the lengths in bytes of ``rows``, which exist; None for whole targets."""
+        lengths = self.lengths[rows]
+        out: list[int | None] = lengths.tolist()
+        for i in np.flatnonzero(lengths == WHOLE).tolist():
+            out[i] = None
+        if self.inline:
+            for i, row in enumerate(rows):
+                data = self.inline.get(row)
+                if data is not None:
+                    out[i] = len(data)
+        return out
+
+    def items(self) -> Iterator[tuple[int, Row | bytes]]:
+        """Yield (row, reference or data) of each chunk that exists, ascending."""
+        for row in self.present(0, len(self)):
+            value = self.value(row)
+            assert value is not None
+            yield row, value
+
+
+class PartitionIndex(msgspec.Struct, frozen=True):
+    """Decodes a partition's bytes.
+
+    ``chunks`` of the array's grid lie in it, and it may have rows up to ``record_size``.
+    ``version`` tells the states of a set that was rewritten; ``quota`` bounds how many
+    partitions of it are remembered.
+    """
+
+    chunks: int
+    record_size: int
+    version: str = ""
+    quota: Quota | None = None
+
+    def decode(self, data: bytes) -> Partition:
+        require_pyarrow()
+        try:
+            footer = Footer(data)
+        except ValueError as e:
+            raise ValueError(f"{NOT_READ}: {e}") from e
+        self._check(footer)
+        try:
+            columns = usual_columns(data, footer, COLUMNS)
+        except Unusual:
+            columns = arrow_columns(data, footer, COLUMNS)
+        if not columns:
+            raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
+        return _partition(columns, footer.rows, self.chunks)
+
+    def _check(self, footer: Footer) -> None:
+        rows = footer.rows
+        if rows < self.chunks:
+            raise ValueError(f"it has {rows} rows, and {self.chunks} chunks lie in it")
+        if rows > min(self.record_size, ROWS):
+            raise ValueError(f"it has {rows} rows, more than the {min(self.record_size, ROWS)} that there may be")
+
+
+def _partition(columns: Mapping[str, Column | None], rows: int, chunks: int) -> Partition:
+    """Return the first ``chunks`` of ``rows``: those after them pad the last partition."""
+    urls, targets = _paths(columns.get("path"), rows)
+    offsets = _integers("offset", columns.get("offset"), rows)
+    lengths = _integers("size", columns.get("size"), rows)
+    inline = _raw(columns.get("raw"), chunks)
+    if rows > chunks:
+        targets, offsets, lengths = targets[:chunks].copy(), offsets[:chunks].copy(), lengths[:chunks].copy()
+    if inline:
+        targets[np.fromiter(inline, np.int64, len(inline))] = ABSENT
+    spans, sizes = offsets.view(np.uint64), lengths.view(np.uint64)
+    if int(spans.max()) + int(sizes.max()) >= OFFSETS:  # as negative ones are, too
+        there = targets != ABSENT
+        wrong = np.flatnonzero(there & ((offsets < 0) | (lengths < 0) | (offsets > OFFSETS - 1 - lengths)))
+        for row in wrong.tolist():
+            raise ValueError(f"row {row} is no byte range: offset {offsets[row]}, size {lengths[row]}")
+    if not sizes.all():
+        sizes = np.where((targets != ABSENT) & (sizes == 0) & (spans == 0), np.uint64(WHOLE), sizes)
+    return Partition(urls, targets, spans, sizes, inline)
+
+
+def _paths(column: Column | None, rows: int) -> tuple[tuple[str, ...], UInt32s]:
+    """Return the URLs, and which of them each row has."""
+    if column is None:
+        return (), np.full(rows, ABSENT, np.uint32)
+    if column.kind not in ("text", "bytes"):
+        raise ValueError(f"its column 'path' is of {column.kind}, not of text")
+    targets = column.numbers.astype(np.uint32)
+    if column.absent is not None:
+        targets[column.absent] = ABSENT
+    return tuple(u.decode() if isinstance(u, bytes) else u for u in column.values), targets
+
+
+def _integers(name: str, column: Column | None, rows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return a column of whole numbers, not to be changed; what is missing is 0, and what is too large negative."""
+    if column is None:
+        return np.zeros(rows, np.int64)
+    if column.kind != "whole numbers":
+        raise ValueError(f"its column {name!r} is of {column.kind}, not of whole numbers")
+    numbers = column.numbers.astype(np.int64, copy=column.absent is not None)
+    if column.absent is not None:
+        numbers[column.absent] = 0
+    return numbers
+
+
+def _raw(column: Column | None, chunks: int) -> dict[int, bytes]:
+    """Return row → data; text that starts with base64: is decoded, as in JSON."""
+    if column is None:
+        return {}
+    if column.kind not in ("text", "bytes"):
+        raise ValueError(f"its column 'raw' is of {column.kind}, not of bytes")
+    absent = column.absent
+    rows = range(chunks) if absent is None else np.flatnonzero(~absent[:chunks]).tolist()
+    made: dict[int, bytes] = {}
+    out = {}
+    for row in rows:
+        code = int(column.numbers[row])
+        if code not in made:
+            made[code] = _data(column.values[code], row)
+        out[row] = made[code]
+    return out
+
+
+def _data(value: str | bytes, row: int) -> bytes:
+    match value:
+        case bytes():
+            return value
+        case str() if value.startswith("base64:"):
+            try:
+                return base64.b64decode("".join(value[7:].split()), validate=True)
+            except binascii.Error as e:
+                raise ValueError(f"the base64 text of row {row} is damaged: {e}") from e
+        case str():
+            return value.encode()
+
+
+def encode(partition: Partition) -> bytes:
+    """Return the bytes of a parquet file with the rows of ``partition``, readable by fsspec as well.
+
+    The column of data is there only where it is needed. Data that is empty stands for an
+    empty range at offset 0, which would mean the whole target.
+    """
+    pa, parquet = require_pyarrow()
+    absent = partition.targets == ABSENT
+    empty = ~absent & (partition.lengths == 0) & (partition.offsets == 0)
+    inline = dict(partition.inline) | dict.fromkeys(np.flatnonzero(empty).tolist(), b"")
+    absent |= empty
+    lengths = np.where(absent | (partition.lengths == WHOLE), 0, partition.lengths).astype(np.int64)
+    offsets = np.where(absent, 0, partition.offsets).astype(np.int64)
+    codes = pa.array(np.where(absent, 0, partition.targets).astype(np.int32), mask=absent)
+    urls = pa.array(partition.urls or [""], pa.string())
+    columns = [pa.DictionaryArray.from_arrays(codes, urls).cast(pa.string()), pa.array(offsets), pa.array(lengths)]
+    fields = [
+        pa.field("path", pa.string()),
+        pa.field("offset", pa.int64(), nullable=False),  # or else pandas makes inexact fractions of them
+        pa.field("size", pa.int64(), nullable=False),
+    ]
+    if inline:
+        columns.append(pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition)))
+        fields.append(pa.field("raw", pa.binary()))
+    out = io.BytesIO()
+    parquet.write_table(
+        pa.table(columns, schema=pa.schema(fields)),
+        out,
+        compression="zstd",
+        use_dictionary=["path"],
+        write_statistics=["offset", "size"],  # without, pandas takes them for columns with nulls, and makes floats
+        store_schema=False,
+        write_page_checksum=True,
+        row_group_size=max(len(partition), 1),
+    )
+    return out.getvalue()

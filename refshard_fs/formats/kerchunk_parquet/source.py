@@ -1,0 +1,461 @@
+"""Kerchunk's parquet reference sets, read a partition at a time. No I/O here.
+
+A directory: ``.zmetadata`` is ``{"metadata": {key: object}, "record_size": N}``, and row
+``r`` of ``<array>/refs.<i>.parq`` is the chunk whose number in the array's grid is
+``i * N + r``; where there is no such file, none of its chunks exist. Today's writers know
+zarr v2 with ``.`` between coordinates. Here the same layout holds ``zarr.json`` and every
+other spelling of chunk keys too: keys follow the array's own metadata.
+
+While a commit is under way ``.zmetadata`` has a further member, ``refshard``: it names the
+files of partitions that have not got their own names yet, or that are no more (FORMATS.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import Row
+from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keys import ChunkGrid, is_number, join, normalise, parent
+from refshard_fs.core.keyspace import KeySpace, place
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
+from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
+from refshard_fs.formats.kerchunk_parquet.partition import Partition, PartitionIndex, require_pyarrow
+from refshard_fs.formats.recognition import PARQUET
+from refshard_fs.references.resolving import resolver
+from refshard_fs.security.policy import directory_of, locator, relative_to
+
+__all__ = ["Layout", "LazyReferences", "Look", "ParquetKeySpace", "open_", "partition_name"]
+
+BATCH = 8  # partitions that a listing asks for at a time
+ASKED = 1 << 16  # partitions that are asked for one by one, where nothing lists them
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+_NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)
+MEMO = 4096  # loads, absent partitions and resolved URLs that are remembered
+
+Value = dict[str, Any] | bytes | tuple[str | None, Row]
+
+
+def partition_name(array: str, number: int) -> str:
+    """Return the path, relative to the set, of a partition of ``array``."""
+    return join(array, f"refs.{number}.parq")
+
+
+class Layout:
+    """What ``.zmetadata`` says: the metadata documents by key, the arrays' grids, and the rows in a partition."""
+
+    def __init__(self, document: bytes, where: str) -> None:
+        try:
+            spelled = zarrmeta.loads(document)
+        except ValueError as e:
+            raise ManifestError(f"{where} is not JSON: {e}") from e
+        match spelled:
+            case {"metadata": dict(metadata), "record_size": int(size)} if not isinstance(size, bool):
+                self.metadata: dict[str, dict[str, Any]] = metadata
+                self.record_size = size
+            case _:
+                raise ManifestError(f"{where} is no reference set: it needs an object 'metadata' and a 'record_size'")
+        self.renamed = _renamed(spelled, where)
+        if self.record_size < 1:
+            raise ManifestError(f"{where}: its record_size is {self.record_size}; a partition has at least one row")
+        self.grids: dict[str, ChunkGrid] = {}
+        for key, value in metadata.items():
+            if not isinstance(value, dict):
+                raise ManifestError(f"{key!r} of {where} is no JSON object, but {type(value).__name__}")
+            if key != normalise(key) or not {"", ".", ".."}.isdisjoint(key.split("/")):
+                raise ManifestError(f"{where}: {key!r} is no key; its parts are names with a slash between them")
+            path, name = parent(key)
+            if name in (".zarray", "zarr.json"):
+                meta = zarrmeta.array_meta(value, f"{key!r} of {where}")
+                if meta is not None and meta.grid is not None:
+                    self.grids[path] = meta.grid
+
+    def partitions(self, array: str) -> int:
+        """Return how many partitions the chunks of ``array`` fill, whether they exist or not."""
+        return -(-self.grids[array].size // self.record_size)
+
+    def chunks(self, array: str, partition: int) -> int:
+        """Return how many chunks of the grid lie in a partition."""
+        return min(self.record_size, self.grids[array].size - partition * self.record_size)
+
+
+def _renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str | None]]:
+    """Return array → partition → the name of its file in the array's directory; None where there is no partition."""
+    match spelled.get("refshard"):
+        case None:
+            return {}
+        case {"partitions": dict(arrays)}:
+            pass
+        case {"commit": str()}:
+            return {}
+        case _:
+            raise ManifestError(f"{where}: its member 'refshard' is no object with 'partitions' or 'commit'")
+    found: dict[str, dict[int, str | None]] = {}
+    for array, names in arrays.items():
+        known = found[array] = {}
+        for number, name in (names if isinstance(names, dict) else {"": ""}).items():
+            if not _NUMBER.fullmatch(number) or not (name is None or (isinstance(name, str) and _NAME.fullmatch(name))):
+                raise ManifestError(f"{where}: {number!r}: {name!r} is no partition of {array!r} and its file")
+            known[int(number)] = name
+    return found
+
+
+class _Level(NamedTuple):
+    """A directory of chunk keys: each child begins at one of ``numbers``, and has ``step`` chunks below it."""
+
+    numbers: range
+    is_leaf: bool
+    name: Callable[[int], str]
+
+
+def _level(grid: ChunkGrid, rest: str) -> _Level | None:
+    """Return what lies in directory ``rest`` (relative to the array) of a grid's chunk keys, as if all existed."""
+    counts, encoding = grid.counts, grid.encoding
+    default = encoding.name == "default"
+    if encoding.separator == "." or not counts or (len(counts) == 1 and not default):
+        return None if rest else _Level(range(grid.size), True, grid.tail)
+    parts = rest.split("/") if rest else []
+    if default:
+        if not parts:
+            return _Level(range(0, grid.size, max(grid.size, 1)), False, lambda number: "c")
+        if parts.pop(0) != "c":
+            return None
+    if len(parts) >= len(counts):
+        return None
+    first, inside = 0, grid.size
+    for part, count in zip(parts, counts, strict=False):
+        if not is_number(part) or int(part) >= count:
+            return None
+        inside //= count
+        first += int(part) * inside
+    step = inside // max(counts[len(parts)], 1) or 1
+    return _Level(
+        range(first, first + inside, step),
+        len(parts) == len(counts) - 1,
+        lambda number: str((number - first) // step),
+    )
+
+
+class ParquetKeySpace:
+    """The keys of a parquet set below ``root``: look-ups load one partition, listings those of their directory."""
+
+    def __init__(
+        self,
+        root: str,
+        document: bytes,
+        resolve: Callable[[str | None], str],
+        version: str = "",
+        cache_size: int = 128,
+    ) -> None:
+        self.root = root
+        self.document_url = locator(root)(PARQUET)
+        self.layout = Layout(document, relative_to(root, PARQUET))
+        self.document = document
+        self.grids: Mapping[str, ChunkGrid] = self.layout.grids
+        self.resolve = resolve
+        self._version = version
+        self._quota = Quota(root, cache_size)
+        self._loads: dict[tuple[str, int, str], Load] = {}
+        self._absent: set[tuple[str, int]] = set()  # partitions that were looked for in vain
+        self._resolved: dict[str | None, str] = {}
+        self._tree: dict[str, dict[str, bool]] | None = None
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        value = yield from self.value(key)
+        match value:
+            case None:
+                return Inline(self.document) if key == PARQUET else None
+            case (url, row):
+                return Span(self._absolute(url), row.offset, None if row.length is None else row.offset + row.length)
+            case bytes():
+                return Inline(value)
+            case dict():
+                return Inline(zarrmeta.dumps(value))
+
+    def value(self, key: str) -> Steps[Value | None]:
+        """Return a metadata document, data, or a reference and its URL as written; None if there is no such key."""
+        metadata = self.layout.metadata.get(key)
+        if metadata is not None:
+            return metadata
+        at = place(self.grids, key)
+        if at is None:
+            return None
+        number, row = divmod(at.number, self.layout.record_size)
+        if (at.array, number) in self._absent:
+            return None
+        partition = yield from self.partition(at.array, number)
+        if partition is None:
+            if len(self._absent) > MEMO:
+                self._absent.clear()
+            self._absent.add((at.array, number))
+            return None
+        match partition.value(row):
+            case Row() as found:
+                return partition.urls[found.target], found
+            case data:
+                return data
+
+    def partition(self, array: str, number: int) -> Steps[Partition | None]:
+        """Return a partition, or None if there is none."""
+        found: Partition | None
+        name = self.layout.renamed.get(array, {}).get(number, "")
+        if name is None:
+            return None
+        found = yield self.load(array, number, name)
+        if found is None and name:  # it has got its own name since this set was opened
+            found = yield self.load(array, number)
+            if found is None:
+                where = relative_to(self.root, join(array, name))
+                raise DamagedIndex("", where, f"{PARQUET} names it, and it is not there: open the set anew")
+        return found
+
+    def partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Partition | None]]:
+        """Return several partitions that are `stored`, read together."""
+        renamed = self.layout.renamed.get(array, {})
+        found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
+        out = []
+        for number, part in zip(numbers, found, strict=True):
+            again = part is None and number in renamed
+            out.append((yield from self.partition(array, number)) if again else part)
+        return out
+
+    def load(self, array: str, number: int, name: str = "") -> Load:
+        """Return what it takes to have a partition, in the file ``name``; the answer is None where there is none."""
+        load = self._loads.get((array, number, name))
+        if load is None:
+            file = join(array, name) if name else partition_name(array, number)
+            span = Span(relative_to(self.root, file), optional=True)
+            layout = self.layout
+            index = PartitionIndex(layout.chunks(array, number), layout.record_size, self._version, self._quota)
+            if len(self._loads) > MEMO:
+                self._loads.clear()
+            load = self._loads[array, number, name] = Load(span, index)
+        return load
+
+    def stored(self, array: str, start: int, stop: int) -> Steps[list[int]]:
+        """Return the partitions with chunks numbered ``[start, stop)`` that exist, where the target can tell.
+
+        NotListable where it cannot, and the metadata promises more of them than anybody would write.
+        """
+        if stop <= start:
+            return []
+        size = self.layout.record_size
+        wanted = range(start // size, -(-stop // size))
+        renamed = self.layout.renamed.get(array, {})
+        if len(wanted) > 1:
+            names = yield Names(relative_to(self.root, array) if array else self.root)
+            if names is not None:
+                found = {_partition_number(listed.name) for listed in names}
+                there = {n for n in found if n is not None and n not in renamed}
+                there |= {n for n, name in renamed.items() if name is not None}
+                return sorted(n for n in there if n in wanted)
+            if len(wanted) > ASKED:
+                raise NotListable(
+                    f"{self.root} cannot be listed, and {len(wanted)} partitions are too many to ask for. Chunks can "
+                    "be read; to list them, give the set's address on a filesystem that can list, or copy it to one"
+                )
+        return [n for n in wanted if renamed.get(n, "") is not None]
+
+    def some_urls(self) -> Steps[Sequence[str | None]]:
+        """Return the URLs, as written, of the first partition that has any."""
+        for array, grid in self.grids.items():
+            for number in (yield from self.stored(array, 0, grid.size)):
+                partition = yield from self.partition(array, number)
+                if partition is not None and partition.urls:
+                    return partition.urls
+        return ()
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        names = self._directories().get(prefix)
+        found = {name: Listed(name, None if is_dir else 0, is_dir) for name, is_dir in (names or {}).items()}
+        for name, listed in found.items():
+            if not listed.is_directory:
+                found[name] = Listed(name, self._metadata_size(join(prefix, name)))
+        for array, rest in self._arrays_at(prefix):
+            for listed in (yield from self._chunks_below(array, rest)):
+                found.setdefault(listed.name, listed)
+        if names is None and not found:
+            return None
+        return sorted(found.values(), key=lambda listed: listed.name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if prefix in self._directories():
+            return True
+        for array, rest in self._arrays_at(prefix):
+            level = _level(self.grids[array], rest)
+            if level is not None and (yield from self._any(array, level.numbers.start, level.numbers.stop)):
+                return True
+        return False
+
+    def _chunks_below(self, array: str, rest: str) -> Steps[list[Listed]]:
+        level = _level(self.grids[array], rest)
+        if level is None or not level.numbers:
+            return []
+        start, stop, step = level.numbers.start, level.numbers.stop, level.numbers.step
+        if len(level.numbers) == 1 and not level.is_leaf:
+            there = yield from self._any(array, start, stop)
+            return [Listed(level.name(start), None, True)] if there else []
+        out: list[Listed] = []
+        seen = -1
+        numbers = yield from self.stored(array, start, stop)
+        for i in range(0, len(numbers), BATCH):
+            batch = numbers[i : i + BATCH]
+            partitions = yield from self.partitions(array, batch)
+            for number, partition in zip(batch, partitions, strict=True):
+                if partition is None:
+                    continue
+                base = number * self.layout.record_size
+                rows = partition.present(max(start - base, 0), min(stop - base, len(partition)))
+                if level.is_leaf:
+                    sizes = partition.sizes(rows)
+                    out += [Listed(level.name(base + r), size) for r, size in zip(rows, sizes, strict=True)]
+                    continue
+                for child in dict.fromkeys((base + row - start) // step for row in rows):
+                    if child > seen:
+                        seen = child
+                        out.append(Listed(level.name(start + child * step), None, True))
+        return out
+
+    def _any(self, array: str, start: int, stop: int) -> Steps[bool]:
+        """Return whether any chunk numbered ``[start, stop)`` exists."""
+        for number in (yield from self.stored(array, start, stop)):
+            partition = yield from self.partition(array, number)
+            base = number * self.layout.record_size
+            if partition is not None and partition.present(max(start - base, 0), min(stop - base, len(partition))):
+                return True
+        return False
+
+    def _absolute(self, url: str | None) -> str:
+        resolved = self._resolved.get(url)
+        if resolved is None:
+            if len(self._resolved) > MEMO:
+                self._resolved.clear()
+            resolved = self._resolved[url] = self.resolve(url)
+        return resolved
+
+    def _metadata_size(self, key: str) -> int:
+        value = self.layout.metadata.get(key)
+        return len(self.document) if value is None else len(zarrmeta.dumps(value))
+
+    def _directories(self) -> dict[str, dict[str, bool]]:
+        """Directory → name → whether that is one, of all but chunks; built at the first listing."""
+        if self._tree is None:
+            tree: dict[str, dict[str, bool]] = {"": {}}
+            if PARQUET in self.layout.metadata or not all(key.endswith("zarr.json") for key in self.layout.metadata):
+                tree[""][PARQUET] = False  # to zarr version 3 it is no part of a hierarchy
+            for key in self.layout.metadata:
+                directory, name = parent(key)
+                tree.setdefault(directory, {})[name] = False
+                while directory:
+                    directory, name = parent(directory)
+                    tree.setdefault(directory, {})[name] = True
+            self._tree = tree
+        return self._tree
+
+    def _arrays_at(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Yield (array, rest) for each array that directory ``prefix`` may be part of."""
+        path, rest = prefix, ""
+        while True:
+            if path in self.grids:
+                yield path, rest
+            if not path:
+                return
+            path, name = parent(path)
+            rest = join(name, rest)
+
+
+def _partition_number(name: str) -> int | None:
+    match name.split("."):
+        case ["refs", number, "parq"] if number.isascii() and number.isdigit() and len(number) < 20:
+            return int(number)
+    return None
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a parquet reference set: that takes no reads."""
+    yield from ()
+    document = probe.documents.get(PARQUET)
+    if document is None:
+        raise ManifestError(f"{probe.url} is no parquet reference set: it has no {PARQUET}")
+    require_pyarrow()
+    facts = document.facts
+    version = f"{facts.etag} {facts.last_modified} {facts.size}"
+    resolve = resolver(options, directory_of(probe.url.rstrip("/")))
+    return ParquetKeySpace(probe.url, document.data, resolve, version, options.cache_size)
+
+
+# ----------------------------------------------------------------------------------------------------
+# A parquet set as the mapping that its expanded JSON would be, loaded a partition at a time. No I/O here.
+
+
+# Runs a look-up that may take several tries, on behalf of a key.
+Look = Callable[[str, Callable[[], Steps[Any]]], Any]
+
+MEMO_LAZY_REFERENCES = 4096  # values that are remembered
+
+
+class LazyReferences(Mapping[str, Any]):
+    """The references below a parquet set's root; ``run`` meets the needs of a look-up (on behalf of a key).
+
+    A look-up loads one partition; iterating loads them one after the other, and so does
+    ``len``: how many chunks exist stands nowhere.
+    """
+
+    def __init__(self, keyspace: ParquetKeySpace, run: Look) -> None:
+        self.keyspace = keyspace
+        self._run = run
+        self._memo: dict[str, Any] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._memo.get(key)
+        if value is None:
+            found: Value | None = self._run(key, lambda: self.keyspace.value(key))
+            value = self.keyspace.document if found is None and key == PARQUET else _spelled(found)
+            if value is None:
+                raise KeyError(key)
+            if len(self._memo) >= MEMO_LAZY_REFERENCES:
+                self._memo.clear()
+            self._memo[key] = value
+        return value if isinstance(value, bytes) else value.copy()
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        if PARQUET not in self.keyspace.layout.metadata:
+            yield PARQUET
+        yield from self.keyspace.layout.metadata
+        for array, base, partition in self._partitions():
+            tail = self.keyspace.grids[array].tail
+            for row in partition.present(0, len(partition)):
+                yield join(array, tail(base + row))
+
+    def __len__(self) -> int:
+        metadata = self.keyspace.layout.metadata
+        chunks = sum(len(partition.present(0, len(partition))) for _, _, partition in self._partitions())
+        return len(metadata.keys() | {PARQUET}) + chunks
+
+    def __repr__(self) -> str:
+        return f"<LazyReferences: {self.keyspace.root}, {len(self.keyspace.grids)} arrays>"
+
+    def _partitions(self) -> Iterator[tuple[str, int, Partition]]:
+        """Yield (array, number of its first chunk, partition) of each partition that exists."""
+        keyspace = self.keyspace
+        for array in keyspace.grids:
+            size = keyspace.grids[array].size
+            for number in self._run(array, partial(keyspace.stored, array, 0, size)):
+                partition = self._run(partition_name(array, number), partial(keyspace.partition, array, number))
+                if partition is not None:
+                    yield array, number * keyspace.layout.record_size, partition
+
+
+def _spelled(value: Value | None) -> Any:
+    match value:
+        case (url, Row() as row):
+            return row.spelled(url)
+        case _:
+            return value

@@ -1,0 +1,1 @@
+"""The format neuroglancer. No I/O here."""

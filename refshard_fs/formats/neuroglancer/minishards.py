@@ -1,0 +1,211 @@
+"""Neuroglancer's ``neuroglancer_uint64_sharded_v1``: which shard holds a chunk, and the indexes there. No I/O here."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.sharding.index import BEYOND, PAIR
+from refshard_fs.sharding.layout import MAX_INDEX
+
+__all__ = ["Minishard", "MinishardIndex", "ShardIndex", "Sharding", "inflated", "murmur"]
+
+# ----------------------------------------------------------------------------------------------------
+# MurmurHash3_x86_128 of a 64-bit number, the low half: how neuroglancer spreads chunks over shards. No I/O here.
+
+
+_MASK = 0xFFFFFFFF
+_KEYS = (0x239B961B, 0xAB0E9789, 0x38B34AE5)
+_LENGTH = 8
+
+
+def murmur(number: int) -> int:
+    """Return the low 64 bits of the hash, seed 0, of the eight bytes of ``number``, little-endian."""
+    low, high = number & _MASK, number >> 32
+    first = _turned(low * _KEYS[0] & _MASK, 15) * _KEYS[1] & _MASK
+    second = _turned(high * _KEYS[1] & _MASK, 16) * _KEYS[2] & _MASK
+    state = [first ^ _LENGTH, second ^ _LENGTH, _LENGTH, _LENGTH]
+    state = _summed([_mixed(word) for word in _summed(state)])
+    return state[0] | state[1] << 32
+
+
+def _turned(word: int, bits: int) -> int:
+    return (word << bits | word >> 32 - bits) & _MASK
+
+
+def _summed(state: list[int]) -> list[int]:
+    first = sum(state) & _MASK
+    return [first, *((word + first) & _MASK for word in state[1:])]
+
+
+def _mixed(word: int) -> int:
+    word ^= word >> 16
+    word = word * 0x85EBCA6B & _MASK
+    word ^= word >> 13
+    word = word * 0xC2B2AE35 & _MASK
+    return word ^ word >> 16
+
+
+_BLOCK = 4096  # minishards whose places are read at a time: 64 KiB
+_GZIP = 31  # zlib's name for a gzip stream of any window
+
+Encoding = Literal["raw", "gzip"]
+
+
+class Sharding(msgspec.Struct, frozen=True):
+    """How chunk ids are spread over shards, and minishards in them; names are those of the specification."""
+
+    preshift_bits: int
+    hash: Literal["identity", "murmurhash3_x86_128"]
+    minishard_bits: int
+    shard_bits: int
+    minishard_index_encoding: Encoding = "raw"
+    data_encoding: Encoding = "raw"
+
+    @property
+    def table(self) -> int:
+        """Bytes of the table at the start of each shard, from whose end all offsets count."""
+        return PAIR << self.minishard_bits
+
+    def place(self, chunk: int) -> tuple[int, int]:
+        """Return the shard and the minishard of the chunk with that id."""
+        hashed = chunk >> self.preshift_bits
+        if self.hash == "murmurhash3_x86_128":
+            hashed = murmur(hashed)
+        minishard = hashed & (1 << self.minishard_bits) - 1
+        return hashed >> self.minishard_bits & (1 << self.shard_bits) - 1, minishard
+
+    def stem(self, shard: int) -> str:
+        """Return the name of a shard's file, without ``.shard``."""
+        return f"{shard:0{-(-self.shard_bits // 4)}x}"
+
+    def shard(self, name: str) -> int | None:
+        """Return the number of the shard in the file ``name``, or None if that is no shard's."""
+        stem, dot, kind = name.partition(".")
+        if not dot or kind != "shard" or not 0 < len(stem) <= 16 or not set(stem) <= set("0123456789abcdef"):
+            return None
+        number = int(stem, 16)
+        return number if number >> self.shard_bits == 0 and self.stem(number) == stem else None
+
+    def block(self, minishard: int) -> range:
+        """Return the minishards whose places are read together with that one's."""
+        first = minishard // _BLOCK * _BLOCK
+        return range(first, min(first + _BLOCK, 1 << self.minishard_bits))
+
+
+class ShardIndex(msgspec.Struct, frozen=True):
+    """Where the indexes of a block of minishards begin and end: ``uint64[minishards, 2]``, from the table's end on.
+
+    ``table`` is how long the table of all is, and ``room`` what the shard has after it, as far as that is known.
+    """
+
+    table: int = 0
+    room: int | None = None
+
+    def sized(self, object_size: int) -> ShardIndex:
+        """Return this index of a shard of ``object_size`` bytes."""
+        return ShardIndex(self.table, _room(object_size, self.table))
+
+    def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
+        pairs = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+        wrong = (pairs[:, 0] > pairs[:, 1]) | (pairs[:, 1] >= BEYOND)
+        if wrong.any():
+            raise ValueError(f"minishard {int(wrong.argmax())} of its index ends before it begins")
+        wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > _last(self.room))
+        if wrong.any():
+            minishard = int(wrong.argmax())
+            raise ValueError(f"the index of minishard {minishard} ends at {pairs[minishard, 1]}, beyond {self.room}")
+        return pairs
+
+
+class Minishard:
+    """Where the chunks of one minishard lie, by ascending id; ``starts`` count from the end of the shard's table."""
+
+    __slots__ = ("ids", "sizes", "starts")
+
+    def __init__(
+        self, ids: npt.NDArray[np.uint64], starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]
+    ) -> None:
+        self.ids = ids
+        self.starts = starts
+        self.sizes = sizes
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + self.starts.nbytes + self.sizes.nbytes
+
+    def locate(self, chunk: int) -> tuple[int, int] | None:
+        """Return start and size of the chunk with that id; None if it is not here."""
+        place = int(self.ids.searchsorted(np.uint64(chunk)))
+        if place == len(self.ids) or int(self.ids[place]) != chunk:
+            return None
+        return int(self.starts[place]), int(self.sizes[place])
+
+
+class MinishardIndex(msgspec.Struct, frozen=True):
+    """How a minishard's index is read, of ``most`` chunks at most.
+
+    It lies at ``[start, stop)`` after the shard's ``table``, where there is ``room`` for so much, as far as is known.
+    """
+
+    encoding: Encoding
+    most: int
+    table: int = 0
+    start: int = 0
+    stop: int = 0
+    room: int | None = None
+
+    def sized(self, object_size: int) -> MinishardIndex:
+        """Return this index in a shard of ``object_size`` bytes."""
+        return msgspec.structs.replace(self, room=_room(object_size, self.table))
+
+    def decode(self, data: bytes) -> Minishard:
+        if self.encoding == "gzip":
+            data = inflated(data, min(24 * self.most, MAX_INDEX), exact=False)
+        if len(data) % 24 or len(data) > 24 * self.most:
+            raise ValueError(f"a minishard's index of {len(data)} bytes is not 24 a chunk, {self.most} chunks at most")
+        deltas, gaps, sizes = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(3, -1)
+        ids = np.cumsum(deltas, dtype=np.uint64)
+        stops = np.cumsum(gaps + sizes, dtype=np.uint64)
+        starts = stops - sizes
+        before = np.concatenate([np.zeros(min(len(stops), 1), np.uint64), stops[:-1]])
+        # Sums that pass 64 bits come out smaller than what went into them.
+        wrong = (gaps >= BEYOND) | (sizes >= BEYOND) | (starts < before) | (stops < starts) | (stops >= BEYOND)
+        if wrong.any():
+            raise ValueError("a minishard's index has chunks that lie beyond any file")
+        wrong = (sizes > 0) & ((stops > _last(self.room)) | ((starts < self.stop) & (stops > self.start)))
+        if wrong.any():
+            place = int(wrong.argmax())
+            where = f"[{starts[place]}, {stops[place]})"
+            room = "" if self.room is None else f", or not within {self.room} bytes"
+            raise ValueError(f"chunk {ids[place]} lies at {where}: in the index of its minishard{room}")
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
+        if (ids[1:] == ids[:-1]).any():
+            raise ValueError("a minishard's index has a chunk twice")
+        return Minishard(ids, starts[order], sizes[order])
+
+
+def _room(size: int, table: int) -> int:
+    return max(size - table, 0)
+
+
+def _last(room: int | None) -> np.uint64:
+    """Return where the last byte of a shard may end."""
+    return BEYOND if room is None else np.uint64(room)
+
+
+def inflated(data: bytes, most: int, *, exact: bool) -> bytes:
+    """Return what the gzip stream ``data`` holds, ``most`` bytes at most or ``exact``; ValueError otherwise."""
+    inflater = zlib.decompressobj(_GZIP)
+    try:
+        out = inflater.decompress(data, most + 1)
+    except zlib.error as e:
+        raise ValueError(f"its gzip stream is damaged: {e}") from e
+    if len(out) > most or not inflater.eof or (exact and len(out) != most):
+        raise ValueError(f"its gzip stream does not end after {most} bytes")
+    return out

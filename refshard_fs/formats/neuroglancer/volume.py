@@ -1,0 +1,236 @@
+"""Neuroglancer's precomputed volumes: one zarr array for each scale. No I/O here.
+
+A chunk is a file, or a range of a shard that two indexes tell of. Raw chunks, and gzip streams
+of such, are what zarr reads; those at the far edges of the volume are stored without what lies
+beyond it, and are padded when they are read. A chunk that is not stored is zeros.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.array_group import ArrayGroup, documents
+from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
+from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
+from refshard_fs.formats.neuroglancer.info import Scale, parse_info
+from refshard_fs.formats.neuroglancer.minishards import Minishard, MinishardIndex, ShardIndex, Sharding, inflated
+from refshard_fs.formats.recognition_archives import PRECOMPUTED
+from refshard_fs.security.policy import protocol_of, relative_to
+from refshard_fs.sharding.index import PAIR
+from refshard_fs.sharding.layout import MAX_INDEX
+from refshard_fs.sharding.nested import MortonCode
+
+__all__ = ["Padded", "open_"]
+
+_NUMBER = r"(-?\d{1,20})"
+_CHUNK = re.compile("_".join([f"{_NUMBER}-{_NUMBER}"] * 3), re.ASCII)
+_BATCH = 64  # minishards whose indexes are asked for at a time when chunks are listed
+
+
+class Padded(msgspec.Struct, frozen=True):
+    """A chunk of shape ``chunks`` with zeros beyond the stored ``extents``; both as gzip streams or plain."""
+
+    extents: tuple[int, ...]
+    chunks: tuple[int, ...]
+    itemsize: int
+    is_gzip: bool
+
+    def make(self, raw: bytes) -> bytes:
+        size = math.prod(self.extents) * self.itemsize
+        if self.is_gzip:
+            raw = inflated(raw, size, exact=True)
+        if len(raw) != size:
+            raise ValueError(f"a chunk of {len(raw)} bytes, where the volume's edge leaves {size}")
+        full = np.zeros((*self.chunks[::-1], self.itemsize), np.uint8)
+        inside = tuple(slice(extent) for extent in self.extents[::-1])
+        full[inside] = np.frombuffer(raw, np.uint8).reshape(*self.extents[::-1], self.itemsize)
+        return gzip.compress(full.tobytes(), 0, mtime=0) if self.is_gzip else full.tobytes()
+
+
+class _Chunks:
+    """The chunks of one scale, in its folder ``url``."""
+
+    def __init__(self, url: str, scale: Scale, grid: ChunkGrid) -> None:
+        self.url = url
+        self.scale = scale
+        self.grid = grid
+        self.size = math.prod(scale.chunks) * scale.dtype.itemsize
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        raise NotImplementedError
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        raise NotImplementedError
+
+    def _stored(self, coords: tuple[int, ...]) -> int:
+        """Return the bytes of a raw chunk as it is stored."""
+        return math.prod(self.scale.extents(coords)) * self.scale.dtype.itemsize
+
+    def _shown(self, span: Span, coords: tuple[int, ...]) -> Entry:
+        """Return the whole chunk, of which ``span`` is what is stored."""
+        scale = self.scale
+        extents = scale.extents(coords)
+        if extents == scale.chunks:
+            return span
+        recipe = Padded(extents, scale.chunks, scale.dtype.itemsize, scale.is_gzip)
+        return Packed(span, recipe, None if scale.is_gzip else self.size)
+
+    def _names(self) -> Steps[tuple[Listed, ...]]:
+        names: tuple[Listed, ...] | None = yield Names(self.url)
+        if names is None:
+            raise NotListable(f"{self.url} cannot be listed; its chunks can still be read by their keys")
+        return names
+
+
+class FileChunks(_Chunks):
+    """A file for each chunk, named by where in the volume it begins and ends."""
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        coords = self.grid.coords(number)
+        pin = Pin(size=self._stored(coords))
+        entry = self._shown(Span(relative_to(self.url, self._name(coords)), optional=True, pin=pin), coords)
+        # Whoever wants to know the size of a file that may be absent has to look.
+        return msgspec.structs.replace(entry, made=None) if isinstance(entry, Packed) else entry
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        found = []
+        for listed in (yield from self._names()):
+            match = _CHUNK.fullmatch(listed.name)
+            if match is not None and not listed.is_directory:
+                scale = self.scale
+                begins = map(int, match.groups()[::2])
+                cells = zip(begins, scale.offset, scale.step, strict=True)
+                coords = (*((begin - offset) // step for begin, offset, step in cells), 0)
+                if self.grid.number_of(coords) is not None and self._name(coords) == listed.name:
+                    found.append(Listed(self.grid.encoding.encode(coords), self.size))
+        return found
+
+    def _name(self, coords: tuple[int, ...]) -> str:
+        extents = self.scale.extents(coords)
+        begins = (o + c * s for o, c, s in zip(self.scale.offset, coords, self.scale.step, strict=False))
+        return "_".join(f"{begin}-{begin + extent}" for begin, extent in zip(begins, extents, strict=False))
+
+
+class ShardChunks(_Chunks):
+    """Chunks in shards, by the Morton codes of their coordinates."""
+
+    def __init__(self, url: str, scale: Scale, grid: ChunkGrid, sharding: Sharding) -> None:
+        super().__init__(url, scale, grid)
+        self._sharding = sharding
+        self._code = MortonCode(grid.counts[:3])
+        self._is_current = False  # once a shard was seen, or that it is not stored in the obsolete way
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        coords = self.grid.coords(number)
+        chunk = self._code.encode(coords)
+        shard, minishard = self._sharding.place(chunk)
+        block = self._sharding.block(minishard)
+        table = yield self._table(shard, block)
+        if table is None:
+            yield from self._check_current(shard)
+            return None
+        self._is_current = True
+        index: Minishard | None = None
+        load = self._minishard(shard, table[minishard - block.start].tolist())
+        if load is not None:
+            index = yield load
+        found = None if index is None else index.locate(chunk)
+        if found is None:
+            return None
+        start, size = found
+        if not self.scale.is_gzip and size != self._stored(coords):
+            reason = f"chunk {chunk} has {size} bytes, where {self._stored(coords)} are due"
+            raise DamagedIndex("", self._file(shard), reason)
+        start += self._sharding.table
+        return self._shown(Span(self._file(shard), start, start + size), coords)
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        names = yield from self._names()
+        shards = [s for s in (self._sharding.shard(listed.name) for listed in names) if s is not None]
+        found: list[Listed] = []
+        for shard in shards:
+            number = 0
+            while number < 1 << self._sharding.minishard_bits:
+                block = self._sharding.block(number)
+                table = yield self._table(shard, block)
+                taken = [] if table is None else np.flatnonzero(table[:, 0] != table[:, 1]).tolist()
+                for first in range(0, len(taken), _BATCH):
+                    some = taken[first : first + _BATCH]
+                    loads = [self._minishard(shard, table[i].tolist()) for i in some]
+                    minishards = yield tuple(load for load in loads if load is not None)
+                    for i, minishard in zip(some, minishards, strict=True):
+                        found += self._chunks(minishard.ids, (shard, number + i))
+                number = block.stop
+        return found
+
+    def _chunks(self, ids: npt.NDArray[np.uint64], place: tuple[int, int]) -> Iterator[Listed]:
+        """Yield the chunks of the shard and minishard ``place``: no reader finds those that it has of others."""
+        scale = self.scale
+        coords = self._code.decode(ids, 3)
+        for chunk, cell in zip(ids.tolist(), coords.tolist(), strict=True):
+            full = (*cell, 0)
+            if (
+                self.grid.number_of(full) is not None
+                and self._code.encode(full) == chunk
+                and self._sharding.place(chunk) == place
+            ):
+                is_sized = not scale.is_gzip
+                yield Listed(self.grid.encoding.encode(full), self.size if is_sized else None)
+
+    def _file(self, shard: int) -> str:
+        return relative_to(self.url, f"{self._sharding.stem(shard)}.shard")
+
+    def _table(self, shard: int, block: range) -> Load:
+        entry = Span(self._file(shard), PAIR * block.start, PAIR * block.stop, optional=True)
+        return Load(entry, ShardIndex(self._sharding.table))
+
+    def _minishard(self, shard: int, place: list[int]) -> Load | None:
+        start, stop = place
+        if start == stop:
+            return None
+        if stop - start > MAX_INDEX:
+            raise DamagedIndex("", self._file(shard), f"the index of a minishard is {stop - start} bytes long")
+        table = self._sharding.table
+        index = MinishardIndex(self._sharding.minishard_index_encoding, self.grid.size, table, start, stop)
+        return Load(Span(self._file(shard), table + start, table + stop), index)
+
+    def _check_current(self, shard: int) -> Steps[None]:
+        """Raise ManifestError where shards are stored as two files each, so that none of their chunks looks missing."""
+        if self._is_current:
+            return
+        facts: Facts | None = yield Stat(relative_to(self.url, f"{self._sharding.stem(shard)}.index"))
+        if facts is not None:
+            raise ManifestError(f"{self.url} has shards of two files, an obsolete form (.index and .data)")
+        self._is_current = True
+
+
+def _chunks(url: str, scale: Scale, grid: ChunkGrid) -> _Chunks:
+    folder = relative_to(url, quote(scale.key) if protocol_of(url) in ("http", "https") else scale.key)
+    if scale.sharding is None:
+        return FileChunks(folder, scale, grid)
+    return ShardChunks(folder, scale, grid, scale.sharding)
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a precomputed volume."""
+    yield from ()
+    document = probe.documents.get(PRECOMPUTED)
+    if document is None:
+        raise ManifestError(f"{probe.url} is no precomputed volume: it has no {PRECOMPUTED}")
+    volume = parse_info(document.data, relative_to(probe.url, PRECOMPUTED))
+    grids = {name: scale.grid(options.zarr_format) for name, scale in volume.scales.items()}
+    shown = {PRECOMPUTED: document.data, **documents(volume.scales, volume.attributes, options.zarr_format)}
+    chunks = {name: _chunks(probe.url, scale, grids[name]) for name, scale in volume.scales.items()}
+    return ArrayGroup(shown, grids, chunks, volume.reports)

@@ -1,0 +1,1 @@
+"""The format templates. No I/O here."""

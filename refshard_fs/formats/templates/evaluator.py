@@ -1,0 +1,293 @@
+"""Compiled templates: an expression becomes a few C-level passes over whole columns of dimension values.
+
+A template of a `gen` entry is evaluated for up to millions of keys, so that an operation is compiled once, to a
+function from `Rows` to a column of results. What depends on no dimension is computed while compiling. The length of
+every text is bounded from above while compiling, so nothing too long is ever made; integers stay in 64 bits.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Final, Literal
+
+import msgspec
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.templates.expressions import (
+    INTEGERS,
+    Binary,
+    Call,
+    Expression,
+    Name,
+    Negated,
+    Number,
+    Source,
+    TemplateLimits,
+    Text,
+    parse,
+)
+
+__all__ = ["Column", "Compiler", "Computed", "Constant", "INTEGER_WIDTH", "Rows", "pad", "power"]
+
+INTEGER_WIDTH: Final = 20  # characters of -2**63
+_SIGNED: Final = re.compile(r"((?:[^%]|%%)*)%(0?)([1-9][0-9]?)?d((?:[^%]|%%)*)", re.DOTALL)
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """A block of combinations of dimension values: one column of ``count`` integers per dimension."""
+
+    count: int
+    columns: Mapping[str, Sequence[int]]
+
+    def at(self, row: int) -> str:
+        """Describe one row, for errors."""
+        return ", ".join(f"{name}={column[row]}" for name, column in self.columns.items())
+
+
+class Constant(msgspec.Struct, frozen=True):
+    """The same value for every row."""
+
+    value: int | str
+
+    @property
+    def width(self) -> int:
+        return len(str(self.value))
+
+    @property
+    def kind(self) -> Literal["integer", "text"]:
+        return "text" if isinstance(self.value, str) else "integer"
+
+    def run(self, rows: Rows) -> Iterable[Any]:
+        return repeat(self.value, rows.count)
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """A value per row, of ``kind``.
+
+    ``width`` bounds its characters, ``steps`` the operations per row, ``depth`` their nesting.
+    """
+
+    kind: Literal["integer", "text"]
+    width: int
+    steps: int
+    depth: int
+    run: Callable[[Rows], Iterable[Any]]
+
+
+Column = Constant | Computed
+
+
+def power(base: int, exponent: int) -> int:
+    """Return ``base ** exponent``; ValueError where that is no integer or far outside 64 bits."""
+    if exponent < 0:
+        raise ValueError(f"{base} ** {exponent} is not an integer")
+    if exponent > 63 and abs(base) > 1:
+        raise ValueError(f"{base} ** {exponent} is more than 64 bits hold")
+    result: int = base**exponent
+    return result
+
+
+def pad(pattern: str) -> tuple[Callable[[int], str], int]:
+    """Return what ``'%04d' % integer`` does, and how long that can get; ValueError where the pattern is another one."""
+    match = _SIGNED.fullmatch(pattern)
+    if match is None:
+        raise ValueError("only one %d, %4d or %04d (and %%) can stand in text before '%'")
+    before, zero, digits, after = match.groups()
+    before, after, least = before.replace("%%", "%"), after.replace("%%", "%"), int(digits or 0)
+    fill = "0" if zero else " "
+
+    def padded(value: int) -> str:
+        number = str(value).zfill(least) if fill == "0" else str(value).rjust(least)
+        return f"{before}{number}{after}"
+
+    return padded, len(before) + max(least, INTEGER_WIDTH) + len(after)
+
+
+_INTEGER_OPERATORS: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": power,
+}
+
+
+class Compiler:
+    """Compiles texts that use the templates in ``definitions``, within ``limits``."""
+
+    def __init__(self, definitions: Mapping[str, Source], limits: TemplateLimits) -> None:
+        self.limits = limits
+        self.definitions = definitions
+        self._parsed: dict[str, tuple[str | Expression, ...]] = {}
+        self._spent = 0
+
+    def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
+        """Return the column that ``source`` expands to; a text that is one integer expression gives integers."""
+        spent = [0]
+        try:
+            column = _Scope(self, source, variables, (), spent).template(parse(source, self.definitions, self.limits))
+        except RecursionError:  # the reader's own stack was deep already
+            raise source.error(None, "its templates and expressions nest too deep") from None
+        self._spent += spent[0]
+        if self._spent > self.limits.expanded_steps:
+            raise source.error(None, "all texts take more operations than limits.expanded_steps allows")
+        return column
+
+    def body(self, name: str) -> tuple[str | Expression, ...]:
+        """Return the parts of a template; without ``{{`` its text is literal, whatever it holds."""
+        if name not in self._parsed:
+            source = self.definitions[name]
+            literal = "{{" not in source.text and len(source.text) <= self.limits.text
+            self._parsed[name] = (source.text,) if literal else parse(source, self.definitions, self.limits)
+        return self._parsed[name]
+
+
+class _Scope:
+    """One text being compiled: what its names mean, and which templates it is part of."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        source: Source,
+        variables: Mapping[str, Column],
+        active: tuple[str, ...],
+        spent: list[int],
+    ) -> None:
+        self.compiler = compiler
+        self.limits = compiler.limits
+        self.source = source
+        self.variables = variables
+        self.active = active
+        self.spent = spent  # one counter, shared by all scopes of a compilation
+
+    def template(self, parts: Sequence[str | Expression]) -> Column:
+        match parts:
+            case []:
+                return Constant("")
+            case [str() as literal]:
+                return Constant(literal)
+            case [Number() | Text() | Name() | Call() | Negated() | Binary() as expression]:
+                return self.lower(expression)
+        columns = [Constant(part) if isinstance(part, str) else self.lower(part) for part in parts]
+        return self._joined(columns, 0)
+
+    def lower(self, expression: Expression) -> Column:
+        self.spent[0] += 1
+        if self.spent[0] > self.limits.steps:
+            raise self.source.error(0, f"expanding it takes more than {self.limits.steps} steps")
+        match expression:
+            case Number(value) | Text(value):
+                return Constant(value)
+            case Name(name, position):
+                return self.variables[name] if name in self.variables else self._call(name, {}, position)
+            case Call(name, arguments, position):
+                if name in self.variables:
+                    raise self.source.error(position, f"{name!r} is a value, and takes no arguments")
+                return self._call(name, {key: self.lower(value) for key, value in arguments}, position)
+            case Negated(operand, position):
+                return self._integers("-", Constant(0), self._integer(self.lower(operand), "-", position), position)
+            case Binary("~", left, right, position):
+                return self._joined([self.lower(left), self.lower(right)], position)
+            case Binary("%", Text(pattern), right, position):
+                return self._padded(pattern, self._integer(self.lower(right), "%", position), position)
+            case Binary(sign, left, right, position):
+                first, second = self.lower(left), self.lower(right)
+                if sign == "+" and first.kind == second.kind == "text":
+                    return self._joined([first, second], position)
+                first, second = self._integer(first, sign, position), self._integer(second, sign, position)
+                return self._integers(sign, first, second, position)
+
+    def _call(self, name: str, arguments: Mapping[str, Column], position: int) -> Column:
+        if name not in self.compiler.definitions:
+            if self.active:
+                advice = f"pass it as an argument: {{{{{self.active[-1]}({name}=...)}}}}"
+            else:
+                known = ", ".join(sorted({*self.variables, *self.compiler.definitions})[:20])
+                advice = f"known here: {known or 'none'}"
+            raise self.source.error(position, f"there is no template or variable {name!r}; {advice}")
+        if name in self.active:
+            cycle = " -> ".join([*self.active, name])
+            raise self.source.error(position, f"the template {name!r} uses itself: {cycle}")
+        if len(self.active) >= self.limits.depth:
+            raise self.source.error(position, f"templates may nest {self.limits.depth} deep")
+        scope = _Scope(self.compiler, self.compiler.definitions[name], arguments, (*self.active, name), self.spent)
+        return self._joined([scope.template(self.compiler.body(name))], position)  # text, even if that of an integer
+
+    def _integer(self, column: Column, sign: str, position: int) -> Column:
+        if column.kind == "integer":
+            return column
+        advice = "; '~' joins texts" if sign == "+" else ""
+        raise self.source.error(position, f"{sign!r} needs integers, and one of these is text{advice}")
+
+    def _integers(self, sign: str, left: Column, right: Column, position: int) -> Column:
+        function = _INTEGER_OPERATORS[sign]
+
+        def run(rows: Rows) -> Iterable[int]:
+            values: list[int] = []
+            try:
+                values.extend(map(function, left.run(rows), right.run(rows)))
+                if not values or (min(values) in INTEGERS and max(values) in INTEGERS):
+                    return values
+                row = next(row for row, value in enumerate(values) if value not in INTEGERS)
+                reason = "the result is more than 64 bits hold"
+            except ZeroDivisionError:
+                row, reason = len(values), "division by zero"
+            except ValueError as error:
+                if isinstance(error, ManifestError):
+                    raise
+                row, reason = len(values), str(error)
+            where = rows.at(row)
+            raise self.source.error(position, f"{sign!r}: {reason}" + (f" at {where}" if where else ""))
+
+        return self._operation("integer", INTEGER_WIDTH, (left, right), run, position)
+
+    def _padded(self, pattern: str, right: Column, position: int) -> Column:
+        try:
+            padded, width = pad(pattern)
+        except ValueError as error:
+            raise self.source.error(position, str(error)) from None
+
+        def run(rows: Rows) -> Iterable[str]:
+            return map(padded, right.run(rows))
+
+        return self._operation("text", width, (right,), run, position)
+
+    def _joined(self, columns: Sequence[Column], position: int) -> Column:
+        def run(rows: Rows) -> Iterable[str]:
+            return map("".join, zip(*[_texts(column, rows) for column in columns], strict=True))
+
+        match columns:
+            case [Constant(str()) | Computed("text") as column]:
+                return column
+        return self._operation("text", sum(column.width for column in columns), columns, run, position)
+
+    def _operation(
+        self,
+        kind: Literal["integer", "text"],
+        width: int,
+        operands: Sequence[Column],
+        run: Callable[[Rows], Iterable[Any]],
+        position: int,
+    ) -> Column:
+        computed = [operand for operand in operands if isinstance(operand, Computed)]
+        if kind == "text" and width > self.limits.output:
+            raise self.source.error(position, f"the text may get longer than {self.limits.output} characters")
+        if not computed:
+            return Constant(next(iter(run(Rows(1, {})))))
+        steps = 1 + sum(operand.steps for operand in computed)
+        depth = 1 + max(operand.depth for operand in computed)
+        if steps > self.limits.steps:
+            raise self.source.error(position, f"expanding it takes more than {self.limits.steps} steps")
+        if depth > self.limits.terms:
+            raise self.source.error(position, "its templates and expressions nest too deep")
+        return Computed(kind, width, steps, depth, run)
+
+
+def _texts(column: Column, rows: Rows) -> Iterable[str]:
+    if column.kind == "text":
+        return column.run(rows)
+    return map(str, column.run(rows))

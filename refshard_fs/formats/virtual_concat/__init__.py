@@ -1,0 +1,1 @@
+"""The format virtual_concat. No I/O here."""

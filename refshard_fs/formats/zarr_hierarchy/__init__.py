@@ -1,0 +1,1 @@
+"""The format zarr_hierarchy. No I/O here."""

@@ -1,0 +1,166 @@
+"""A zarr hierarchy as a source: every object below a prefix is a key, whatever filesystem holds it. No I/O here.
+
+Where the target can list, so does the hierarchy. Where it cannot (plain HTTP), groups are
+listed from consolidated metadata; what that does not tell is an error, never an empty
+listing, and reads are not concerned. While a commit is under way, or after one that was cut
+short, it shows what was there before (`before_commit`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Pin, Span, Stat, Steps
+from refshard_fs.errors import NoSuchSource, NotListable, TargetChanged, redacted
+from refshard_fs.formats.recognition import HIERARCHY, PARQUET
+from refshard_fs.formats.zarr_hierarchy.before_commit import NOTHING, Before
+from refshard_fs.formats.zarr_hierarchy.commit_record import DIRECTORY, NAME, CommitRecord, RecordIndex, is_reserved
+from refshard_fs.security.policy import locator
+
+__all__ = ["Hierarchy", "open_"]
+
+
+class Hierarchy:
+    """The keys below ``url``; an absent object is no key. ``listable`` tells whether the target can list."""
+
+    def __init__(self, url: str, *, listable: bool, before: Before = NOTHING) -> None:
+        self.url = url
+        self.listable = listable
+        self.before = before
+        self.grids: Mapping[str, ChunkGrid] = {}
+        self.url_of = locator(url)
+        self.document_url = self.url_of("zarr.json")
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        if not _is_inside(key):
+            return None
+        entry = self._entry(key)
+        if entry is not None and not entry.optional and (yield Stat(entry.url, fresh=True)) is None:
+            reason = "the commit that kept it has ended since this was opened: open it again, or fs.invalidate_cache()"
+            raise TargetChanged(key, entry.url, reason)
+        return entry
+
+    def _entry(self, key: str) -> Span | None:
+        name = self.before.object_of(key)
+        # What a commit kept goes when it is done: whoever comes too late for it must not take the key for absent.
+        return None if name is None else Span(self.url_of(name), optional=not self.before.has(key))
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        if prefix and not _is_inside(prefix):
+            return None
+        if self.listable:
+            names = yield from self.before.listed(self.url_of, prefix)
+            return None if names is None else sorted(names, key=lambda listed: listed.name)
+        return _listing((yield from self.consolidated()), prefix, self.url)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if not prefix:
+            return True
+        if not _is_inside(prefix):
+            return False
+        if self.listable:
+            return (yield from self.before.listed(self.url_of, prefix)) is not None
+        entries = filter(None, (self._entry(join(prefix, marker)) for marker in HIERARCHY))
+        markers = yield tuple(Stat(entry.url) for entry in entries)
+        return any(facts is not None for facts in markers)
+
+    def consolidated(self) -> Steps[Known]:
+        """Return what consolidated metadata tells of the hierarchy; nothing where there is none."""
+        documents = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
+        found = yield tuple(Load(entry, _Consolidated(name)) for name, entry in documents.items() if entry is not None)
+        return next((known for known in found if known is not None and known.keys), Known())
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What consolidated metadata, or the root if it is an array, tells: keys of metadata, and the paths of arrays."""
+
+    keys: frozenset[str] = frozenset()
+    arrays: frozenset[str] = frozenset()
+
+
+class _Consolidated(msgspec.Struct, frozen=True):
+    """How the consolidated metadata document called ``name`` is read."""
+
+    name: str
+
+    def decode(self, data: bytes) -> Known:
+        doc = zarrmeta.loads(data)
+        if not isinstance(doc, dict):
+            return Known()
+        arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
+        if self.name == ".zarray" or doc.get("node_type") == "array":
+            return Known(frozenset([self.name, ".zattrs"]), frozenset([""]))
+        if self.name == "zarr.json":
+            return Known(frozenset(_members("", doc)), arrays)
+        return Known(frozenset([*doc.get("metadata", {}), self.name]), arrays)
+
+
+def _members(path: str, doc: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the key of each ``zarr.json`` that stands in that of the group at ``path``, this one included."""
+    match doc:
+        case {"consolidated_metadata": {"metadata": dict(members)}}:
+            yield join(path, "zarr.json")
+            for name, member in members.items():
+                yield f"{join(path, name)}/zarr.json"
+                if isinstance(member, dict):
+                    yield from _members(join(path, name), member)
+
+
+def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:
+    stem = prefix + "/" if prefix else ""
+    names: dict[str, bool] = {}
+    for key in known.keys:
+        if key.startswith(stem):
+            name, deeper, _ = key[len(stem) :].partition("/")
+            names[name] = names.get(name, False) or bool(deeper)
+    if prefix in known.arrays:
+        raise NotListable(
+            f"the chunks of the array {prefix or '/'!r} at {url} cannot be listed, as over plain HTTP. They can be "
+            "read; to have those that exist listed, pin them (refshard snapshot SOURCE refs.json asks for each), or "
+            "give the store's address on an object store, such as s3://bucket/store"
+        )
+    if not names:
+        raise NotListable(
+            f"{url} cannot be listed, as over plain HTTP, and has no consolidated metadata that tell what lies in "
+            f"{prefix or '/'!r}. Open an array by its path, which needs no listing; or consolidate the store "
+            "(zarr.consolidate_metadata), or give its address on an object store, such as s3://bucket/store"
+        )
+    return [Listed(name, None, names[name]) for name in sorted(names)]
+
+
+def _is_inside(key: str) -> bool:
+    """Whether ``key`` names something below the prefix: no step of it climbs, stays in place or is empty."""
+    return not any(part in ("", ".", "..") for part in key.split("/")) and not is_reserved(key)
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a hierarchy of zarr, as it was before a commit that is not done."""
+    names: Iterable[Listed] | None = yield Names(probe.url)
+    before = NOTHING
+    if NAME in probe.names if names is None else any(listed.name == DIRECTORY for listed in names):
+        index = RecordIndex(locator(probe.url)(NAME), listed=names is not None)
+        before = Before((yield from _record(index)), probe.url)
+    nodes = probe.names.intersection((*HIERARCHY, PARQUET))
+    if nodes and all(before.object_of(name) is None for name in nodes):
+        raise NoSuchSource(f"{redacted(probe.url)}: the commit that is to make it is under way, or was cut short")
+    return Hierarchy(probe.url, listable=names is not None, before=before)
+
+
+def _record(index: RecordIndex) -> Steps[CommitRecord | None]:
+    """Return the record of a commit as it is now; None if there is none (any more)."""
+    while True:
+        facts: Facts | None = yield Stat(index.where, fresh=True)
+        if facts is None:
+            return None
+        pin = Pin(facts.etag, facts.last_modified, facts.size)
+        with contextlib.suppress(TargetChanged):  # it is written several times in a commit
+            record: CommitRecord | None = yield Load(Span(index.where, optional=True, pin=pin), index)
+            return record

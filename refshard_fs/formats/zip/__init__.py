@@ -1,0 +1,1 @@
+"""The format zip. No I/O here."""

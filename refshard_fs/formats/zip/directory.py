@@ -1,0 +1,545 @@
+"""The directory of a ZIP as columns: names, sizes, and where the bytes of each member lie. No I/O here.
+
+PKWARE's APPNOTE 6.3.10, section 4.3.12. A member's bytes follow a local header whose length
+the directory does not give. It is proven all the same where nothing is left between one member
+and the next: then the bytes are the last before the next member. What is left may be an extra
+field of the local header; where it is just as long as the extra field in the directory says
+that it is, that is a proof too. Otherwise the local header has to be read.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping
+from itertools import count
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.keys import normalise
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.recognition_archives import ZIP_END
+
+__all__ = [
+    "DEFLATED",
+    "DirectoryIndex",
+    "End",
+    "HEADER",
+    "MAX_DIRECTORY",
+    "Members",
+    "STORED",
+    "SortedNames",
+    "TAIL",
+    "TailIndex",
+    "read_end",
+]
+
+# ----------------------------------------------------------------------------------------------------
+# The end of a ZIP: where its directory lies, and how many members it lists. No I/O here.
+#
+# PKWARE's APPNOTE 6.3.10, sections 4.3.14 to 4.3.16. A record that contradicts the file, or two
+# that both fit (one may hide in the comment), are errors: no guess is made.
+
+
+TAIL = 65 * 1024 + 512  # bytes: the longest comment, its record, and the zip64 records before it
+MAX_DIRECTORY = 1 << 30  # bytes; a longer directory is taken for a forged one and never asked for
+SMALLEST_ENTRY = 46
+
+_LOCATOR, _END64 = b"PK\6\7", b"PK\6\6"
+_END_SIZE, _LOCATOR_SIZE, _END64_HEAD = 22, 20, 12
+_END_FIELDS, _LOCATOR_FIELDS, _END64_FIELDS = struct.Struct("<4H2LH"), struct.Struct("<LQL"), struct.Struct("<2H2L4Q")
+
+
+class End(msgspec.Struct, frozen=True):
+    """What an end record says.
+
+    The directory is bytes ``[start, start + size)`` of the file. ``shift`` bytes stand before the
+    archive: they are to be added to the offsets that it gives. ``modulo`` is what a count is cut to.
+    """
+
+    entries: int
+    start: int
+    size: int
+    shift: int
+    modulo: int
+
+
+def read_end(tail: bytes, size: int | None) -> tuple[End, int]:
+    """Return the end record in ``tail``, the last bytes of a file, and where in the file they begin.
+
+    Without the file's ``size``, an archive is taken to begin at its first byte. Raises ValueError
+    where there is no record, more than one, or one that cannot be true.
+    """
+    found: list[tuple[End, int]] = []
+    reason = "it has no end record: it is cut short, or no ZIP"
+    at = tail.rfind(ZIP_END)
+    while at >= 0:
+        if len(tail) - at >= _END_SIZE:
+            try:
+                found.append(_end(tail, at, size))
+            except ValueError as e:
+                reason = str(e)
+        at = tail.rfind(ZIP_END, 0, at)
+    if not found:
+        raise ValueError(reason)
+    if len(found) > 1:
+        raise ValueError("it has two end records that both fit, one in the other's comment")
+    return found[0]
+
+
+def _end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
+    disk, first_disk, here, entries, length, offset, comment = _END_FIELDS.unpack_from(tail, at + 4)
+    left = len(tail) - at - _END_SIZE
+    if comment != left:
+        raise ValueError(f"its end record is followed by {left} bytes, where a comment of {comment} is promised")
+    stop, modulo, record = at, 1 << 16, None
+    if at >= _LOCATOR_SIZE and tail.startswith(_LOCATOR, at - _LOCATOR_SIZE):
+        short = disk, first_disk, here, entries, length, offset
+        stop, record = _find_end64(tail, at - _LOCATOR_SIZE)
+        disk, first_disk, here, entries, length, offset = _end64(tail, stop, at - _LOCATOR_SIZE, short)
+        modulo = 1 << 64
+    if disk or first_disk or here != entries:
+        raise ValueError("it spans several disks, which is not read here: join its parts first")
+    if length > MAX_DIRECTORY or (modulo > 1 << 16 and length < entries * SMALLEST_ENTRY):
+        raise ValueError(f"its end record promises {entries} members in a directory of {length} bytes")
+    begin = offset + length - stop if size is None else size - len(tail)
+    start = begin + stop - length
+    shift = start - offset
+    if begin < 0 or start < 0 or shift < 0:
+        raise ValueError(
+            f"its end record puts a directory of {length} bytes at {offset}, which is not where it ends: "
+            "the file has lost bytes"
+        )
+    if record is not None and record + shift != begin + stop:
+        raise ValueError(f"its zip64 end record is not at {record}, where its locator puts it")
+    if length and start >= begin and not tail.startswith(b"PK\1\2", start - begin):
+        raise ValueError(f"at {start}, where its end record puts it, is no directory")
+    return End(entries, start, length, shift, modulo), begin
+
+
+def _find_end64(tail: bytes, locator: int) -> tuple[int, int]:
+    """Return where in ``tail`` the zip64 record begins that ends at ``locator``, and where that says it begins."""
+    disk, offset, disks = _LOCATOR_FIELDS.unpack_from(tail, locator + 4)
+    if disk or disks > 1:
+        raise ValueError("it spans several disks, which is not read here: join its parts first")
+    at = tail.rfind(_END64, 0, locator)
+    while at >= 0:
+        if at + _END64_HEAD + int.from_bytes(tail[at + 4 : at + _END64_HEAD], "little") == locator:
+            return at, offset
+        at = tail.rfind(_END64, 0, at)
+    raise ValueError("its zip64 locator does not follow a zip64 end record")
+
+
+def _end64(tail: bytes, at: int, stop: int, short: tuple[int, ...]) -> tuple[int, ...]:
+    if stop - at < _END64_HEAD + _END64_FIELDS.size:
+        raise ValueError("its zip64 end record is too short")
+    _, _, *found = _END64_FIELDS.unpack_from(tail, at + _END64_HEAD)
+    limits = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2
+    for value, other, limit in zip(found, short, limits, strict=True):
+        if other not in (limit, value):
+            raise ValueError("its two end records contradict one another")
+    return tuple(found)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Many names in byte order, held as one blob and three columns: found by bisection, no object for each. No I/O here.
+
+
+_WORD = 8
+_AFTER_SLASH = b"0"  # the byte that follows "/": what begins with "a/" ends before "a0"
+
+Offsets = npt.NDArray[np.uint64]
+
+
+class SortedNames:
+    """Distinct UTF-8 names without NUL, ascending by their bytes; a name's place is its number in that order."""
+
+    __slots__ = ("_blob", "_lengths", "_starts", "nbytes")
+
+    def __init__(self, blob: bytes, starts: Offsets, lengths: npt.NDArray[np.uint32]) -> None:
+        self._blob = blob
+        self.nbytes = len(blob) + starts.nbytes + lengths.nbytes
+        self._starts, self._lengths = starts.data, lengths.data  # a memoryview gives Python ints
+
+    @classmethod
+    def sort(
+        cls, blob: bytes, starts: Offsets, lengths: npt.NDArray[np.uint32]
+    ) -> tuple[SortedNames, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+        """Return the names at ``starts`` of ``blob``, which of them each place holds, and which of those come twice.
+
+        Of equal names the last one stays.
+        """
+        order, begins = _order(blob, starts, lengths)
+        last = np.append(begins[1:], True)[: len(order)]
+        return cls(blob, starts[order[last]], lengths[order[last]]), order[last], ~begins[last]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def name(self, place: int) -> bytes:
+        """Return the name at ``place``."""
+        start = self._starts[place]
+        return self._blob[start : start + self._lengths[place]]
+
+    def find(self, name: bytes) -> int | None:
+        """Return the place of ``name``, or None if it is not among these."""
+        place = self._bisect(name, 0, len(self))
+        return place if place < len(self) and self.name(place) == name else None
+
+    def below(self, directory: bytes) -> range:
+        """Return the places of what begins with ``directory``, which is empty or ends with a slash."""
+        if not directory:
+            return range(len(self))
+        first = self._bisect(directory, 0, len(self))
+        return range(first, self._after(directory, first, len(self)))
+
+    def children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
+        """Yield name and place of what lies directly below ``directory``; a directory has no place."""
+        places = self.below(directory)
+        place, stop, cut = places.start, places.stop, len(directory)
+        while place < stop:
+            head, slash, _ = self.name(place)[cut:].partition(b"/")
+            if head:
+                yield head, None if slash else place
+            place = self._after(directory + head + slash, place, stop) if slash else place + 1
+
+    def _after(self, directory: bytes, low: int, high: int) -> int:
+        return self._bisect(directory[:-1] + _AFTER_SLASH, low, high)
+
+    def _bisect(self, name: bytes, low: int, high: int) -> int:
+        """Return the first place in ``[low, high)`` whose name is not before ``name``; ``high`` if there is none."""
+        while low < high:
+            middle = (low + high) // 2
+            if self.name(middle) < name:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def _order(
+    blob: bytes, starts: Offsets, lengths: npt.NDArray[np.uint32]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """Return the stable order of names, and for each place whether its name differs from the one before.
+
+    Sorts by the first eight bytes of all, then by the next eight of those that are still equal,
+    and so on. Beyond its end a name counts as NULs, which no name holds.
+    """
+    total = len(starts)
+    order = np.arange(total)
+    begins = np.zeros(total, bool)
+    begins[:1] = True
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(blob + bytes(_WORD), np.uint8), _WORD)
+    equal = np.arange(total)  # the places of names that are equal so far to one beside them
+    for at in count(step=_WORD):
+        if not len(equal):
+            return order, begins
+        members = order[equal]
+        words = _words(windows, starts[members] + np.uint64(at), lengths[members].astype(np.int64) - at)
+        ranks = np.lexsort((words, np.cumsum(begins[equal])))
+        members, words = members[ranks], words[ranks]
+        order[equal] = members
+        differs = begins[equal]
+        differs[1:] |= words[1:] != words[:-1]
+        begins[equal] = differs
+        alone = differs & np.append(differs[1:], True)
+        equal = equal[~alone & (lengths[members] >= at + _WORD)]
+    raise AssertionError("counting does not end")
+
+
+def _words(windows: npt.NDArray[np.uint8], starts: Offsets, left: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return eight bytes from each of ``starts`` as a number that sorts like them, NUL after ``left`` bytes."""
+    words = np.ascontiguousarray(windows[starts]).view(">u8")[:, 0].astype(np.uint64)
+    spare = np.uint64(8) * (_WORD - np.clip(left, 0, _WORD)).astype(np.uint64)
+    half = spare // np.uint64(2)  # a shift by 64 at once would be none
+    words >>= half
+    words >>= spare - half
+    words <<= half
+    words <<= spare - half
+    return words
+
+
+STORED, DEFLATED = 0, 8
+HEADER = 30  # bytes of a local header, without its name and extra field
+
+_ENTRY = np.dtype(
+    [
+        ("signature", "<u4"),
+        ("versions", "<u4"),
+        ("flags", "<u2"),
+        ("method", "<u2"),
+        ("time", "<u4"),
+        ("crc", "<u4"),
+        ("stored", "<u4"),
+        ("size", "<u4"),
+        ("name", "<u2"),
+        ("extra", "<u2"),
+        ("comment", "<u2"),
+        ("disk", "<u2"),
+        ("attributes", "V6"),
+        ("local", "<u4"),
+    ]
+)
+_LENGTHS = struct.Struct("<3H")
+_SIGNATURE = b"PK\1\2"
+_ENCRYPTED, _DESCRIPTOR, _UTF8 = 1, 8, 0x800
+_STRONG = 0x40 | 0x2000
+_MOST_INFLATED = 1032  # bytes that deflate makes of one, at most
+_ODD = re.compile(rb"\\|\0/|//|(?<=[/\0])\.{1,2}(?=[/\0])")
+_MOST_WITHHELD = 1000
+_FIELDS = 16  # extra fields of one member that are looked at
+_ZIP64, _UNIX_TIMES, _UNIX_OWNER, _UNICODE_PATH = 0x0001, 0x5455, 0x7875, 0x7075
+
+_UInt64s = npt.NDArray[np.uint64]
+
+
+class Members:
+    """Columns over the members, in the order of their names; ``heads`` is 0 where the local header has to be read.
+
+    ``locals`` are offsets in the file; a member and all that belongs to it ends by ``limits``.
+    ``withheld`` are the keys of names that could lead outside of a folder.
+    """
+
+    __slots__ = ("crcs", "encrypted", "heads", "limits", "locals", "methods", "names", "sizes", "stored", "withheld")
+
+    def __init__(
+        self, names: SortedNames, withheld: Mapping[str, str], columns: Mapping[str, npt.NDArray[np.generic]]
+    ) -> None:
+        self.names = names
+        self.withheld = withheld
+        self.locals = columns["local"]
+        self.limits = columns["limit"]
+        self.heads = columns["head"]
+        self.stored = columns["stored"]
+        self.sizes = columns["size"]
+        self.crcs = columns["crc"]
+        self.methods = columns["method"]
+        self.encrypted = columns["encrypted"]
+
+    @property
+    def nbytes(self) -> int:
+        columns = (self.locals, self.limits, self.heads, self.stored, self.sizes, self.crcs, self.methods)
+        return self.names.nbytes + self.encrypted.nbytes + sum(column.nbytes for column in columns)
+
+
+class DirectoryIndex(msgspec.Struct, frozen=True):
+    """How the directory that ``end`` tells of, of the archive at ``where``, is read."""
+
+    where: str
+    end: End
+
+    def decode(self, data: bytes) -> Members:
+        try:
+            return _members(data, self.end)
+        except ValueError as e:
+            raise ManifestError(f"the ZIP at {self.where} is damaged: {e}") from e
+
+
+class TailIndex(msgspec.Struct, frozen=True):
+    """How the last bytes of the archive at ``where`` are read: its members, or only its `End` if they lie before."""
+
+    where: str
+    size: int | None
+
+    def decode(self, data: bytes) -> Members | End:
+        size = len(data) if self.size is None and len(data) < TAIL else self.size
+        try:
+            end, begin = read_end(data, size)
+        except ValueError as e:
+            raise ManifestError(f"the ZIP at {self.where} cannot be opened: {e}") from e
+        if end.start < begin:
+            return end
+        return DirectoryIndex(self.where, end).decode(data[end.start - begin : end.start - begin + end.size])
+
+
+def _members(data: bytes, end: End) -> Members:
+    entries, blob, starts, lengths = _walk(data)
+    if len(entries) % end.modulo != end.entries:
+        raise ValueError(f"its directory lists {len(entries)} members, where {end.entries} are promised")
+    rows = np.empty(0, _ENTRY)
+    if len(entries):
+        windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), _ENTRY.itemsize)
+        rows = np.ascontiguousarray(windows[entries]).view(_ENTRY)[:, 0]
+    stored, size, local = (rows[name].astype(np.uint64) for name in ("stored", "size", "local"))
+    _widen(data, entries, rows, stored, size, local)
+    local += np.uint64(end.shift)
+    encrypted = (rows["flags"] & (_ENCRYPTED | _STRONG)) != 0
+    limit, slack = _regions(rows, stored, local, end)
+    _check_sizes(rows, stored, size, encrypted)
+    proven = slack == 0
+    left = np.flatnonzero(~proven)
+    proven[left] = slack[left] == _local_extra(data, entries[left], rows[left])
+    proven &= (rows["flags"] & _DESCRIPTOR) == 0
+    if end.shift:  # what stands before the archive may as well have been put into it
+        proven[:] = False
+    head = np.where(proven, HEADER + rows["name"].astype(np.uint64) + slack, 0).astype(np.uint32)
+    columns = {
+        "local": local,
+        "limit": limit,
+        "head": head,
+        "stored": stored,
+        "size": size,
+        "crc": rows["crc"],
+        "method": rows["method"],
+        "encrypted": encrypted,
+    }
+    odd, withheld = _withhold(blob, starts, lengths)
+    kept = np.delete(np.arange(len(entries)), odd)
+    names, order, repeated = SortedNames.sort(blob, starts[kept], lengths[kept])
+    head[kept[order[repeated]]] = 0  # only the local header tells whether that is its name
+    return Members(names, withheld, {name: column[kept[order]] for name, column in columns.items()})
+
+
+def _walk(data: bytes) -> tuple[_UInt64s, bytes, _UInt64s, npt.NDArray[np.uint32]]:
+    """Return where each entry begins, and all names: one blob, each with a NUL after it, starts and lengths."""
+    entries, stops = array("Q"), array("Q")
+    blob = bytearray(b"\0")
+    at = 0
+    while at < len(data):
+        if data[at : at + 4] != _SIGNATURE or len(data) - at < SMALLEST_ENTRY:
+            raise ValueError(f"after {len(entries)} members its directory goes on with {data[at : at + 4]!r}")
+        name_length, extra, comment = _LENGTHS.unpack_from(data, at + 28)
+        stop = at + SMALLEST_ENTRY + name_length
+        name = data[at + SMALLEST_ENTRY : stop]
+        if not name.isascii():
+            name = _in_utf8(name, data[at + 8 : at + 10], data[stop : stop + extra])
+        blob += name
+        stops.append(len(blob))
+        blob.append(0)
+        entries.append(at)
+        at = stop + extra + comment
+    if at > len(data):
+        raise ValueError("its directory ends within an entry")
+    ends = np.frombuffer(stops, np.uint64) if stops else np.empty(0, np.uint64)
+    starts = np.concatenate([np.ones(min(len(ends), 1), np.uint64), ends[:-1] + np.uint64(1)])
+    if blob.count(0) != len(ends) + 1 or (ends == starts).any():
+        raise ValueError("a member has no name, or one with a NUL in it")
+    where = np.frombuffer(entries, np.uint64) if entries else np.empty(0, np.uint64)
+    return where, bytes(blob), starts, (ends - starts).astype(np.uint32)
+
+
+def _in_utf8(name: bytes, flags: bytes, extra: bytes) -> bytes:
+    if int.from_bytes(flags, "little") & _UTF8:
+        name.decode()  # UnicodeDecodeError is a ValueError
+        return name
+    unicode = _field(extra, _UNICODE_PATH)
+    if unicode is not None and unicode[:1] == b"\1" and unicode[1:5] == zlib.crc32(name).to_bytes(4, "little"):
+        unicode[5:].decode()
+        return unicode[5:]
+    return name.decode("cp437").encode()
+
+
+def _field(extra: bytes, wanted: int) -> bytes | None:
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == wanted:
+            return extra[at + 4 : at + 4 + length]
+        at += 4 + length
+    return None
+
+
+def _widen(
+    data: bytes,
+    entries: _UInt64s,
+    rows: npt.NDArray[np.void],
+    stored: _UInt64s,
+    size: _UInt64s,
+    local: _UInt64s,
+) -> None:
+    """Put the numbers of zip64 extra fields where the entries have no room for them."""
+    columns = (size, stored, local)
+    full = np.stack([column == 0xFFFFFFFF for column in columns])
+    for i in np.flatnonzero(full.any(axis=0) | (rows["disk"] == 0xFFFF)).tolist():
+        start = int(entries[i]) + SMALLEST_ENTRY + int(rows["name"][i])
+        field = _field(data[start : start + int(rows["extra"][i])], _ZIP64) or b""
+        wanted = [column for column, is_full in zip(columns, full[:, i].tolist(), strict=True) if is_full]
+        if len(field) < 8 * len(wanted) + 4 * int(rows["disk"][i] == 0xFFFF):
+            raise ValueError(f"the zip64 field of member {i + 1} is missing or too short")
+        for column, number in zip(wanted, struct.unpack_from(f"<{len(wanted)}Q", field), strict=True):
+            column[i] = number
+        if rows["disk"][i] == 0xFFFF and any(field[8 * len(wanted) : 8 * len(wanted) + 4]):
+            raise ValueError("it spans several disks, which is not read here: join its parts first")
+    if (rows["disk"] % 0xFFFF).any():
+        raise ValueError("it spans several disks, which is not read here: join its parts first")
+
+
+def _regions(rows: npt.NDArray[np.void], stored: _UInt64s, local: _UInt64s, end: End) -> tuple[_UInt64s, _UInt64s]:
+    """Return where the next member (or the directory) begins, and the bytes before it that are not accounted for."""
+    order = np.argsort(local, kind="stable")
+    limit = np.empty_like(local)
+    limit[order] = np.append(local[order][1:], np.uint64(end.start))
+    need = np.uint64(HEADER) + rows["name"].astype(np.uint64) + stored
+    wrong = (local > end.start) | (stored > end.start) | (need > limit - np.minimum(local, limit))
+    if wrong.any():
+        raise ValueError(f"member {int(wrong.argmax()) + 1} of its directory reaches into the next one or beyond")
+    return limit, limit - local - need
+
+
+def _check_sizes(
+    rows: npt.NDArray[np.void], stored: _UInt64s, size: _UInt64s, encrypted: npt.NDArray[np.bool_]
+) -> None:
+    method = rows["method"]
+    wrong = (method == STORED) & ~encrypted & (stored != size)
+    wrong |= (method == DEFLATED) & (size // np.uint64(_MOST_INFLATED) > stored)
+    wrong |= (size == 0) & ~encrypted & (rows["crc"] != 0)
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise ValueError(f"member {i + 1} of its directory cannot have {size[i]} bytes, stored in {stored[i]}")
+
+
+def _local_extra(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """Return how long the extra field of each local header is by what the directory's says; -1 where it cannot tell.
+
+    Info-ZIP's fields: of times (the local one has all that its flags name), and of owners (the same
+    in both). A zip64 field is local only where sizes need one.
+    """
+    raw = np.frombuffer(data, np.uint8)
+    at = entries.astype(np.int64) + SMALLEST_ENTRY + rows["name"]
+    stop = at + rows["extra"]
+    total = np.zeros(len(entries), np.int64)
+    for _ in range(_FIELDS):
+        live = np.flatnonzero((at < stop) & (total >= 0))
+        if not len(live):
+            break
+        here, room = at[live], stop[live] - at[live]
+        kind, length = (_two_bytes(raw, here + skip) for skip in (0, 2))
+        flags = raw[np.minimum(here + 4, len(raw) - 1)]
+        times = 1 + 4 * ((flags & 1) + (flags >> 1 & 1) + (flags >> 2 & 1)).astype(np.int64)
+        sizes_need_it = (rows["stored"][live] == 0xFFFFFFFF) | (rows["size"][live] == 0xFFFFFFFF)
+        local = np.select(
+            [(kind == _UNIX_TIMES) & (length > 0), kind == _UNIX_OWNER, kind == _ZIP64],
+            [4 + times, 4 + length, np.where(sizes_need_it, 20, 0)],
+            -1,
+        )
+        local[length + 4 > room] = -1
+        total[live] = np.where(local < 0, -1, total[live] + local)
+        at[live] += 4 + length
+    total[at < stop] = -1
+    return total
+
+
+def _two_bytes(raw: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    last = len(raw) - 1
+    low, high = raw[np.minimum(at, last)].astype(np.int64), raw[np.minimum(at + 1, last)].astype(np.int64)
+    return low | high << 8
+
+
+def _withhold(blob: bytes, starts: _UInt64s, lengths: npt.NDArray[np.uint32]) -> tuple[list[int], dict[str, str]]:
+    """Return which names are absolute, climb, or are not spelled with slashes alone; and by what keys."""
+    odd: list[int] = []
+    withheld: dict[str, str] = {}
+    for match in _ODD.finditer(blob):
+        i = max(int(starts.searchsorted(np.uint64(match.end() - 1), "right")) - 1, 0)
+        if odd and odd[-1] == i:
+            continue
+        if len(odd) == _MOST_WITHHELD:
+            raise ValueError("many of its names are absolute, climb with '..', or have backslashes or doubled slashes")
+        odd.append(i)
+        name = blob[int(starts[i]) : int(starts[i]) + int(lengths[i])].decode()
+        withheld[normalise(name)] = name
+    return odd, withheld

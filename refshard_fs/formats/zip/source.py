@@ -1,0 +1,192 @@
+"""ZIP archives as a source: every member is a key. No I/O here.
+
+A stored member is a range of the archive, in which further formats find their ranges in turn;
+its local header is read only where the directory does not prove how long that is. A deflated
+member is inflated whole, and its length and CRC-32 are checked. Members keep their names:
+where everything lies in one folder, so do the keys.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping
+
+import msgspec
+
+from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Pin, Span, Steps
+from refshard_fs.errors import ManifestError, ReferenceNotReachable
+from refshard_fs.formats.recognition_archives import ZIP_MEMBER
+from refshard_fs.formats.zip.directory import DEFLATED, HEADER, STORED, TAIL, DirectoryIndex, End, Members, TailIndex
+
+__all__ = ["Inflated", "LocalHeader", "ZipKeySpace", "open_"]
+
+_FIELDS = struct.Struct("<2H4x3L2H")
+_FIELD = struct.Struct("<2H")
+_ENCRYPTED, _DESCRIPTOR = 1, 8
+_SHORTEST_DESCRIPTOR = 12
+_MOST_EXTRA = 512
+_LONGEST = 2 * 0xFFFF  # bytes of a local header's name and extra field together
+_METHODS = {6: "implode", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ", 98: "PPMd"}
+
+
+class LocalHeader(msgspec.Struct, frozen=True):
+    """How a local header is read, and held against what the directory says of its member.
+
+    ``name`` is that of the member, or empty where it is not in ASCII: headers may encode it otherwise.
+    ``room`` is how many bytes there are for an extra field and whatever follows the member.
+    """
+
+    method: int
+    stored: int
+    size: int
+    crc: int
+    name: bytes
+    room: int
+
+    @property
+    def length(self) -> int:
+        """Bytes to be read: the header and, mostly, all of its extra field."""
+        return HEADER + len(self.name) + min(self.room, _MOST_EXTRA)
+
+    def decode(self, data: bytes) -> int:
+        """Return how many bytes lie between the header's beginning and that of the member's bytes."""
+        if len(data) < self.length or not data.startswith(ZIP_MEMBER):
+            raise ValueError(f"a local header begins with {data[:4]!r}")
+        flags, method, crc, stored, size, name, extra = _FIELDS.unpack_from(data, 6)
+        same = method == self.method and not flags & _ENCRYPTED
+        start, end = HEADER + name, HEADER + name + extra
+        if self.name:
+            same = same and data[HEADER:start] == self.name
+            same = same and extra <= self.room - (_SHORTEST_DESCRIPTOR if flags & _DESCRIPTOR else 0)
+        if not flags & _DESCRIPTOR:
+            numbers = ((stored, self.stored), (size, self.size))
+            same = same and crc == self.crc and all(number in (0xFFFFFFFF, known) for number, known in numbers)
+        if not same or (end <= len(data) and not _is_extra(data[start:end])):
+            raise ValueError("a local header contradicts the archive's directory")
+        return int(end)
+
+
+def _is_extra(extra: bytes) -> bool:
+    """Whether an extra field is made of whole fields, and of zeros that align what follows it."""
+    at = 0
+    while len(extra) - at >= _FIELD.size:
+        at += _FIELD.size + int(_FIELD.unpack_from(extra, at)[1])
+    return at <= len(extra) and not any(extra[at:])
+
+
+class Inflated(msgspec.Struct, frozen=True):
+    """The bytes of a deflated member, made from its local header and all that follows up to the next member."""
+
+    header: LocalHeader
+
+    def make(self, raw: bytes) -> bytes:
+        start = self.header.decode(raw)
+        if start + self.header.stored > len(raw):
+            raise ValueError("a local header pushes its member into the next one")
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            data = inflater.decompress(raw[start : start + self.header.stored], self.header.size + 1)
+        except zlib.error as e:
+            raise ValueError(f"its deflated bytes are damaged: {e}") from e
+        if len(data) != self.header.size or not inflater.eof or inflater.unused_data:
+            raise ValueError(f"its bytes do not inflate to the {self.header.size} that the directory promises")
+        if zlib.crc32(data) != self.header.crc:
+            raise ValueError(f"its CRC-32 is {zlib.crc32(data):08x}, where {self.header.crc:08x} is stored")
+        return data
+
+
+class ZipKeySpace:
+    """The members of the archive ``source`` at ``url``. Those with names such as ``../x`` are not among the keys."""
+
+    def __init__(self, url: str, source: Span | Inline, members: Members) -> None:
+        self.url = url
+        self.grids: Mapping[str, ChunkGrid] = {}
+        self._source = source
+        self._members = members
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        members = self._members
+        place = members.names.find(key.encode("utf-8", "surrogatepass"))
+        if place is None:
+            if key in members.withheld:
+                raise ManifestError(
+                    f"the ZIP at {self.url} has {members.withheld[key]!r}, which is no path below its root: "
+                    f"it is not taken for the key {key!r}"
+                )
+            return None
+        stored, size = int(members.stored[place]), int(members.sizes[place])
+        method = int(members.methods[place])
+        if members.encrypted[place]:
+            raise ReferenceNotReachable(key, self.url, "it is encrypted, which is not read here")
+        if method not in (STORED, DEFLATED):
+            named = _METHODS.get(method, "a method of number")
+            raise ReferenceNotReachable(key, self.url, f"it is compressed by {named} ({method}), not read here")
+        if not size:
+            return Inline(b"")
+        start, head = int(members.locals[place]), int(members.heads[place])
+        limit = int(members.limits[place])
+        name = key.encode()
+        room = limit - start - HEADER - len(name) - stored
+        header = LocalHeader(
+            method, stored, size, int(members.crcs[place]), name if key.isascii() else b"", max(room, 0)
+        )
+        if method == DEFLATED:
+            return self._inflated(key, start, min(limit, start + HEADER + _LONGEST + stored), header)
+        if not head:
+            head = yield Load(self._source.part(start, header.length), header)
+            if start + head + stored > limit:
+                raise ReferenceNotReachable(key, self.url, "its local header pushes it into the next member")
+        return self._source.part(start + head, stored)
+
+    def _inflated(self, key: str, start: int, stop: int, header: LocalHeader) -> Entry:
+        recipe = Inflated(header)
+        match self._source:
+            case Span(url=url, pin=pin):
+                return Packed(Span(url, start, stop, pin=pin), recipe, header.size)
+            case Inline(data):
+                try:
+                    return Inline(recipe.make(data[start:stop]))
+                except ValueError as e:
+                    raise ReferenceNotReachable(key, self.url, str(e)) from e
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        yield from ()
+        directory = _directory(prefix)
+        sizes = self._members.sizes
+        found = [
+            Listed(name.decode(), None if place is None else int(sizes[place]), place is None)
+            for name, place in self._members.names.children(directory)
+        ]
+        if not found and prefix and not self._members.names.below(directory):
+            return None
+        return sorted(found, key=lambda listed: listed.name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        yield from ()
+        return not prefix or bool(self._members.names.below(_directory(prefix)))
+
+
+def _directory(prefix: str) -> bytes:
+    return f"{prefix}/".encode("utf-8", "surrogatepass") if prefix else b""
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a ZIP."""
+    if probe.is_directory:
+        raise ManifestError(f"{probe.url} is a directory, and no ZIP")
+    facts = probe.facts or Facts(None)
+    size = facts.size
+    source = Span(probe.url, 0, size, pin=Pin(facts.etag, facts.last_modified, size))
+    held = Inline(probe.head) if size is not None and size == len(probe.head) else source
+    tail = held.window(-TAIL) if size is None or size > TAIL else held
+    found: Members | End = yield Load(tail, TailIndex(probe.url, size))
+    match found:
+        case End(start=start, size=length) as end:
+            members: Members = yield Load(held.part(start, length), DirectoryIndex(probe.url, end))
+        case _:
+            members = found
+    return ZipKeySpace(probe.url, held, members)

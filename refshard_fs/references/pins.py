@@ -1,0 +1,139 @@
+"""What targets were when references to them were made, as columns: size, ETag and time of the last change. No I/O here.
+
+A pin that is exact says what the object is: one of another size, ETag or time is another object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.columns import WHOLE, UInt64s
+from refshard_fs.core.model import Pin
+from refshard_fs.core.strings import Texts
+from refshard_fs.errors import ManifestError
+
+__all__ = ["Pins"]
+
+_NOTHING: Final = Pin(exact=True)
+
+
+class _Spelled(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Pins as JSON has them: columns of one length, those without a value left out; URLs begin with ``base``."""
+
+    url: list[str]
+    base: str = ""
+    size: list[int | None] | None = None
+    etag: list[str | None] | None = None
+    last_modified: list[str | None] | None = None
+
+
+class Pins(msgspec.Struct, frozen=True, eq=False):
+    """A pin for each URL of a set, in its order."""
+
+    etags: Texts
+    times: Texts
+    sizes: UInt64s  # WHOLE: not known
+
+    @classmethod
+    def of(cls, pins: Iterable[Pin | None]) -> Pins:
+        """Return ``pins`` as columns."""
+        given = [pin or _NOTHING for pin in pins]
+        sizes = (WHOLE if pin.size is None else pin.size for pin in given)
+        return cls(
+            _texts([pin.etag for pin in given]),
+            _texts([pin.last_modified for pin in given]),
+            np.fromiter(sizes, np.uint64, len(given)),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Pins | None, int]]) -> Pins | None:
+        """Return the pins of sets in a row, each given with its number of URLs; None if none has any."""
+        if all(pins is None for pins, _ in parts):
+            return None
+        full = [cls.of([None] * count) if pins is None else pins for pins, count in parts]
+        return cls(
+            Texts.joined([pins.etags for pins in full]),
+            Texts.joined([pins.times for pins in full]),
+            np.concatenate([pins.sizes for pins in full]),
+        )
+
+    def __len__(self) -> int:
+        """Number of URLs."""
+        return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the columns take."""
+        return self.etags.nbytes + self.times.nbytes + self.sizes.nbytes
+
+    def pin(self, target: int) -> Pin | None:
+        """Return what is known of a target; None if that is nothing."""
+        size = int(self.sizes[target])
+        pin = Pin(self.etags[target], self.times[target], None if size == WHOLE else size, exact=True)
+        return None if pin == _NOTHING else pin
+
+    def by_url(self, urls: Iterable[str | None]) -> dict[str | None, Pin]:
+        """Return the pins by URL, of those that have one; ``urls`` are those of the set."""
+        found = ((url, self.pin(target)) for target, url in enumerate(urls))
+        return {url: pin for url, pin in found if pin is not None}
+
+    def sizes_only(self, moved: Sequence[bool]) -> Pins:
+        """Return the pins, of targets that were ``moved`` the sizes alone."""
+        pins = [self.pin(target) for target in range(len(self))]
+        return self.of(Pin(size=p.size) if p is not None and gone else p for p, gone in zip(pins, moved, strict=True))
+
+    def spelled(self, urls: Iterable[str | None]) -> dict[str, Any]:
+        """Return the JSON value of the pins, for ``urls`` as the set spells them."""
+        found = [(url, pin) for url, pin in self.by_url(urls).items() if url is not None]
+        names = [url for url, _ in found]
+        base = _common(names) if len(names) > 1 else ""
+        spelled = _Spelled([name[len(base) :] for name in names], base)
+        for name, values in (
+            ("size", [pin.size for _, pin in found]),
+            ("etag", [pin.etag for _, pin in found]),
+            ("last_modified", [pin.last_modified for _, pin in found]),
+        ):
+            if any(value is not None for value in values):
+                setattr(spelled, name, values)
+        value: dict[str, Any] = msgspec.to_builtins(spelled)
+        return value
+
+    @classmethod
+    def read(cls, value: object, urls: Texts, where: str) -> Pins | None:
+        """Return the pins that the JSON ``value`` spells for ``urls``; ManifestError where it is malformed."""
+        try:
+            spelled = msgspec.convert(value, _Spelled)
+        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
+            raise ManifestError(f"the pins of {where} are malformed: {e}") from e
+        count = len(spelled.url)
+        columns: list[list[Any]] = []
+        for name in ("etag", "last_modified", "size"):
+            column = getattr(spelled, name)
+            if column is not None and len(column) != count:
+                raise ManifestError(f"the pins of {where} are malformed: {count} url, {len(column)} {name}")
+            columns.append(column or [None] * count)
+        if any(size is not None and not 0 <= size < WHOLE for size in columns[2]):
+            raise ManifestError(f"the pins of {where} are malformed: a size is no whole number ≥ 0")
+        known = {spelled.base + url: Pin(*facts) for url, *facts in zip(spelled.url, *columns, strict=True)}
+        return cls.matched(known, urls)
+
+    @classmethod
+    def matched(cls, known: Mapping[str | None, Pin] | Mapping[str, Pin], urls: Texts) -> Pins | None:
+        """Return ``known`` pins in the order of ``urls``; None if there are none."""
+        found: list[Pin | None] = [known.get(url) for url in urls]  # type: ignore[arg-type]  # of either type of key
+        return cls.of(found) if any(pin is not None for pin in found) else None
+
+
+def _common(names: list[str]) -> str:
+    """Return what all of ``names`` begin with."""
+    least, most = min(names), max(names)
+    ends = (i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b)
+    return least[: next(ends, len(least))]
+
+
+def _texts(values: Iterable[str | None]) -> Texts:
+    return Texts.of(None if value is None else value.encode("utf-8", "surrogatepass") for value in values)

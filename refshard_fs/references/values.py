@@ -1,0 +1,69 @@
+"""Values as a manifest spells them: the bytes that they stand for, and what metadata among them tell. No I/O here."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from typing import Any, Final
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.errors import ManifestError
+from refshard_fs.references.key_table import Value
+
+__all__ = ["METADATA", "Value", "decode", "grid_of", "object_in", "spelled"]
+
+METADATA: Final = (".zarray", "zarr.json")
+
+
+def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
+    """Return the grid that the metadata document ``key`` of ``where`` gives its array, if it is one and has one."""
+    doc = value if isinstance(value, dict) else _json(value)
+    meta = zarrmeta.array_meta(doc, f"{key!r} of {where}") if isinstance(doc, dict) else None
+    return None if meta is None else meta.grid
+
+
+def _json(value: Value) -> object:
+    try:
+        return zarrmeta.loads(decode(value))
+    except ValueError:
+        return None  # not our business: whoever reads the key sees the bytes as they are
+
+
+def decode(value: Value) -> bytes:
+    """Return the bytes of an inline value; ValueError if it is no valid base64 or text."""
+    match value:
+        case str():
+            if not value.startswith("base64:"):
+                return value.encode()
+            try:
+                return base64.b64decode("".join(value[7:].split()), validate=True)
+            except binascii.Error as e:
+                raise ValueError(f"its base64 text is damaged: {e}") from e
+        case bytes():
+            return value
+        case dict():
+            return zarrmeta.dumps(value)
+        case _:
+            raise TypeError(f"{value!r} is a reference, not data")
+
+
+def object_in(value: Value, where: str) -> dict[str, Any]:
+    """Return the object that a metadata document is; ManifestError, which begins with ``where``, where it is none."""
+    if isinstance(value, dict):
+        return value
+    try:
+        data = decode(value)
+    except ValueError as e:
+        raise ManifestError(f"{where}: {e}") from e
+    return zarrmeta.object_in(data, where)
+
+
+def spelled(data: bytes) -> str:
+    """Return data as a JSON set spells it: as text, or in base64."""
+    with contextlib.suppress(UnicodeDecodeError):
+        text = data.decode()
+        if not text.startswith("base64:"):
+            return text
+    return "base64:" + base64.b64encode(data).decode()

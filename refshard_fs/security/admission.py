@@ -1,0 +1,265 @@
+"""May a manifest make this machine fetch that URL, and with whose credentials? Decided here, pure, on canonical URLs.
+
+A manifest that came from elsewhere is somebody else's document. By default it may point to
+where it came from, to other web servers and to object stores; never to this machine's files
+and memory, through chains of filesystems, or into private networks. What the user names in
+an option is the user's word, and allowed. The string that is judged is the string that is
+opened: what cannot be made canonical is refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Iterable
+from enum import Enum
+from urllib.parse import urlsplit
+
+import msgspec
+
+from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.security.policy import LOCAL, links, longest_prefix, protocol_of
+
+__all__ = ["ANONYMOUS", "Access", "Admission", "canonical", "is_private", "is_trusted", "origin_of"]
+
+WEB = frozenset(["http", "https"])
+# Protocols of object stores, and the options that open them without credentials.
+ANONYMOUS: dict[str, dict[str, object]] = {
+    "s3": {"anon": True},
+    "s3a": {"anon": True},
+    "gs": {"token": "anon"},
+    "gcs": {"token": "anon"},
+    "az": {"anon": True},
+    "abfs": {"anon": True},
+    "abfss": {"anon": True},
+    "http": {},
+    "https": {},
+}
+_UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
+_DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
+_PORTS = {"http": 80, "https": 443}
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all that is reachable from everywhere, but for what follows
+_TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: what follows is of version 4
+_ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: so it is here
+
+
+class Access(Enum):
+    """With whose credentials a target is opened."""
+
+    OWN = "the user's, as configured or found in the environment"
+    NONE = "nobody's"
+
+
+def is_trusted(source: str) -> bool:
+    """Whether a manifest at ``source`` is the user's own: on this machine, or chained to a file on it."""
+    last = links(source)[-1]
+    return protocol_of(last) in (None, "memory", "data", *LOCAL)
+
+
+def origin_of(url: str) -> tuple[str, str]:
+    """Return protocol and host (without its port) or bucket of a URL; of a chain, of its last link."""
+    last = links(url)[-1]
+    protocol = protocol_of(last) or "file"
+    rest = last.partition("://")[2]
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
+    if protocol not in WEB:
+        return protocol, authority
+    return protocol, (urlsplit(f"//{authority}").hostname or "").rstrip(".")
+
+
+def canonical(url: str) -> str:
+    """Return ``url`` in its one spelling; ValueError, saying why, if it has none that is safe to judge."""
+    if _UNSAFE.search(url):
+        raise ValueError("it has a space, a control character or a backslash")
+    protocol = protocol_of(url)
+    if protocol is None or "://" not in url:
+        return url
+    rest = url.partition("://")[2]
+    authority, slash, path = rest.partition("/")
+    plain = re.split(r"[?#]", path, maxsplit=1)[0] if protocol in WEB else path
+    if any(_DOTS.fullmatch(segment) for segment in plain.split("/")):
+        raise ValueError("it has a segment '.' or '..'")
+    if protocol not in WEB:
+        if "@" in authority and protocol in ANONYMOUS and not protocol.startswith("ab"):
+            raise ValueError("it carries credentials")
+        return f"{protocol}://{authority}{slash}{path}"
+    if "@" in authority:
+        raise ValueError("it carries credentials")
+    try:
+        parts = urlsplit(f"//{authority}")
+        host, port = parts.hostname or "", parts.port
+        if ":" not in host:
+            host = host.rstrip(".").encode("idna").decode("ascii").lower().rstrip(".")  # of any script's full stops
+    except (ValueError, UnicodeError) as e:
+        raise ValueError(f"its host is none ({e})") from e
+    if not host or "%" in host:
+        raise ValueError("its host is none")
+    spelled = f"[{host}]" if ":" in host else host
+    if port is not None and port != _PORTS[protocol]:
+        spelled += f":{port}"
+    return f"{protocol}://{spelled}{slash}{path}"
+
+
+def is_private(host: str) -> bool:
+    """Whether ``host`` is spelled as an address of this machine or of a private or link-local network, in any way."""
+    if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        try:  # what the system's resolver takes for an address: 127.1, 0x7f000001, 2130706433
+            address = ipaddress.ip_address(socket.inet_aton(host))
+        except OSError:
+            return False
+    if isinstance(address, ipaddress.IPv4Address):
+        return not _is_public(address)
+    inner = _within(address)
+    public = address.is_global if address in _UNICAST else bool(inner)
+    return not (public and all(map(_is_public, inner)))
+
+
+def _is_public(address: ipaddress.IPv4Address) -> bool:
+    return address.is_global and not address.is_multicast
+
+
+def _within(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+    """Return the version 4 addresses that one of version 6 stands for, by any of the ways to say so."""
+    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if address.packed[:12] == _TRANSLATED or (address in _UNICAST and address.packed[8:12] in _ISATAP):
+        found.append(ipaddress.IPv4Address(address.packed[12:]))
+    return [inner for inner in found if inner is not None]
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """The rule for one source's targets.
+
+    ``source`` is where a manifest came from that is not the user's own (None: it is, or may
+    point anywhere). ``allow`` is the user's list of URL prefixes, if there is one; then
+    nothing else is admitted. ``protocols`` and ``prefixes`` are those named in other options.
+    """
+
+    source: str | None = None
+    allow: tuple[str, ...] | None = None
+    protocols: frozenset[str] = frozenset()
+    prefixes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, source: str | None, allow: Iterable[str] | str | None, protocols: Iterable[str], prefixes: Iterable[str]
+    ) -> Admission:
+        """Return the rule for a source at URL ``source`` (None: held in memory); ``allow="any"`` admits all."""
+        if allow == "any":
+            return cls()
+        if isinstance(allow, str):
+            raise TypeError(f"allow={allow!r}: it is 'any' or a list of URL prefixes")
+        listed = None if allow is None else tuple(map(_prefix, allow))
+        if listed is None and (source is None or is_trusted(source)):
+            return cls()
+        return cls(source, listed, frozenset(p.lower() for p in protocols), tuple(map(_prefix, prefixes)))
+
+    def naming(self, protocol: str) -> Admission:
+        """Return the rule where the user's options turn out to be for ``protocol``: a word only for what is remote."""
+        if self.admits_all or protocol not in ANONYMOUS:
+            return self
+        return msgspec.structs.replace(self, protocols=self.protocols | {protocol})
+
+    @property
+    def admits_all(self) -> bool:
+        """Whether there is nothing to judge."""
+        return self.source is None and self.allow is None
+
+    @property
+    def own_hosts(self) -> frozenset[str]:
+        """Hosts that may be in a private network: where the manifest came from, and those that the user named."""
+        named = [*(self.allow or ()), *self.prefixes, *([self.source] if self.source is not None else [])]
+        return frozenset(host for protocol, host in map(origin_of, named) if protocol in WEB)
+
+    @property
+    def guards_networks(self) -> bool:
+        """Whether names are to be checked that resolve to private addresses."""
+        return not self.admits_all and not WEB & self.protocols
+
+    def admit(self, url: str) -> tuple[str, Access]:
+        """Return the spelling of ``url`` that is to be opened, and with whose credentials; else TargetNotAllowed."""
+        if self.admits_all:
+            return url, Access.OWN
+        if self.source is not None and self._is_source(url):
+            return url, Access.OWN
+        try:
+            url = "::".join(map(canonical, links(url)))
+        except ValueError as e:
+            raise TargetNotAllowed(url, str(e), "correct the manifest, or pass allow='any' if you trust it") from e
+        if self._is_named(url):
+            return url, Access.OWN
+        if self.allow is not None:
+            raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", _remedy(url))
+        return url, self._admit_by_default(url)
+
+    def admit_real(self, path: str, real: Callable[[str], str]) -> None:
+        """Raise TargetNotAllowed unless the local ``path``, without symbolic links, is where it may be.
+
+        ``real`` follows the links of the directories that the user named.
+        """
+        if self.protocols.intersection(LOCAL) or (self.source is not None and is_trusted(self.source)):
+            return
+        named = [prefix.partition("://")[2] or prefix for prefix in (*(self.allow or ()), *self.prefixes)]
+        roots = {real(prefix): True for prefix in named if prefix.startswith("/")}
+        if longest_prefix(roots, path) is None:
+            raise TargetNotAllowed(path, "a symbolic link leads there from a directory that is allowed", _remedy(path))
+
+    def _is_source(self, url: str) -> bool:
+        """Whether ``url`` is the source itself or lies below it, or beside it in the same archive."""
+        source = self.source or ""
+        if len(links(source)) > 1:  # the first link decides what is opened: it has to be of the same kind
+            same = protocol_of(url) == protocol_of(source)
+            return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
+        below = source.rstrip("/") + "/"
+        return url == source or (
+            url.startswith(below) and not any(map(_DOTS.fullmatch, url[len(below) :].split("/"))) and "\\" not in url
+        )
+
+    def _is_named(self, url: str) -> bool:
+        """Whether the user named ``url``; of a chain, every link, since each opens something."""
+        named = dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
+        *firsts, last = links(url)
+        protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
+        return all(
+            protocol in self.protocols or longest_prefix(named, link) is not None
+            for link, protocol in zip([*firsts, last], protocols, strict=True)
+        )
+
+    def _admit_by_default(self, url: str) -> Access:
+        protocol = protocol_of(url)
+        if protocol == "data":
+            return Access.NONE
+        if len(links(url)) > 1:
+            raise TargetNotAllowed(url, "a manifest from elsewhere may not chain filesystems", _remedy(url))
+        if protocol is None or protocol in LOCAL or protocol == "memory":
+            rule = "a manifest from elsewhere may not point to this machine's files and memory"
+            raise TargetNotAllowed(url, rule, _remedy(url))
+        if origin_of(url) == origin_of(self.source or ""):
+            return Access.OWN
+        if protocol not in ANONYMOUS:
+            rule = f"a manifest from elsewhere may point to web servers and object stores, not to {protocol}://"
+            raise TargetNotAllowed(url, rule, _remedy(url))
+        if protocol in WEB and is_private(host := origin_of(url)[1]) and host not in self.own_hosts:
+            rule = "a manifest from elsewhere may not point into private networks"
+            raise TargetNotAllowed(url, rule, _remedy(url))
+        return Access.NONE
+
+
+def _prefix(prefix: str) -> str:
+    if "://" not in prefix and not prefix.startswith("/"):
+        raise ValueError(f"{prefix!r} is no URL prefix such as 's3://bucket/path/'")
+    return canonical(prefix)
+
+
+def _remedy(url: str) -> str:
+    if protocol_of(url) in (None, *LOCAL):
+        path = url.partition("://")[2] or url
+        return f"Add {path.rpartition('/')[0] + '/'!r} to allow= if you trust it"
+    if len(links(url)) > 1:
+        return "Pass allow='any' if you trust the manifest"
+    head, sep, rest = url.partition("://")
+    return f"Add {head + sep + rest.partition('/')[0] + '/'!r} to allow= if you trust it"

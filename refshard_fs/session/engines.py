@@ -1,0 +1,180 @@
+"""What reads the targets of a source: an engine for each event loop and what needs none; a forked child begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, TypeVar
+
+from refshard_fs.core.model import Facts, Steps
+from refshard_fs.core.stats import Stats
+from refshard_fs.reading.cache import Cache, IndexCache, default_directory
+from refshard_fs.reading.engine import Engine
+from refshard_fs.reading.failures import blame
+from refshard_fs.reading.fetch import Fetcher
+from refshard_fs.reading.immediate import Found, Immediate
+from refshard_fs.reading.loading import Keep
+from refshard_fs.reading.repeats import Repeats
+from refshard_fs.session.options import SessionOptions
+from refshard_fs.targets import Given, Pool, Versions
+
+__all__ = ["Engines", "INDEXES", "running_loop"]
+
+T = TypeVar("T")
+
+INDEXES = Cache(1 << 30)  # what the process remembers of manifests and shard indexes, in bytes
+
+
+class Engines:
+    """Runs look-ups. Thread-safe; engines are made for a loop at its first use."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        self.options = options
+        self.stats = Stats()
+        self._versions = Versions()
+        self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._pool_options = options.pool
+        self._immediate: Immediate | None = None
+        self._home: weakref.ref[asyncio.AbstractEventLoop] | None = None  # the loop that read last
+        self._deaf: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()  # loops that did not answer
+        self._blocks = Cache(options.block_cache) if options.block_cache else None
+        self._repeats = Repeats()
+        self._keep = _keep(options.index_cache)
+        _all.add(self)
+
+    def engine(self) -> Engine:
+        """Return the running loop's engine."""
+        loop = asyncio.get_running_loop()
+        self._home = weakref.ref(loop)
+        engine = self._engines.get(loop)
+        if engine is None:
+            with self._lock:
+                engine = self._engines.get(loop)
+                if engine is None:
+                    pool = self._pool(loop)
+                    options = self.options
+                    kept = self._repeats if self._blocks is None else self._blocks
+                    fetcher = Fetcher(pool, options.limits, options.budget, self.stats, kept)
+                    near = self._at_once_reader().reaches
+                    longest = options.open.max_manifest_bytes
+                    engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near, longest)
+                    engine.keep = self._keep
+                    engine.keeper = _close_with_loop(engine)
+                    with contextlib.suppress(StopIteration):
+                        engine.keeper.__anext__().send(None)
+                    self._engines[loop] = engine
+        return engine
+
+    def look_now(self, key: str, steps: Steps[Any]) -> Found | None:
+        """Return what ``steps`` return if no event loop is needed for it; for callers that may block."""
+        try:
+            return self._at_once_reader().look(steps, may_load=True)
+        except Exception as e:  # noqa: BLE001  # `blame` tells which
+            raise blame(key, e) from (e.__cause__ or e)
+
+    async def look(self, key: str, steps: Steps[T]) -> T:
+        """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
+        return await self.engine().run_for(key, steps)
+
+    def home(self) -> asyncio.AbstractEventLoop | None:
+        """Return a running loop that has read, other than the caller's, at best the last one; None if there is none."""
+        here = running_loop()
+        with self._lock:
+            known = [None if self._home is None else self._home(), *self._engines]
+        return next((loop for loop in known if loop is not None and loop is not here and loop.is_running()), None)
+
+    def _expecting(self, key: str) -> tuple[Engine, asyncio.AbstractEventLoop] | None:
+        """Return the engine of another loop that was told that ``key`` will be read."""
+        with self._lock:
+            engines = list(self._engines.items())
+        here = asyncio.get_running_loop()
+        for loop, engine in engines:
+            if loop is not here and loop not in self._deaf and engine.ahead.expects(key) and loop.is_running():
+                return engine, loop
+        return None
+
+    def _at_once_reader(self) -> Immediate:
+        immediate = self._immediate
+        if immediate is None:
+            token, longest = self.options.token, self.options.open.max_manifest_bytes
+            immediate = self._immediate = Immediate(self._pool(None), INDEXES, self.stats, token, longest)
+        return immediate
+
+    def admit(self, urls: Iterable[str]) -> None:
+        """Raise TargetNotAllowed if the source may not point to one of ``urls``."""
+        rule = self._pool_options.admission
+        if not rule.admits_all:
+            for url in urls:
+                rule.admit(url)
+
+    def given(self, url: str) -> Given:
+        """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
+        return self._pool_options.given(url)
+
+    def seen(self, url: str) -> Facts | None:
+        """Return which version of an object was read; None if none was."""
+        seen = self._versions.seen(url)
+        return None if seen is None else Facts(seen.size, seen.etag, seen.modified)
+
+    def _clear(self) -> None:
+        """Forget the engines, what they hold, and which versions were read; ``_lock`` is held."""
+        if self._blocks is not None:
+            self._blocks.clear()
+        self._engines.clear()
+        self._immediate = None
+        self._versions.clear()
+
+    def _pool(self, loop: asyncio.AbstractEventLoop | None) -> Pool:
+        return Pool(self._pool_options, loop, self._versions, self.stats)
+
+    def _after_fork(self) -> None:
+        self._versions.after_fork()
+        self.stats.after_fork()
+        self._immediate = None  # another thread of the parent may have held its lock
+        self._lock = threading.Lock()
+        _orphans.append(list(self._engines.items()))
+        self._engines = weakref.WeakKeyDictionary()
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _keep(index_cache: bool | str | None) -> Keep | None:
+    if index_cache is False:
+        return None
+    directory = os.path.expanduser(index_cache) if isinstance(index_cache, str) else default_directory()
+    return None if directory is None else Keep(IndexCache(directory), everything=index_cache is not None)
+
+
+async def _close_with_loop(engine: Engine) -> AsyncGenerator[None, None]:
+    """Close ``engine`` when its loop shuts down (a loop then closes the generators begun on it) or nobody holds it."""
+    try:
+        yield
+    finally:
+        await engine.close()
+
+
+_all: weakref.WeakSet[Engines] = weakref.WeakSet()
+
+# A forked child shares the parent's sockets and selectors: closing one there would take it
+# from the parent. So what was open at the fork is never collected in the child.
+_orphans: list[object] = []
+
+
+def _after_fork() -> None:
+    for engines in list(_all):
+        engines._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

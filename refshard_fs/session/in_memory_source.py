@@ -1,0 +1,167 @@
+"""Sources that the caller holds in memory: parsed once, compared by content, cheap to hash and to pickle."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, BinaryIO
+
+import msgspec
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.document import spelled_first
+from refshard_fs.references import binary as pickled
+from refshard_fs.references.key_table import SideTable
+from refshard_fs.references.reference_set import References, ReferenceSet
+
+__all__ = ["Held", "Source", "digest_of", "settle"]
+
+_MARK = "refshard-held"  # the one key of a held source's JSON form that no reference set has beside a "json"
+_SPELLED = 1 << 20  # bytes; larger ones are named in JSON, not spelled out
+
+
+class Held(msgspec.Struct, frozen=True, eq=False, weakref=True):
+    """A reference set or the bytes of a document, and a digest of its content."""
+
+    content: ReferenceSet | bytes
+    digest: str
+
+    def spelled(self) -> dict[str, str]:
+        """Return a JSON value that `settle` takes back: in this process by name, elsewhere by its content if small."""
+        _held[self.digest] = self
+        out = {_MARK: self.digest}
+        size = len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
+        if size <= _SPELLED:
+            data = self.content if isinstance(self.content, bytes) else References(self.content).to_json()
+            out["base64"] = base64.b64encode(data).decode()
+        return out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = _packed.get(self)
+        if packed is None:
+            content = self.content
+            packed = pickled.shrink_bytes(content) if isinstance(content, bytes) else pickled.shrink(content)
+            _packed[self] = packed
+        return _unpickled, (self.digest, packed)
+
+    def __repr__(self) -> str:  # fsspec tells instances apart by this
+        return f"<held in memory: {self.digest}>"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+_held: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+
+# What was pickled is pickled again: dask does it twice to name an array, and once more for each graph.
+_packed: weakref.WeakKeyDictionary[Held, bytes | list[bytes]] = weakref.WeakKeyDictionary()
+
+
+def _unpickled(digest: str, content: bytes | list[bytes]) -> Held:
+    """Return what this process has under ``digest``; only where it has nothing is the content unpacked."""
+    held = _held.get(digest)
+    if held is None:
+        held = Held(pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content), digest)
+        _held[digest] = held
+    return held
+
+
+def _remembered(content: ReferenceSet | bytes, digest: str) -> Held:
+    return _held.setdefault(digest, Held(content, digest))
+
+
+def _recall(spelled: Mapping[str, Any]) -> Held:
+    held = _held.get(spelled[_MARK])
+    if held is not None:
+        return held
+    if "base64" not in spelled:
+        raise ManifestError(
+            "this JSON only names its references: another process holds them in memory, or nobody any longer, and they "
+            "are too large (over 1 MiB) to be spelled out. Send pickle.dumps(fs) instead, which has them all; or write "
+            "them once, fs.save('refs.parquet'), and open that path"
+        )
+    data = base64.b64decode(spelled["base64"])
+    return _remembered(data, hashlib.sha256(data).hexdigest())
+
+
+# What a filesystem can be opened on.
+Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | BinaryIO | Held
+
+
+def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool) -> str | Held:
+    """Return ``fo`` as an absolute URL or as `Held`: a value that means the same in every process, whatever happens."""
+    match fo:
+        case Held():
+            return fo
+        case str() | PurePath():
+            return _absolute(str(fo), target_protocol)
+        case bytes() | bytearray() | memoryview():
+            data = bytes(fo)
+            return _remembered(data, hashlib.sha256(data).hexdigest())
+        case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
+            return _recall(fo)
+        case {"refshard": str()}:
+            return settle(spelled_first(fo), target_protocol, overrides, simple)
+        case Mapping():
+            from refshard_fs.formats.kerchunk_json import (
+                source as kerchunk_json,  # a reader as any other: imported when there is one to read
+            )
+
+            refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
+            return _remembered(refs, digest_of(refs))
+        case _ if hasattr(fo, "read"):
+            data = fo.read()
+            if not isinstance(data, bytes):
+                raise TypeError(f"fo= is a file opened as text ({fo!r}): open it in binary mode")
+            return _remembered(data, hashlib.sha256(data).hexdigest())
+        case _:
+            raise TypeError(
+                f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file"
+            )
+
+
+def _absolute(url: str, protocol: str | None) -> str:
+    if "://" in url or "::" in url:
+        return url
+    if protocol not in (None, "", "file", "local"):
+        return f"{protocol}://{url}"
+    ends = "/" if url.endswith("/") else ""
+    return os.path.abspath(os.path.expanduser(url)) + ends
+
+
+def digest_of(refs: ReferenceSet) -> str:
+    """Return a digest of the content of a set."""
+    state = hashlib.sha256()
+    side: Mapping[Any, Any]
+    match refs.by_key:
+        case SideTable() as columns:
+            for part in (columns.spelled, *columns.columns, columns.data):
+                state.update(memoryview(part))  # type: ignore[arg-type]  # as arrays are
+            side = columns.objects
+        case side:
+            pass
+    try:
+        state.update(msgspec.msgpack.encode(side))
+    except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell
+        state.update(repr(list(side.items())).encode("utf-8", "surrogatepass"))
+    state.update(refs.urls.data.data)
+    state.update(refs.urls.ends.data)
+    if refs.pins is not None:
+        for texts in (refs.pins.etags, refs.pins.times):
+            state.update(texts.data.data)
+            state.update(texts.ends.data)
+        state.update(refs.pins.sizes.data)
+    for path, table in refs.in_columns.items():
+        state.update(repr((path, table.grid)).encode())
+        for column in (table.targets, table.offsets, table.lengths, table.numbers):
+            state.update(b"" if column is None else column.data)
+    return state.hexdigest()

@@ -1,0 +1,128 @@
+"""Listings of a session's keys as fsspec describes them; no table of all keys is ever built for one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from refshard_fs.core.directories import Listing
+from refshard_fs.core.keyspace import is_empty
+from refshard_fs.core.model import Entry, Listed, Span, Stat
+from refshard_fs.errors import ReferenceNotReachable
+from refshard_fs.reading.engine import Request
+from refshard_fs.reading.failures import blame
+from refshard_fs.session.session import Session
+
+__all__ = ["find", "info", "ls"]
+
+KIND = ("file", "directory")
+
+
+async def info(session: Session, key: str) -> dict[str, Any]:
+    """Return name, size (of the bytes a read returns) and type of ``key``; FileNotFoundError if there is none.
+
+    A key that the source says is empty, on purpose, cannot be read and has no listing: its type is "other", and
+    ``"empty": True`` tells it from one that is absent.
+    """
+    keyspace = await session.keyspace()
+    engine = session.engine()
+    if key:
+        entry = await engine.run_for(key, keyspace.lookup(key))
+        if entry is not None:
+            size = entry.size
+            if size is None:
+                size = await _measure(session, key, entry)
+            if size is not None:
+                return {"name": key, "size": size, "type": "file"}
+    if not key or await engine.run_for(key, keyspace.is_directory(key)):
+        return {"name": key, "size": 0, "type": "directory"}
+    if await engine.run_for(key, is_empty(keyspace, key)):
+        return {"name": key, "size": 0, "type": "other", "empty": True}
+    raise FileNotFoundError(key)
+
+
+async def ls(session: Session, key: str, *, detail: bool) -> list[Any]:
+    """Return what lies directly below the directory ``key``, or ``key`` itself if it is a file."""
+    keyspace = await session.keyspace()
+    children = await session.engine().run_for(key, keyspace.children(key))
+    if children is None:
+        if not key:
+            return []
+        known = await info(session, key)
+        if known.get("empty"):
+            raise FileNotFoundError(key)
+        return [known] if detail else [key]
+    stem = key + "/" if key else ""
+    match children:
+        case Listing(stem=given, paths=paths, sizes=sizes) if given == stem:
+            return _files(paths, sizes) if detail else paths
+    if not detail:
+        return [stem + child.name for child in children]
+    return [
+        {"name": stem + c.name, "size": 0 if c.is_directory else c.size, "type": KIND[c.is_directory]} for c in children
+    ]
+
+
+def _files(paths: list[str], sizes: list[int | None]) -> list[dict[str, Any]]:
+    return [{"name": path, "size": size, "type": "file"} for path, size in zip(paths, sizes, strict=True)]
+
+
+async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
+    """Return all files below ``key`` (and directories, ``withdirs``) by name, sorted; a file is its own only find."""
+    if maxdepth is not None and maxdepth < 1:
+        raise ValueError("maxdepth must be at least 1")
+    keyspace = await session.keyspace()
+    engine = session.engine()
+    out: dict[str, dict[str, Any]] = {}
+    children = await engine.run_for(key, keyspace.children(key))
+    if children is None:
+        if key:
+            with contextlib.suppress(FileNotFoundError):
+                known = await info(session, key)
+                if not known.get("empty"):
+                    out[key] = known
+        return out
+    if withdirs and key:
+        out[key] = {"name": key, "size": 0, "type": "directory"}
+    level: list[tuple[str, Sequence[Listed]]] = [(key, children)]
+    depth = 1
+    while level:
+        below = []
+        for prefix, listed in level:
+            stem = prefix + "/" if prefix else ""
+            match listed:
+                case Listing(stem=given, paths=paths, sizes=sizes) if given == stem:
+                    out.update(zip(paths, _files(paths, sizes), strict=True))
+                    continue
+            for child in listed:
+                name = stem + child.name
+                if child.is_directory:
+                    below.append(name)
+                    if withdirs:
+                        out[name] = {"name": name, "size": 0, "type": "directory"}
+                else:
+                    out[name] = {"name": name, "size": child.size, "type": "file"}
+        depth += 1
+        if maxdepth is not None and depth > maxdepth:
+            break
+        lists = await engine.run_all([keyspace.children(name) for name in below])
+        level = []
+        for name, found in zip(below, lists, strict=True):
+            if isinstance(found, Exception):
+                raise blame(name, found) from found
+            level.append((name, found or []))
+    return {name: out[name] for name in sorted(out)}
+
+
+async def _measure(session: Session, key: str, entry: Entry) -> int | None:
+    """Return the size that only the target knows; None if an optional object is absent."""
+    if not isinstance(entry, Span):
+        return len(await session.read(Request(key)))
+    facts = await session.engine().need_for(key, Stat(entry.url))
+    if facts is None:
+        if entry.optional:
+            return None
+        raise ReferenceNotReachable(key, entry.url, "there is no such object")
+    size = None if facts.size is None else entry.resized(facts.size).size
+    return len(await session.read(Request(key))) if size is None else size

@@ -1,0 +1,243 @@
+"""Recognise a source by its content, and open it as a key space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from refshard_fs.core.array_group import ArrayGroup
+from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.format import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, check_size, registered
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Facts, Load, Pin, Span, Stat, Steps
+from refshard_fs.core.model import Names as NamesOf
+from refshard_fs.core.strings import Texts
+from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, redacted
+from refshard_fs.formats import recognition as reference_sets
+from refshard_fs.formats import recognition_archives as archives
+from refshard_fs.formats.chunk_manifest.declaration import MARK
+from refshard_fs.formats.chunk_manifest.view import ManifestView
+from refshard_fs.formats.kerchunk_parquet.source import LazyReferences, Look, ParquetKeySpace
+from refshard_fs.formats.zarr_hierarchy.commit_record import DIRECTORY as RECORDS
+from refshard_fs.formats.zarr_hierarchy.commit_record import NAME as RECORD
+from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.resolving import resolver
+from refshard_fs.security.policy import directory_of, locator
+from refshard_fs.sharding.layout import shard_formats
+from refshard_fs.sharding.view import ShardView
+
+__all__ = [
+    "beneath",
+    "document_of",
+    "empty",
+    "formats",
+    "open_bytes",
+    "open_references",
+    "open_source",
+    "references_of",
+    "some_urls",
+]
+
+Tell = Callable[[str], object]
+
+
+def _nobody(name: str) -> None:
+    """Hear the name of a format, and forget it."""
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """Return every known format by name: this package's, and those of the entry point group ``refshard.formats``."""
+    own = (*reference_sets.FORMATS, *archives.FORMATS)
+    return {known.name: known for known in (*own, *registered("refshard.formats"))}
+
+
+def open_source(url: str, options: OpenOptions, format: str | None = None, tell: Tell = _nobody) -> Steps[KeySpace]:
+    """Open what lies at ``url``, in a format that it is recognised as, or that ``format`` names; ``tell`` hears which.
+
+    SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
+    """
+    known = formats()
+    most = options.max_manifest_bytes
+    probe = yield from _probe(url, known, most)
+    if format is None and not probe.is_directory and not any(f.recognises(probe) for f in known.values()):
+        try:  # a web server may answer a directory's URL with a page about it
+            probe = yield from _probe_directory(url, known, most)
+        except SourceNotReachable:
+            pass
+    return (yield from _open(probe, options, format, tell))
+
+
+def open_bytes(data: bytes, options: OpenOptions, format: str | None = None, tell: Tell = _nobody) -> Steps[KeySpace]:
+    """Open a document that is at hand."""
+    return (yield from _open(Probe(HELD, Facts(len(data)), data), options, format, tell))
+
+
+def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a reference set that is at hand; that takes reads only where metadata is itself a reference."""
+    keyspace = FlatKeySpace(refs, resolver(options, None), "the given references")
+    return (yield from shown(keyspace, options))
+
+
+def empty(url: str, options: OpenOptions) -> KeySpace:
+    """Return what a source that does not exist yet holds: nothing."""
+    refs = ReferenceSet(Texts.of(()), {}, {})
+    return FlatKeySpace(refs, resolver(options, directory_of(url.rstrip("/"))), url)
+
+
+def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) -> Steps[KeySpace]:
+    known = formats()
+    if options.open_other is None:
+        options = msgspec.structs.replace(options, open_other=open_source)
+    if format is not None:
+        if format not in known:
+            raise UnknownSource(f"format={format!r} is not known; there are: {', '.join(sorted(known))}")
+        tell(format)
+        return (yield from shown((yield from known[format].open(probe, options)), options, _has_root(probe)))
+    fitting = [f for f in known.values() if f.recognises(probe)]
+    if not fitting and probe.is_directory and not probe.names.isdisjoint((RECORDS, RECORD)):
+        raise NoSuchSource(f"{redacted(probe.url)}: the commit that is to make it is under way, or was cut short")
+    if len(fitting) != 1:
+        what = "a directory with " + (", ".join(sorted(probe.names)[:8]) or "nothing known in it")
+        if not probe.is_directory:
+            what = f"a document that starts with {probe.head[:16]!r}"
+        names = ", ".join(f.name for f in fitting or known.values())
+        verdict = "fits several formats" if fitting else "is no source that is known"
+        remedy = "Name one with format="
+        if not probe.is_directory and not probe.head:
+            what, remedy = "an empty document", "Was it written to the end?"
+        elif not fitting and probe.head.lstrip()[:1] == b"<":
+            remedy = "Is this the URL of the file itself? A page such as that of a login or an error begins so"
+        raise UnknownSource(f"{redacted(probe.url)} is {what}: it {verdict} ({names}). {remedy}")
+    tell(fitting[0].name)
+    return (yield from shown((yield from fitting[0].open(probe, options)), options, _has_root(probe)))
+
+
+def _has_root(probe: Probe) -> bool:
+    """Whether the source may have a ``zarr.json`` at its root."""
+    return not probe.is_directory or "zarr.json" in probe.names
+
+
+def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
+    """Return ``keyspace`` as the user wants to see it: manifests heeded, shards shown as their inner chunks, or not."""
+    match keyspace:
+        case ArrayGroup():  # not written by zarr: there are no manifests or shards in it
+            return keyspace
+        case FlatKeySpace() if keyspace.lacks((MARK, *(m for known in shard_formats() for m in known.marks))):
+            return keyspace
+    if getattr(keyspace, "heeds_manifests", False):  # in each of its parts
+        return keyspace if options.shards == "whole" else (yield from _unsharded(keyspace, options))
+    mapped = ManifestView(keyspace, options)
+    yield from mapped.learn(has_root=has_root)
+    base: KeySpace = mapped
+    match keyspace:
+        case FlatKeySpace(holds_all_metadata=True) | ParquetKeySpace() if not mapped.maps_anything:
+            base = keyspace
+    if options.shards == "whole":
+        return base
+    return (yield from _unsharded(base, options))
+
+
+def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
+    view = ShardView(keyspace, options.shard_options, options.whole)
+    yield from view.learn()
+    match keyspace:
+        case FlatKeySpace(holds_all_metadata=True) if not view.shards_anything:
+            return keyspace
+    return view
+
+
+def _probe(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
+    try:
+        facts: Facts | None = yield Stat(url, fresh=True)
+    except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
+        try:
+            return (yield from _probe_directory(url, known, most))
+        except SourceNotReachable:
+            raise e from None
+    if facts is not None and not url.endswith("/"):
+        head = b""
+        if facts.size != 0:
+            head = yield Load(Span(url, 0, HEAD, exact=False, pin=_pin(facts)), Raw())
+        return Probe(url, facts, head)
+    return (yield from _probe_directory(url, known, most))
+
+
+def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
+    below = locator(url)
+    wanted = sorted({d for f in known.values() for d in f.documents})
+    names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
+    documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)), most)
+    if names:
+        return Probe(url, None, b"", frozenset(n.name for n in names), documents)
+    markers = sorted({m for f in known.values() for m in f.markers})
+    there = yield tuple(Stat(below(marker), fresh=True) for marker in markers)
+    present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
+    if not present:
+        raise NoSuchSource(
+            f"{redacted(url)}: there is no such object, and no directory with a source in it. Check the path; what its "
+            "filesystem needs, such as credentials, goes into target_options="
+        )
+    return Probe(url, None, b"", present, documents)
+
+
+def _documents(below: Callable[[str], str], facts: dict[str, Facts | None], most: int) -> Steps[dict[str, Document]]:
+    there = {name: f for name, f in facts.items() if f is not None}
+    for name, found in there.items():
+        check_size(found.size, most, below(name))
+    spans = [Span(below(name), optional=True, pin=_pin(f)) for name, f in there.items()]
+    read = yield tuple(Load(span, Raw()) for span in spans)
+    return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}
+
+
+def _pin(facts: Facts) -> Pin:
+    return Pin(facts.etag, facts.last_modified, facts.size)
+
+
+def beneath(keyspace: KeySpace) -> KeySpace:
+    """Return what the user's source is, without the views that are put over it."""
+    while isinstance(keyspace, (EditedKeySpace, ShardView, ManifestView)):
+        keyspace = keyspace.base
+    return keyspace
+
+
+def document_of(keyspace: KeySpace) -> str | None:
+    """Return the URL of the one document that a commit to an opened source replaces last; None if there is none."""
+    found: str | None = getattr(beneath(keyspace), "document_url", None)
+    return found
+
+
+def objects_of(keyspace: KeySpace) -> Callable[[str], str] | None:
+    """Return the function from keys to the URLs of their objects; None where keys are no objects."""
+    found = beneath(keyspace)
+    return found.url_of if isinstance(found, Hierarchy) else None
+
+
+def some_urls(keyspace: KeySpace) -> Steps[Sequence[str | None]]:
+    """Return some URLs that the references of an opened source name, as written."""
+    match beneath(keyspace):
+        case FlatKeySpace(urls=urls):
+            return urls
+        case ParquetKeySpace() as lazy:
+            return (yield from lazy.some_urls())
+        case other:
+            first: KeySpace | None = getattr(other, "first", None)  # of several parts
+            return () if first is None else (yield from some_urls(first))
+
+
+def references_of(keyspace: KeySpace, look: Look) -> Mapping[str, Any]:
+    """Return the references of an opened source as a mapping; ``look`` runs the look-ups of one that is read lazily."""
+    match beneath(keyspace):
+        case FlatKeySpace(refs=refs):
+            return References(refs)
+        case ParquetKeySpace() as lazy:
+            return LazyReferences(lazy, look)
+        case _:
+            raise NotImplementedError(
+                "this source is no set of references, and so has none to show: fs.save(url) writes it as one"
+            )

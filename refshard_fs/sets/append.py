@@ -1,0 +1,207 @@
+"""A set that grows by another one, in place: what is new is written as edits of the set, and committed whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import ChunkTable, Row
+from refshard_fs.core.edits import REMOVED, Edit
+from refshard_fs.core.keys import join
+from refshard_fs.core.model import Inline, Span
+from refshard_fs.core.overlay import Base
+from refshard_fs.errors import ManifestError, NoSuchSource
+from refshard_fs.formats.virtual_concat.keyspace import Joined
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.values import Value, decode
+from refshard_fs.session.in_memory_source import settle
+from refshard_fs.session.recognition import beneath
+from refshard_fs.sets.compatibility import with_compared
+from refshard_fs.sets.concatenation import concatenate
+from refshard_fs.sets.lazy import beside, looked_at, named_url
+from refshard_fs.sets.rebase import opened
+from refshard_fs.sets.sources import take, with_coordinates
+from refshard_fs.sets.variables import Named, variables
+from refshard_fs.targets.document import Document
+
+__all__ = ["append"]
+
+
+def append(
+    target: str | os.PathLike[str],
+    fo: Any,
+    dim: str,
+    *,
+    same: Iterable[str] = (),
+    callback: Callback = DEFAULT_CALLBACK,
+    **options: Any,
+) -> None:
+    """Let the set at ``target`` go on along ``dim`` with the set ``fo``, as if both had been given to `concat`.
+
+    ``target`` is the URL of a JSON or parquet set, of a hierarchy with chunk manifests, or of a document that `concat`
+    made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``options`` are further arguments of
+    `RefShardFileSystem` for both. The set is as it was until it has all of the new one, whatever happens.
+
+    Raises SourceNotReachable if there is no set yet, ManifestError where the two do not fit, ConflictError if somebody
+    else wrote the target meanwhile, and ReadOnlyError where it cannot be written: then nothing is changed.
+    ``callback`` counts what is written.
+
+    >>> import fsspec, json, refshard_fs
+    >>> meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C",
+    ...         "fill_value": None, "filters": None, "compressor": None}
+    >>> def day(url):
+    ...     return {"a/.zarray": json.dumps(meta), "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"]}', "a/0": [url, 0, 2]}
+    >>> refshard_fs.RefShardFileSystem(day("memory://one")).save("memory://grows.json")
+    >>> refshard_fs.append("memory://grows.json", day("memory://two"), "time")
+    >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
+    ['memory://two', 0, 2]
+    """
+    url = settle(os.fspath(target), options.get("target_protocol"), None, True)
+    writer = RefShardFileSystem(
+        str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
+    )
+    base = writer.base()
+    match beneath(base.keyspace):
+        case Joined() as joined:
+            _append_line(writer, base, joined, fo, dim, frozenset(same), options)
+            callback.set_size(1)
+            callback.relative_update(1)
+            return
+        case keyspace:
+            holds_pins = isinstance(keyspace, FlatKeySpace)
+    try:
+        edits = dict(_edits(writer, str(url), fo, dim, frozenset(same), options, holds_pins=holds_pins))
+        callback.set_size(len(edits))
+        for key, edit in edits.items():
+            writer.edit(key, edit)
+            callback.relative_update(1)
+        writer.commit()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def _edits(
+    writer: RefShardFileSystem,
+    url: str,
+    fo: Any,
+    dim: str,
+    same: frozenset[str],
+    options: Mapping[str, Any],
+    *,
+    holds_pins: bool,
+) -> Iterator[tuple[str, Edit]]:
+    """Yield what the set of ``writer``, at ``url``, is to have or to lose, by key."""
+    before = writer.collect()
+    if not len(before):
+        raise NoSuchSource(
+            f"there is no set at {url} that could go on: fs.save(url) or concat(...).save(url) writes one"
+        )
+    name = f"the set at {url}"
+    old = with_coordinates(Named(name, before, variables(before, name)), writer)
+    (new,) = take([fo], options, _nobody)
+    new = new._replace(name=new.name.replace("set 0", "the set to append", 1))
+    if new.refs.pins is not None and not holds_pins:
+        raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
+    opens = (lambda: writer), (lambda: opened(fo, options))
+    parts = with_compared([old, new], lambda number: opens[number](), [dim], same)
+    whole = concatenate(parts, dim, same)
+    spans = _spans(whole)
+    for path, table in whole.tables.items():
+        known = before.tables.get(path)
+        if known is not None and path in old.variables and dim in old.variables[path].dims:
+            yield from _gone(path, known, whole, before)
+        first = len(before.urls) if known is not None else 0
+        for number, row in _from(table, first):
+            yield join(path, table.grid.tail(number)), spans(row)
+    for key, value in whole.side.items():
+        if key == ".zmetadata" and not holds_pins:
+            continue  # a parquet set has its own
+        if type(value) is Row:
+            if value.target >= len(before.urls):
+                yield key, spans(value)
+        elif not _is_same(before.side.get(key), value):
+            yield key, Inline(decode(value))
+
+
+def _from(table: ChunkTable, first: int) -> Iterator[tuple[int, Row]]:
+    """Yield number and reference of the chunks whose target is ``first`` or a later one."""
+    numbers = table.present()
+    targets = table.targets if table.numbers is not None else table.targets[numbers]
+    for number in numbers[targets >= first].tolist():
+        row = table.row(number)
+        if row is not None:
+            yield number, row
+
+
+def _gone(path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet) -> Iterator[tuple[str, Edit]]:
+    """Yield the chunks of an array that are no longer there: those of a coordinate that is now in one."""
+    table = whole.tables[path]
+    if len(table) and len(known):
+        return  # references go on where they are
+    keys = {join(path, known.grid.tail(number)) for number in known.present().tolist()}
+    keys |= {key for key in before.side if key.startswith(path + "/") and not zarrmeta.is_metadata(key)}
+    for key in sorted(keys):
+        if key not in whole.side and not len(table):
+            yield key, REMOVED
+
+
+def _spans(refs: ReferenceSet) -> Any:
+    def span(row: Row) -> Span:
+        url = refs.urls[row.target]
+        if url is None:
+            raise ManifestError("a reference without a URL cannot be appended: give target=")
+        pin = None if refs.pins is None else refs.pins.pin(row.target)
+        return Span(url, row.offset, None if row.length is None else row.offset + row.length, pin=pin)
+
+    return span
+
+
+def _is_same(before: Value | None, now: Value) -> bool:
+    if before is None or type(before) is Row or type(now) is Row:
+        return False
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before == now
+    return decode(before) == decode(now)
+
+
+def _append_line(
+    writer: RefShardFileSystem,
+    base: Base,
+    joined: Joined,
+    fo: Any,
+    dim: str,
+    same: frozenset[str],
+    options: Mapping[str, Any],
+) -> None:
+    document = joined.document
+    if document.dim != dim:
+        raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
+    new = named_url(fo, options, base.url)
+    ends = [document.parts[0], *document.parts[1:][-1:]]
+    urls = [joined.resolve(part.url) for part in ends]
+    urls.append(new)
+    found = looked_at(urls, dim, same, options, _nobody)
+    for part, now in zip(ends, found.parts, strict=False):
+        if part.length != now.length:
+            raise ManifestError(
+                f"{part.url!r} of {base.url} has the length {now.length} now, not {part.length}: make the document anew"
+            )
+    if found.axes != document.axes or found.coordinate != document.coordinate:
+        raise ManifestError(
+            f"{base.url} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "
+            f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
+        )
+    line = msgspec.structs.replace(found.parts[-1], url=beside(base.url)(new))
+    Document(base.url, writer.given(base.url), base.facts).put(document.with_parts([line]).dumps())
+
+
+def _nobody(count: int) -> None:
+    """Tell nobody how many sets were opened."""

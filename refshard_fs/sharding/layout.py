@@ -1,0 +1,247 @@
+"""The one interface of shard formats: where an array's inner chunks lie, and its metadata as if they lay alone.
+
+A `ShardFormat` recognises an array's metadata and answers with a `ShardLayout`: the grid of
+inner chunks, which shard holds a chunk, and the indexes to go through inside of it. Third
+parties register one through the entry point group ``refshard.shards``. No I/O here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+from refshard_fs.core.format import registered
+from refshard_fs.core.keys import ChunkGrid
+
+__all__ = [
+    "Buffer",
+    "Cut",
+    "Equal",
+    "Level",
+    "MAX_INDEX",
+    "Misfit",
+    "Ragged",
+    "ShardFormat",
+    "ShardLayout",
+    "Step",
+    "Table",
+    "TableIndex",
+    "Unsharded",
+    "check_options",
+    "shard_formats",
+]
+
+Buffer: TypeAlias = bytes | memoryview
+
+MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never asked for
+
+
+class Misfit(ValueError):
+    """A payload that cannot lie in a shard of its kind."""
+
+
+class Table(Protocol):
+    """The decoded index of one shard, ``nbytes`` heavy; shared by threads."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def locate(self, slot: int) -> tuple[int, int] | None:
+        """Return (offset, length) in the shard of the chunk in ``slot``; None if there is none."""
+
+    def taken(self) -> Sequence[int]:
+        """Return the slots that hold a chunk, ascending."""
+
+
+class Level(Protocol, Hashable):
+    """One kind of index: ``length`` bytes, at the start of a shard or before its last ``trailer`` bytes."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def at_end(self) -> bool: ...
+
+    @property
+    def trailer(self) -> int: ...
+
+    def table(self, data: bytes, size: int | None) -> Table:
+        """Return the table held by ``data`` (``length`` bytes), of a shard of ``size`` bytes if that is known.
+
+        The trailer is not counted in ``size``. Raises ValueError where anything contradicts.
+        """
+
+    def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
+        """Return the bytes of a shard of ``chunks`` (slot and payload, in the order to lie in), but for its trailer.
+
+        Raises Misfit where a payload cannot lie in such a shard.
+        """
+
+
+class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
+    """How the index of ``shard``, a key of ``array``, is decoded, for one view and no other.
+
+    Shards may be written anew between two openings of a source, and nothing in an index tells;
+    while a source is open, whoever reads a replaced target notices. ``size`` is the shard's,
+    less the trailer. Of a shard that reaches from byte ``first`` of an object to its end, that
+    may be known only when the index has been read: `sized` tells. ``cut`` bytes of trailer
+    were read after the index, or (None) the whole shard was.
+    """
+
+    level: Level
+    shard: str
+    array: str
+    view: int
+    size: int | None = None
+    cut: int | None = 0
+    first: int = 0
+
+    def sized(self, object_size: int) -> TableIndex:
+        """Return this index of a shard in an object of ``object_size`` bytes."""
+        if self.size is not None:
+            return self
+        return msgspec.structs.replace(self, size=max(object_size - self.first - self.level.trailer, 0))
+
+    def decode(self, data: bytes) -> Table:
+        length = self.level.length
+        size, cut = self.size, self.cut
+        try:
+            if cut is None:
+                size = len(data) - self.level.trailer
+                data = data[max(size - length, 0) : max(size, 0)] if self.level.at_end else data[:length]
+                cut = 0
+            if len(data) != length + cut or (size is not None and size < length):
+                there = len(data) if size is None else min(size + cut, len(data))
+                raise ValueError(f"there are {there} bytes where its index takes {length + cut}")
+            return self.level.table(data[:length], size)
+        except ValueError as e:
+            raise ValueError(f"shard {self.shard!r} of array {self.array!r}: {e}") from e
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """One step down inside a shard: the slot of a chunk (or of a shard in the shard) in an index."""
+
+    level: Level
+    slot: int
+
+
+class Cut(Protocol):
+    """How shards cut one dimension; all counts are in inner chunks."""
+
+    def shard(self, chunk: int) -> tuple[int, int, int]:
+        """Return the number of the shard that holds ``chunk``, the chunk's place in it, and the shard's length."""
+
+    def chunks(self, shard: int) -> range:
+        """Return the chunks that shard number ``shard`` has room for."""
+
+
+class Equal(msgspec.Struct, frozen=True):
+    """Shards of ``length`` chunks each."""
+
+    length: int
+
+    def shard(self, chunk: int) -> tuple[int, int, int]:
+        number, place = divmod(chunk, self.length)
+        return number, place, self.length
+
+    def chunks(self, shard: int) -> range:
+        return range(shard * self.length, (shard + 1) * self.length)
+
+
+class Ragged(msgspec.Struct, frozen=True):
+    """Shards that end at ``ends``, ascending, each the first chunk past a shard."""
+
+    ends: tuple[int, ...]
+
+    def shard(self, chunk: int) -> tuple[int, int, int]:
+        number = bisect_right(self.ends, chunk)
+        first = self.ends[number - 1] if number else 0
+        return number, chunk - first, self.ends[number] - first
+
+    def chunks(self, shard: int) -> range:
+        if not 0 <= shard < len(self.ends):
+            return range(0)
+        return range(self.ends[shard - 1] if shard else 0, self.ends[shard])
+
+
+class ShardLayout(Protocol):
+    """Where the inner chunks of one array lie. Shards are keyed like the chunks are, by their own coordinates."""
+
+    @property
+    def grid(self) -> ChunkGrid:
+        """The grid of inner chunks; ``shards`` only where all shards are alike, and as the ``cuts`` have it."""
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """How shards cut each dimension."""
+
+    def steps(self, places: Sequence[int], lengths: Sequence[int]) -> Sequence[Step]:
+        """Return the way to the chunk at ``places`` in a shard of ``lengths`` chunks, outermost index first."""
+
+    def rewrite(
+        self, lengths: Sequence[int], old: Buffer | None, changes: Mapping[tuple[int, ...], Buffer | None]
+    ) -> list[Buffer] | None:
+        """Return the parts of the shard ``old`` (None: there is none) of ``lengths`` chunks after ``changes``.
+
+        Those are payloads by place; None leaves a chunk out. A shard without chunks is None. Raises
+        ValueError where the old shard is damaged, and the subclass Misfit where a payload cannot lie in such a shard.
+        """
+
+
+class Unsharded(NamedTuple):
+    """An array seen as its inner chunks; without a layout it is passed on as it stands, for ``reason``.
+
+    ``document`` is the array's metadata to be shown. With both a layout and a reason, inner
+    chunks are themselves shards that cannot be opened further.
+    """
+
+    layout: ShardLayout | None
+    document: Mapping[str, Any]
+    reason: str | None = None
+
+
+class ShardFormat(msgspec.Struct, frozen=True):
+    """One way to pack chunks into shards.
+
+    ``unshard`` takes an array's metadata and the user's ``shard_options`` and returns None if
+    the array is not of this format; ValueError where its metadata contradicts itself. It is
+    only asked about documents in which one of ``marks`` occurs. ``options`` are the names of
+    the options that it heeds, with their possible values, the default first.
+    """
+
+    name: str
+    marks: tuple[bytes, ...]
+    unshard: Callable[[Mapping[str, Any], Mapping[str, Any]], Unsharded | None]
+    options: Mapping[str, tuple[Any, ...]] = {}
+
+
+# The modules of this package that have a SHARD_FORMAT.
+OWN_FORMATS = ("refshard_fs.sharding.v2", "refshard_fs.sharding.sharding_indexed")
+
+
+@cache
+def shard_formats() -> tuple[ShardFormat, ...]:
+    """Return this package's shard formats, and those of the entry point group ``refshard.shards``."""
+    found: dict[str, ShardFormat] = {}
+    for name in OWN_FORMATS:
+        known: ShardFormat = importlib.import_module(name).SHARD_FORMAT
+        found[known.name] = known
+    for known in registered("refshard.shards"):
+        found[known.name] = known
+    return tuple(found.values())
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise TypeError unless ``options`` are options of known shard formats, with values that they take."""
+    if not options:
+        return
+    known = {name: values for shard_format in shard_formats() for name, values in shard_format.options.items()}
+    for name, value in options.items():
+        if name not in known or value not in known[name]:
+            choices = "; ".join(f"{n}: {' or '.join(map(repr, v))}" for n, v in sorted(known.items()))
+            raise TypeError(f"shard_options has {name}={value!r}; there are {choices}")

@@ -1,0 +1,650 @@
+"""The unsharded view: any key space, its sharded arrays shown as ordinary arrays of their inner chunks. No I/O here.
+
+An inner chunk is a part of whatever its base says the shard is: a range of a file, a member
+of an archive, bytes at hand. Indexes are asked for one level at a time and remembered by
+whoever reads them. Metadata is rewritten; everything else passes through byte for byte. An
+array whose shards cannot be read in ranges passes through whole, and `ShardView.reports`
+says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.documents import Documents, Shown, grid_of
+from refshard_fs.core.keys import ChunkGrid, is_number, join, parent
+from refshard_fs.core.keyspace import KeySpace, LookUp, alone, is_empty
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, together
+from refshard_fs.errors import DamagedIndex
+from refshard_fs.sharding.layout import Cut, Level, ShardLayout, Step, Table, TableIndex, shard_formats
+
+__all__ = [
+    "ArrayRows",
+    "InShard",
+    "Room",
+    "Seen",
+    "ShardRows",
+    "ShardView",
+    "Unshard",
+    "below_c",
+    "coords_of",
+    "expand",
+    "in_shard",
+    "is_chunks",
+    "leading",
+    "may_hold_shards",
+    "outer_directory",
+    "place",
+    "places_of",
+    "room_of",
+    "rows_of",
+    "split",
+]
+
+# ----------------------------------------------------------------------------------------------------
+# Metadata as the unsharded view shows it: sharded arrays as arrays of their inner chunks. No I/O here.
+
+
+class Seen(NamedTuple):
+    """What is known of one array: its grid as shown, its shards if inner chunks are, and what is in the way.
+
+    ``stored`` is the metadata of an array whose inner chunks are shown, as the source has it.
+    """
+
+    grid: ChunkGrid | None
+    layout: ShardLayout | None = None
+    reason: str | None = None
+    stored: Mapping[str, Any] | None = None
+
+
+class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
+    """Shows sharded arrays, but for ``whole``, as arrays of inner chunks; ``options``: the user's ``shard_options``."""
+
+    options: tuple[tuple[str, Any], ...] = ()
+    whole: frozenset[str] = frozenset()
+
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[Seen]]:
+        fitting = [known for known in shard_formats() if any(mark in data for mark in known.marks)]
+        options = dict(self.options)
+
+        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[Seen]:
+            if doc.get("node_type") == "group":
+                return doc, None
+            for known in () if path in self.whole else fitting:
+                try:
+                    found = known.unshard(doc, options)
+                except ValueError as e:
+                    return doc, Seen(grid_of(doc), None, str(e))
+                if found is not None:
+                    grid = grid_of(doc) if found.layout is None else found.layout.grid
+                    return found.document, Seen(grid, found.layout, found.reason, doc if found.layout else None)
+            return doc, Seen(grid_of(doc))
+
+        return rewrite
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where an inner chunk lies among the shards of its array: in which, and where in that. By arithmetic alone.
+
+
+Coords: TypeAlias = tuple[int, ...]
+
+
+class InShard(NamedTuple):
+    """Where a chunk lies: the key and number of its shard, how many chunks that has room for, and the chunk's place."""
+
+    shard: str
+    coords: tuple[int, ...]
+    lengths: tuple[int, ...]
+    place: tuple[int, ...]
+
+
+def coords_of(layout: ShardLayout, path: str, key: str) -> tuple[int, ...] | None:
+    """Return the coordinates of the chunk ``key`` of the array at ``path``; None if it is no key of a chunk."""
+    grid = layout.grid
+    return grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
+
+
+def split(layout: ShardLayout, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
+    """Return the coordinates of the shard that holds the chunk at ``coords``, its lengths, and the chunk's place in it.
+
+    Raises IndexError beyond the last of shards that have sizes of their own.
+    """
+    if not coords:
+        return (), (), ()
+    if layout.grid.shards:
+        return _split_equally(layout.grid.shards, coords)
+    shard, places, lengths = zip(*map(_cut, layout.cuts, coords), strict=True)
+    return shard, lengths, places
+
+
+def _split_equally(lengths: Coords, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
+    shard: list[int] = []
+    places: list[int] = []
+    for coord, length in zip(coords, lengths):  # noqa: B905  # as many as the grid has, at half the cost
+        number, place = divmod(coord, length)
+        shard.append(number)
+        places.append(place)
+    return tuple(shard), lengths, tuple(places)
+
+
+def place(layout: ShardLayout, path: str, coords: Sequence[int]) -> InShard:
+    """Return where the chunk at ``coords`` lies; IndexError as `split`."""
+    shard, lengths, places = split(layout, coords)
+    return InShard(join(path, layout.grid.encoding.encode(shard)), shard, lengths, places)
+
+
+def _cut(cut: Cut, coord: int) -> tuple[int, int, int]:
+    return cut.shard(coord)
+
+
+def in_shard(layout: ShardLayout, path: str, key: str) -> InShard | None:
+    """Return where the chunk ``key`` of the array at ``path`` lies; None if it is no key of a chunk."""
+    coords = coords_of(layout, path, key)
+    if coords is None:
+        return None
+    try:
+        return place(layout, path, coords)
+    except IndexError:
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Names of inner chunks and of the directories they lie in, from the names of shards. No I/O here.
+
+
+Shard = tuple[tuple[int, ...], Iterator[tuple[str, tuple[int, ...]]]]
+
+
+def _nested(layout: ShardLayout) -> bool:
+    """Whether chunk keys of this array have slashes that depend on their coordinates."""
+    encoding, ndim = layout.grid.encoding, len(layout.grid.counts)
+    return encoding.separator == "/" and ndim >= (1 if encoding.name == "default" else 2)
+
+
+def below_c(layout: ShardLayout) -> bool:
+    """Whether all chunks of this array lie in its directory ``c``."""
+    return layout.grid.encoding.name == "default" and _nested(layout)
+
+
+def leading(layout: ShardLayout, tail: str) -> tuple[int, ...] | None:
+    """Return the leading coordinates that the directory ``tail`` of an array stands for; None if it holds no chunks."""
+    parts = tail.split("/")
+    if not tail or not _nested(layout) or (below_c(layout) and parts.pop(0) != "c"):
+        return None
+    if len(parts) >= len(layout.grid.counts) or not all(map(is_number, parts)):
+        return None
+    return tuple(map(int, parts))
+
+
+def outer_directory(layout: ShardLayout, fixed: Sequence[int]) -> str | None:
+    """Return the directory, relative to the array, of the shards of chunks that begin with ``fixed``; None outside."""
+    numbers = []
+    for coord, count, cut in zip(fixed, layout.grid.counts, layout.cuts, strict=False):
+        if coord >= count:
+            return None
+        numbers.append(str(cut.shard(coord)[0]))
+    return "/".join(["c", *numbers] if below_c(layout) else numbers)
+
+
+def is_chunks(layout: ShardLayout, listed: Listed) -> bool:
+    """Whether what lies directly below an array is a shard, or a directory of shards alone."""
+    if listed.is_directory:
+        return _nested(layout) and not below_c(layout) and is_number(listed.name)
+    return layout.grid.encoding.decode(listed.name, len(layout.grid.counts)) is not None
+
+
+def may_hold_shards(tail: str) -> bool:
+    """Whether the directory ``tail`` of an array may hold shards of it, or directories of them."""
+    first, *others = tail.split("/")
+    return (first == "c" or is_number(first)) and all(map(is_number, others))
+
+
+def expand(layout: ShardLayout, fixed: tuple[int, ...], names: Sequence[Listed]) -> tuple[list[str], list[Shard]]:
+    """Return the directories of inner chunks, and the shards with the chunks to look for, in a directory of shards.
+
+    ``fixed`` are the coordinates that the directory stands for; ``names``, what lies in that of
+    the shards. A chunk comes as its name in the directory and its coordinates.
+    """
+    grid, cuts = layout.grid, layout.cuts
+    depth, ndim = len(fixed), len(grid.counts)
+    if not _nested(layout):
+        found = (grid.encoding.decode(listed.name, ndim) for listed in names if not listed.is_directory)
+        return [], [(shard, _all_chunks(layout, shard)) for shard in found if shard is not None]
+    is_last = depth == ndim - 1
+    numbers = [int(n.name) for n in names if n.is_directory != is_last and is_number(n.name)]
+    inside = {number: [i for i in cuts[depth].chunks(number) if i < grid.counts[depth]] for number in numbers}
+    if not is_last:
+        return [str(i) for chunks in inside.values() for i in chunks], []
+    outer = tuple(cut.shard(coord)[0] for cut, coord in zip(cuts, fixed, strict=False))
+    return [], [((*outer, n), ((str(i), (*fixed, i)) for i in chunks)) for n, chunks in inside.items()]
+
+
+def _all_chunks(layout: ShardLayout, shard: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    cut = zip(layout.cuts, shard, layout.grid.counts, strict=True)
+    for coords in product(*(range(r.start, min(r.stop, count)) for c, n, count in cut for r in (c.chunks(n),))):
+        yield layout.grid.encoding.encode(coords), coords
+
+
+# ----------------------------------------------------------------------------------------------------
+# All chunks of one shard as columns: their numbers in the array's grid, and where in the shard they lie. Pure.
+#
+# This is for whoever wants to know of every chunk there is: looked up one by one, a million would take minutes.
+
+
+class Room(NamedTuple):
+    """Where a shard lies in the grid of inner chunks, how many it has room for, and the index that it has."""
+
+    origin: tuple[int, ...]
+    lengths: tuple[int, ...]
+    level: Level
+
+
+class ShardRows(NamedTuple):
+    """The chunks of one shard, in no order; ``starts`` and ``lengths`` are bytes within the shard, ``entry``."""
+
+    entry: Entry
+    numbers: npt.NDArray[np.uint64]
+    starts: npt.NDArray[np.uint64]
+    lengths: npt.NDArray[np.uint64]
+
+
+class ArrayRows(NamedTuple):
+    """All of a sharded array: its shards' chunks, and what else lies below it: keys with sizes, and directories."""
+
+    shards: list[ShardRows]
+    others: list[tuple[str, int | None]]
+    directories: list[str]
+
+
+def room_of(layout: ShardLayout, shard: Sequence[int]) -> Room | None:
+    """Return the room of the shard with coordinates ``shard``; None where its chunks lie in shards of their own."""
+    ranges = [cut.chunks(number) for cut, number in zip(layout.cuts, shard, strict=True)]
+    lengths = tuple(map(len, ranges))
+    if not all(lengths):
+        return None
+    steps = layout.steps([0] * len(lengths), lengths)
+    return Room(tuple(r.start for r in ranges), lengths, steps[0].level) if len(steps) == 1 else None
+
+
+def places_of(layout: ShardLayout, lengths: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Return, for each slot of a shard of ``lengths`` chunks, the place in C order of the chunk in it; -1 for none."""
+    places = np.ndindex(*lengths)
+    slots = np.fromiter((layout.steps(place, lengths)[0].slot for place in places), np.int64, math.prod(lengths))
+    found = np.full(int(slots.max(initial=-1)) + 1, -1, np.int64)
+    found[slots] = np.arange(len(slots))
+    return found
+
+
+def rows_of(layout: ShardLayout, room: Room, places: npt.NDArray[np.int64], entry: Entry, table: Table) -> ShardRows:
+    """Return the chunks that the index ``table`` of a shard has; ``places`` are those of its slots."""
+    counts = layout.grid.counts
+    taken = np.array(table.taken(), np.int64)
+    taken = taken[taken < len(places)]
+    taken = taken[places[taken] >= 0]
+    coords = np.unravel_index(places[taken], room.lengths) if room.lengths else ()
+    inside = np.ones(len(taken), bool)
+    number = np.zeros(len(taken), np.int64)
+    for at, first, count in zip(coords, room.origin, counts, strict=True):
+        inside &= at + first < count
+        number = number * count + at + first
+    found = [located for slot in taken[inside].tolist() if (located := table.locate(slot)) is not None]
+    pairs = np.array(found, np.uint64).reshape(-1, 2)
+    return ShardRows(entry, number[inside].astype(np.uint64), pairs[:, 0], pairs[:, 1])
+
+
+T = TypeVar("T")
+
+_FULL = 0.75  # of the chunks of a shard: from here on its other bytes are not worth telling apart
+_BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
+
+
+class ShardView:
+    """The keys of ``base``, inner chunks in place of shards, but for the arrays ``whole``.
+
+    ``options`` are the user's ``shard_options``.
+    """
+
+    def __init__(
+        self, base: KeySpace, options: tuple[tuple[str, Any], ...] = (), whole: frozenset[str] = frozenset()
+    ) -> None:
+        self.base = base
+        self.reports: dict[str, str] = dict(getattr(base, "reports", {}))
+        self.options = options
+        self._documents = Documents(base, Unshard(options, whole), self._report)
+        self.grids: Mapping[str, ChunkGrid] = self._documents.grids
+
+    @property
+    def urls(self) -> Sequence[str | None]:
+        """The URLs of all targets, as far as the base knows them without reads."""
+        found: Sequence[str | None] = getattr(self.base, "urls", ())
+        return found
+
+    @property
+    def shards_anything(self) -> bool:
+        """Whether any array that is known so far is shown as inner chunks, or should have been."""
+        return bool(self.reports) or any(seen.layout is not None for seen in self._documents.arrays.values())
+
+    @property
+    def unsharded(self) -> list[str]:
+        """The paths of the arrays, of those known so far, that are shown as inner chunks."""
+        return [path for path, seen in list(self._documents.arrays.items()) if seen.layout is not None]
+
+    def is_inner(self, key: str) -> bool:
+        """Whether ``key`` lies below an array that is known so far, and shown as inner chunks."""
+        arrays, path = self._documents.arrays, key
+        while path:
+            path = parent(path)[0]
+            seen = arrays.get(path)
+            if seen is not None:
+                return seen.layout is not None
+        return False
+
+    def learn(self) -> Steps[None]:
+        """Take in the arrays that the base knows without further reads."""
+        marks = tuple(mark for known in shard_formats() for mark in known.marks)
+        yield from self._documents.learn(marks, Seen)
+
+    def seen(self, path: str) -> Steps[Seen | None]:
+        """Return what is known of the array at ``path``, reading its metadata if need be; None if there is none."""
+        if path not in self._documents.arrays:
+            yield from together([self._documents.lookup(join(path, name)) for name in ("zarr.json", ".zarray")])
+        return self._documents.arrays.get(path)
+
+    def array_of(self, key: str) -> Steps[str | None]:
+        """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
+        return (yield from self._documents.array_of(key))
+
+    def _report(self, path: str, seen: Seen) -> None:
+        if seen.reason is not None:
+            self.reports[path] = seen.reason
+
+    # ------------------------------------------------------------------ looking a key up
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        if self._documents.is_document(key):
+            return (yield from self._documents.lookup(key))
+        path, layout = yield from self._array_of(key)
+        if layout is None:
+            return (yield from self.base.lookup(key))
+        coords = coords_of(layout, path, key)
+        if coords is None:
+            return (yield from self.base.lookup(key))
+        if not layout.grid.holds(coords):
+            return None
+        name, _, lengths, places = place(layout, path, coords)
+        entry = yield from self.base.lookup(name)
+        for step in layout.steps(places, lengths):
+            if entry is None:
+                return None
+            table = yield self._load(entry, step.level, name, path)
+            entry = None if table is None else _chunk(_read(entry), table, step.slot, name, path)
+        return entry
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        """Return look-ups that find all of ``keys``: together those that the same indexes, damaged or not, tell of."""
+        found: list[LookUp] = []
+        shards: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, Sequence[Step]]]] = {}
+        for number, key in enumerate(keys):
+            path = self._documents.known(key)
+            layout = None if path is None else self._documents.arrays[path].layout
+            coords = None if layout is None or path is None else coords_of(layout, path, key)
+            if layout is None or path is None or coords is None or not layout.grid.holds(coords):
+                found.append(alone(self, number, key))
+                continue
+            try:
+                shard, lengths, places = split(layout, coords)
+                steps = layout.steps(places, lengths)
+            except Exception:  # noqa: BLE001  # of a format's own: whoever looks this one key up is told
+                found.append(alone(self, number, key))
+                continue
+            within = tuple([step.slot for step in steps[:-1]])  # of which shard in the shard
+            shards.setdefault((path, shard, within), []).append((number, steps))
+        for (path, shard, _), wanted in shards.items():
+            found.append(LookUp([number for number, _ in wanted], self._all_in_shard(path, shard, wanted)))
+        return found
+
+    def _all_in_shard(
+        self, path: str, shard: tuple[int, ...], wanted: Sequence[tuple[int, Sequence[Step]]]
+    ) -> Steps[list[Entry | None]]:
+        layout = self._documents.arrays[path].layout
+        found = {} if layout is None else dict((yield from self._in_shard(path, layout, shard, wanted)))
+        return [found.get(number) for number, _ in wanted]
+
+    def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
+        """Return where those shards lie of whose chunks ``keys``, which are read in this order, are most.
+
+        They are worth reading whole; so is one that is begun after others that are.
+        """
+        wanted: dict[tuple[str, int], int] = {}
+        for key in keys:
+            path, layout = yield from self._array_of(key)
+            at = None if layout is None else in_shard(layout, path, key)
+            if at is not None:
+                shard = at.shard, math.prod(at.lengths)
+                wanted[shard] = wanted.get(shard, 0) + 1
+        full = [count >= _FULL * size for (_, size), count in wanted.items()]
+        if len(full) > 1 and all(full[:-1]):
+            full[-1] = True
+        found = yield from together(
+            [self.base.lookup(name) for (name, _), yes in zip(wanted, full, strict=True) if yes]
+        )
+        return [entry for entry in found if isinstance(entry, Span)]
+
+    def is_empty(self, key: str) -> Steps[bool]:
+        """Return whether the source says of the chunk ``key``, or of its shard, that it is empty."""
+        path, layout = yield from self._array_of(key)
+        coords = None if layout is None else coords_of(layout, path, key)
+        if layout is not None and coords is not None:
+            if not layout.grid.holds(coords):
+                return False
+            key = place(layout, path, coords).shard
+        return (yield from is_empty(self.base, key))
+
+    def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
+        """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
+        length, trailer, size, view = level.length, level.trailer, entry.size, self._documents.view
+        if size is None:  # only the target knows where it ends
+            if not isinstance(entry, Span):  # what is made is made whole
+                return Load(entry, TableIndex(level, shard, path, view, cut=None))
+            index = TableIndex(level, shard, path, view, cut=trailer if level.at_end else 0, first=entry.start)
+            return Load(entry.suffix(length + trailer) if level.at_end else entry.window(0, length), index)
+        if size < length + trailer:
+            raise DamagedIndex(
+                "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"
+            )
+        start = size - length - trailer if level.at_end else 0
+        return Load(entry.part(start, length), TableIndex(level, shard, path, view, size - trailer))
+
+    def _array_of(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+        """Return the array that ``key`` lies below, and its layout if it is shown as inner chunks."""
+        path = yield from self._documents.array_of(key)
+        return ("", None) if path is None else (path, self._documents.arrays[path].layout)
+
+    # ------------------------------------------------------------------ all of an array
+
+    def all_chunks(self, path: str) -> Steps[ArrayRows | None]:
+        """Return all chunks of the array ``path``, which is known, a shard at a time, and what else is there.
+
+        None where it is not shown as inner chunks, or these lie in shards of shards.
+        """
+        seen = self._documents.arrays.get(path)
+        if seen is None or seen.layout is None:
+            return None
+        layout = seen.layout
+        names, others, directories = yield from self._shards_below(path, layout)
+        rooms = [room_of(layout, shard) for shard in names]
+        places: dict[tuple[int, ...], Any] = {}
+        found: list[ShardRows] = []
+        for first in range(0, len(names), _BATCH):
+            several = zip(names[first : first + _BATCH], rooms[first : first + _BATCH], strict=True)
+            batch = [(shard, room) for shard, room in several if room is not None]
+            if len(batch) < len(names[first : first + _BATCH]):
+                return None
+            tables = yield from together([self._table(path, layout, shard, room.level) for shard, room in batch])
+            for (_, room), held in zip(batch, tables, strict=True):
+                if held is None:
+                    continue
+                if room.lengths not in places:
+                    places[room.lengths] = places_of(layout, room.lengths)
+                found.append(rows_of(layout, room, places[room.lengths], *held))
+        return ArrayRows(found, others, directories)
+
+    def _table(
+        self, path: str, layout: ShardLayout, shard: Sequence[int], level: Level
+    ) -> Steps[tuple[Entry, Table] | None]:
+        name = join(path, layout.grid.encoding.encode(shard))
+        entry = yield from self.base.lookup(name)
+        if entry is None:
+            return None
+        table = yield self._load(entry, level, name, path)
+        return None if table is None else (entry, table)
+
+    def _shards_below(
+        self, path: str, layout: ShardLayout
+    ) -> Steps[tuple[list[tuple[int, ...]], list[tuple[str, int | None]], list[str]]]:
+        """Return the coordinates of the shards of the array ``path``, the keys that are none, and other directories."""
+        found: list[tuple[int, ...]] = []
+        others: list[tuple[str, int | None]] = []
+        directories: list[str] = []
+        level = [""]
+        while level:
+            lists = yield from together([self.base.children(join(path, prefix)) for prefix in level])
+            below: list[str] = []
+            for prefix, names in zip(level, lists, strict=True):
+                for listed in names or ():
+                    tail = join(prefix, listed.name)
+                    coords = layout.grid.encoding.decode(tail, len(layout.grid.counts))
+                    if listed.is_directory:
+                        (below if may_hold_shards(tail) else directories).append(tail)
+                    elif coords is None:
+                        others.append((join(path, tail), listed.size))
+                    else:
+                        found.append(coords)
+            level = below
+        return found, others, [join(path, tail) for tail in directories]
+
+    # ------------------------------------------------------------------ listing
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        at = yield from self._chunk_directory(prefix)
+        if at is not None:
+            path, layout, fixed = at
+            outer = outer_directory(layout, fixed)
+            names = None if outer is None else (yield from self.base.children(join(path, outer)))
+            return None if names is None else (yield from self._chunks(path, layout, fixed, names))
+        names = yield from self.base.children(prefix)
+        if names is None:
+            return None
+        names = yield from self._documents.sized(prefix, names)
+        seen = self._documents.arrays.get(prefix)
+        if seen is None or seen.layout is None:
+            return names
+        others = [listed for listed in names if not is_chunks(seen.layout, listed)]
+        if below_c(seen.layout):
+            return others
+        chunks = yield from self._chunks(prefix, seen.layout, (), names)
+        return sorted(others + chunks, key=lambda listed: listed.name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        at = yield from self._chunk_directory(prefix)
+        if at is None:
+            return (yield from self.base.is_directory(prefix))
+        path, layout, fixed = at
+        outer = outer_directory(layout, fixed)
+        return outer is not None and (yield from self.base.is_directory(join(path, outer)))
+
+    def _chunk_directory(self, prefix: str) -> Steps[tuple[str, ShardLayout, tuple[int, ...]] | None]:
+        """Return array, layout and leading coordinates, if ``prefix`` is a directory of inner chunks."""
+        path, layout = yield from self._array_of(prefix)
+        if layout is None:
+            return None
+        fixed = leading(layout, prefix[len(path) + 1 :] if path else prefix)
+        return None if fixed is None else (path, layout, fixed)
+
+    def _chunks(
+        self, path: str, layout: ShardLayout, fixed: tuple[int, ...], names: Sequence[Listed]
+    ) -> Steps[list[Listed]]:
+        """Return what lies in a directory of inner chunks, where the base has ``names`` in that of their shards."""
+        directories, shards = expand(layout, fixed, names)
+        found = [Listed(name, None, True) for name in directories]
+        for first in range(0, len(shards), _BATCH):
+            steps = []
+            for shard, chunks in shards[first : first + _BATCH]:
+                ways = [(name, split(layout, coords)) for name, coords in chunks]
+                wanted = [(name, layout.steps(places, lengths)) for name, (_, lengths, places) in ways]
+                steps.append(self._in_shard(path, layout, shard, wanted))
+            for some in (yield from together(steps)):
+                found += [Listed(name, entry.size) for name, entry in some]
+        return sorted(found, key=lambda listed: listed.name)
+
+    def _in_shard(
+        self, path: str, layout: ShardLayout, shard: tuple[int, ...], wanted: Sequence[tuple[T, Sequence[Step]]]
+    ) -> Steps[list[tuple[T, Entry]]]:
+        """Return the entries of those of ``wanted``, chunks by whatever they are called, that ``shard`` holds."""
+        name = join(path, layout.grid.encoding.encode(shard))
+        entry = yield from self.base.lookup(name)
+        return [] if entry is None else (yield from self._in_level(entry, 0, wanted, name, path))
+
+    def _in_level(
+        self, entry: Entry, depth: int, wanted: Sequence[tuple[T, Sequence[Step]]], shard: str, path: str
+    ) -> Steps[list[tuple[T, Entry]]]:
+        if not wanted:
+            return []
+        table = yield self._load(entry, wanted[0][1][depth].level, shard, path)
+        if table is None:
+            return []
+        entry = _read(entry)
+        found: list[tuple[T, Entry]] = []
+        below: dict[int, list[tuple[T, Sequence[Step]]]] = {}
+        for name, steps in wanted:
+            slot = steps[depth].slot
+            if len(steps) > depth + 1:
+                below.setdefault(slot, []).append((name, steps))
+            elif (part := _chunk(entry, table, slot, shard, path)) is not None:
+                found.append((name, part))
+        deeper = []
+        for slot, items in below.items():
+            part = _chunk(entry, table, slot, shard, path)
+            if part is not None:
+                deeper.append(self._in_level(part, depth + 1, items, shard, path))
+        if len(deeper) == 1:  # asks for one thing at a time, which may be remembered
+            return found + (yield from deeper[0])
+        for some in (yield from together(deeper)):
+            found += some
+        return found
+
+
+def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:
+    """Return the entry of the chunk in ``slot`` of a shard that has been read."""
+    found = table.locate(slot)
+    if found is None:
+        return None
+    try:
+        return entry.part(*found)
+    except ValueError as e:
+        raise DamagedIndex("", _where(entry), f"shard {shard!r} of array {path!r}: {e}") from e
+
+
+def _read(entry: Entry) -> Entry:
+    """Return ``entry``, a shard whose index was read: it can no longer be absent, and its chunks lie together."""
+    if isinstance(entry, Span) and (entry.optional or not entry.dense):
+        return msgspec.structs.replace(entry, optional=False, dense=True)
+    return entry
+
+
+def _where(entry: Entry) -> str:
+    match entry:
+        case Span(url):
+            return url
+        case Packed(source):
+            return source.url
+        case Inline():
+            return "the manifest itself"

@@ -1,0 +1,172 @@
+"""What writes to the keys of the view mean for the objects beneath it: documents as they are stored, chunks by shard.
+
+No I/O here: what has to be read for it is yielded as a need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.documents import DocumentIndex, Shown
+from refshard_fs.core.keys import parent
+from refshard_fs.core.model import Steps, together
+from refshard_fs.errors import ManifestError
+from refshard_fs.sharding.layout import ShardLayout, shard_formats
+from refshard_fs.sharding.view import Seen, ShardView, Unshard
+
+__all__ = ["Restored", "inside", "resharded", "restored", "sharded_by"]
+
+# ----------------------------------------------------------------------------------------------------
+# Metadata that was written for an array as the view shows it, made that of the array as it is stored. No I/O here.
+#
+# Whoever writes through the view knows nothing of shards. A new shape, new attributes and the like are taken over, and
+# how the array is sharded stays as it was. With other chunks, codecs or another dtype it is another array.
+
+
+_WHERE = "its metadata"
+_ALIKE = ("compressor", "filters", "codecs")  # of which a writer may spell out defaults
+_SAME = ("zarr_format", "node_type", "dtype", "data_type")
+
+
+def resharded(
+    stored: Mapping[str, Any], written: Mapping[str, Any], options: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """Return the metadata to store where the array ``stored`` was shown and is now ``written``.
+
+    None if it is not that array any more, and ``written`` is what to store; ``options`` are the user's
+    ``shard_options``. Raises ManifestError where the shards of the array cannot hold it as it is written.
+    """
+    shown = _shown(stored, options)
+    if shown is None or _shown(written, options) is not None or not _is_same(shown, written):
+        return None
+    kept = ("chunk_grid", "codecs", "storage_transformers", "shards", "shard_format")
+    merged = {**written, **{name: stored[name] for name in kept if name in stored}}
+    try:
+        again = _shown(merged, options)
+        holds = again is not None and _grid(again) == _grid(written)
+    except ValueError as e:
+        raise ManifestError(f"{_WHERE} is refused: {e}") from e
+    if not holds:
+        raise ManifestError(f"shards of their own sizes cannot hold an array of shape {written['shape']}")
+    return merged
+
+
+def _shown(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what an array is shown as, None if it is shown as it stands."""
+    for known in shard_formats():
+        found = known.unshard(doc, options)
+        if found is not None:
+            return None if found.layout is None else found.document
+    return None
+
+
+def _grid(doc: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    meta = zarrmeta.array_meta(doc, _WHERE)
+    return None if meta is None or meta.grid is None else (meta.grid.counts, meta.grid.encoding, meta.chunks)
+
+
+def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
+    """Whether chunks of the one are chunks of the other: the shape may differ, and what is not about chunks."""
+    try:
+        ours, theirs = zarrmeta.array_meta(shown, _WHERE), zarrmeta.array_meta(written, _WHERE)
+    except ManifestError:
+        return False
+    if ours is None or theirs is None or ours.grid is None or theirs.grid is None:
+        return False
+    return (
+        all(shown.get(name) == written.get(name) for name in _SAME)
+        and (ours.chunks, ours.order, ours.grid.encoding) == (theirs.chunks, theirs.order, theirs.grid.encoding)
+        and all(_alike(shown.get(name) or None, written.get(name) or None) for name in _ALIKE)
+        and not written.get("storage_transformers")
+    )
+
+
+def _alike(ours: object, theirs: object) -> bool:
+    """Whether ``theirs`` says all that ``ours`` says of codecs, though perhaps in more words."""
+    match ours, theirs:
+        case [*some], [*others]:
+            return len(some) == len(others) and all(map(_alike, some, others))
+        case str(name), {"name": str(other)}:
+            return name == other
+        case {"name": "transpose", "configuration": {"order": "C" | "F" as order}}, {
+            "configuration": {"order": [*axes]}
+        }:
+            return axes == sorted(axes, reverse=order == "F")
+        case {**members}, {**more}:
+            return all(_alike(value, more.get(name)) for name, value in members.items())
+    return ours == theirs
+
+
+class Restored(NamedTuple):
+    """A metadata document as it is to be stored, and the arrays it tells of: their layouts, None for ordinary ones."""
+
+    data: bytes
+    layouts: Mapping[str, ShardLayout | None]
+
+
+def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
+    """Return the document ``key``, written as ``data`` for the keys of ``view``, as its base is to have it.
+
+    Raises ManifestError where the shards of an array cannot hold it as it is written.
+    """
+    path, name = parent(key)
+    there = DocumentIndex(path, name, -1, _Noting()).decode(data).arrays
+    paths = list(there)
+    found = yield from together([view.seen(array) for array in paths])
+    stored = {p: seen.stored for p, seen in zip(paths, found, strict=True) if seen is not None and seen.stored}
+    rewriting = _Resharding(stored, view.options)
+    document = DocumentIndex(path, name, -1, rewriting).decode(data)
+    return Restored(document.data, {array: seen.layout for array, seen in document.arrays.items()})
+
+
+def inside(layout: ShardLayout, shard: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many chunks along each dimension of ``shard`` are of the array; the rest of an edge shard is not."""
+    cuts = zip(layout.cuts, shard, layout.grid.counts, strict=True)
+    return tuple(max(min(c.chunks(number).stop, count) - c.chunks(number).start, 0) for c, number, count in cuts)
+
+
+def sharded_by(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:
+    """Return the paths of the arrays that ``documents`` (key and bytes), as they are written, shard by themselves."""
+    found: set[str] = set()
+    for key, data in documents:
+        path, name = parent(key)
+        if name in ("zarr.json", ".zarray"):
+            arrays = DocumentIndex(path, name, -1, Unshard()).decode(data).arrays
+            found |= {array for array, seen in arrays.items() if seen.layout is not None}
+    return frozenset(found)
+
+
+class _Noting(msgspec.Struct, frozen=True):
+    """Changes nothing, and notes every array."""
+
+    def over(self, data: bytes) -> Any:
+        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[Seen]:
+            return doc, None if doc.get("node_type") == "group" else Seen(None)
+
+        return rewrite
+
+
+class _Resharding(msgspec.Struct, frozen=True):
+    """Gives arrays the shards back that they have in ``stored``."""
+
+    stored: Mapping[str, Mapping[str, Any]]
+    options: tuple[tuple[str, Any], ...]
+
+    def over(self, data: bytes) -> Any:
+        options = dict(self.options)
+
+        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[Seen]:
+            if doc.get("node_type") == "group":
+                return doc, None
+            there = self.stored.get(path)
+            merged = None if there is None else resharded(there, doc, options)
+            if merged is None:
+                return doc, Seen(None)
+            layout = Unshard(self.options).over(zarrmeta.dumps(merged))(merged, path)[1]
+            return merged, Seen(None, None if layout is None else layout.layout)
+
+        return rewrite

@@ -1,0 +1,1 @@
+"""What looks at a whole source: surveys, checks, differences and maps."""

@@ -1,0 +1,205 @@
+"""What a source holds, in figures: its format, groups, arrays and targets, and how many chunks exist.
+
+Metadata and indexes are read, chunks are not. `Summary` is what ``refshard info --json`` prints, field by field.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.formatting import count_text
+from refshard_fs.core.zarrmeta import codecs_of, undecodable
+from refshard_fs.errors import redacted
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.security.policy import protocol_of
+from refshard_fs.session.recognition import beneath
+from refshard_fs.session.session import Session
+from refshard_fs.tools.survey import AT_HAND, Extents, Survey, Surveyed, survey
+
+__all__ = ["ArraySummary", "Summary", "Target", "Targets", "summarise"]
+
+TOP: Final = 10  # targets that are named
+
+
+class ArraySummary(msgspec.Struct, frozen=True):
+    """One array: ``chunks`` is the shape of a chunk, ``shards`` that of a shard, where chunks lie in shards.
+
+    ``present`` chunks exist (None where the source cannot list them), of ``possible`` ones (None where the grid is not
+    known), and have ``bytes`` as stored, less the ``unsized`` ones, whose size only their target knows. Keys below the
+    array that are no chunk of its grid are ``stray``: readers never ask for them.
+    """
+
+    name: str
+    zarr_format: int
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...] | None
+    shards: tuple[int, ...] | None
+    dtype: str
+    codecs: tuple[str, ...]
+    present: int | None
+    possible: int | None
+    stray: int
+    bytes: int
+    unsized: int
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One object that chunks lie in; its URL without what gives access."""
+
+    url: str
+    references: int
+    bytes: int
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """The objects that chunks lie in; ``top`` are those with the most bytes of them."""
+
+    count: int
+    references: int
+    bytes: int
+    protocols: dict[str, int]
+    top: tuple[Target, ...]
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """All of a source; ``bytes`` leaves out the ``unsized`` keys, whose size only their target knows.
+
+    ``version`` is that of a reference set's document. ``inline_keys`` hold their ``inline_bytes`` in the source
+    itself. ``left_whole`` are arrays whose shards could not be opened, and why; ``warnings`` say what looks odd.
+    """
+
+    format: str
+    version: int | None
+    zarr_formats: tuple[int, ...]
+    keys: int
+    bytes: int
+    unsized: int
+    groups: tuple[str, ...]
+    arrays: tuple[ArraySummary, ...]
+    targets: Targets
+    inline_keys: int
+    inline_bytes: int
+    left_whole: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+class Summarised(Surveyed, Protocol):
+    """What is needed of a filesystem: `RefShardFileSystem`."""
+
+    @property
+    def left_whole(self) -> dict[str, str]: ...
+    @property
+    def _session(self) -> Session: ...
+
+
+def summarise(fs: Summarised) -> Summary:
+    """Return what ``fs`` holds.
+
+    Raises ManifestError where a metadata document is no JSON object.
+    """
+    found = survey(fs)
+    left_whole = fs.left_whole
+    arrays = tuple(map(_array, found.arrays.values()))
+    rest = [place.size for place in found.rest.values()]
+    match beneath(fs._opened()):
+        case FlatKeySpace(refs=refs):
+            version = refs.version
+        case _:
+            version = None
+    unsized = sum(size is None for size in rest) + sum(array.unsized for array in arrays)
+    sizes = [*map(len, found.documents.values()), *(size for size in rest if size), *(a.bytes for a in arrays)]
+    return Summary(
+        format=fs._session.format,
+        version=version,
+        zarr_formats=tuple(sorted({array.zarr_format for array in arrays})),
+        keys=found.keys,
+        bytes=sum(sizes),
+        unsized=unsized,
+        groups=found.groups,
+        arrays=arrays,
+        targets=_targets(found),
+        inline_keys=found.at_hand,
+        inline_bytes=found.at_hand_bytes,
+        left_whole=left_whole,
+        warnings=tuple(_warnings(found, left_whole, unsized)),
+    )
+
+
+def _array(extents: Extents) -> ArraySummary:
+    meta = extents.meta
+    chunks = meta.chunks
+    match meta.raw.get("codecs"):
+        case [{"name": "sharding_indexed", "configuration": {"chunk_shape": [*inner]}}] if all(
+            isinstance(length, int) for length in inner
+        ):  # shown whole
+            shards, chunks = chunks, tuple(inner)
+        case _ if extents.shards and chunks is not None:
+            shards = tuple(chunk * count for chunk, count in zip(chunks, extents.shards, strict=True))
+        case _:
+            shards = None
+    return ArraySummary(
+        name=extents.path,
+        zarr_format=meta.zarr_format,
+        shape=meta.shape,
+        chunks=chunks,
+        shards=shards,
+        dtype=meta.dtype,
+        codecs=codecs_of(meta),
+        present=len(extents) if extents.listed else None,
+        possible=extents.possible,
+        stray=extents.stray,
+        bytes=int(extents.sizes.sum()),
+        unsized=extents.unsized,
+    )
+
+
+def _targets(found: Survey) -> Targets:
+    count = len(found.urls)
+    references, sizes = np.zeros(count, np.int64), np.zeros(count, np.uint64)
+    for extents in found.arrays.values():
+        there = extents.targets != AT_HAND
+        targets = extents.targets[there]
+        references += np.bincount(targets, minlength=count)
+        np.add.at(sizes, targets, extents.sizes[there])
+    top = np.lexsort((-references, -sizes.astype(float)))[:TOP]
+    return Targets(
+        count=count,
+        references=int(references.sum()),
+        bytes=int(sizes.sum()),
+        protocols=dict(Counter(protocol_of(url) or "file" for url in found.urls).most_common()),
+        top=tuple(Target(redacted(found.urls[i]), int(references[i]), int(sizes[i])) for i in top.tolist()),
+    )
+
+
+def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Iterator[str]:
+    for path, reason in sorted(left_whole.items()):
+        yield redacted(f"{path or '/'}: its shards are left whole: {reason}")
+    for path, extents in found.arrays.items():
+        problem = undecodable(extents.meta, path)
+        if problem is not None:
+            yield f"{path or '/'}: {problem}"
+        if extents.stray:
+            yield f"{path or '/'}: {_keys(extents.stray)} no chunk of its grid, and never read"
+        if extents.possible is None:
+            yield f"{path or '/'}: its chunk grid or key encoding is not known here, so missing chunks are not counted"
+        elif extents.possible and extents.listed and not len(extents):
+            yield f"{path or '/'}: none of its {extents.possible:,} chunks exists: readers see the fill value"
+    unlisted = [path or "/" for path, extents in found.arrays.items() if not extents.listed]
+    if unlisted:
+        yield (
+            f"chunks of {count_text(len(unlisted), 'array')} cannot be listed where they are, as over plain HTTP: they "
+            "can be read, and how many exist is not known; 'refshard snapshot SOURCE refs.json' asks for each of them"
+        )
+    if "" in found.urls:
+        yield "references without a URL: name what they stand for with target="
+    if unsized:
+        yield f"{unsized:,} keys reach to the end of their target, which alone knows their size"
+
+
+def _keys(count: int) -> str:
+    return "1 key below it is" if count == 1 else f"{count:,} keys below it are"

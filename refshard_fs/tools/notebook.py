@@ -1,0 +1,141 @@
+"""What a notebook shows of a filesystem: sources, arrays, counters, and pictures of where arrays lie.
+
+Showing a filesystem reads nothing: what is not known yet is said to be so. Nothing that gives access is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.formatting import count_text, printable, shape_text
+from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Inline
+from refshard_fs.core.stats import Counters
+from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.errors import ManifestError, redacted
+from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.session import Session
+
+if TYPE_CHECKING:
+    from refshard_fs.tools.visualize import Picture
+
+__all__ = ["NotebookDisplay"]
+
+ARRAYS: Final = 30  # that are listed
+TARGETS: Final = 5
+_DOCUMENTS: Final = ("zarr.json", ".zarray")
+
+
+class NotebookDisplay:
+    """The part of `RefShardFileSystem` that people look at."""
+
+    fo: str | Held
+    _session: Session
+
+    def stats(self) -> Counters:
+        """Return counters since the filesystem was made, as a dict that prints as a table: `refshard_fs.core.stats`."""
+        return Counters(self._session.stats.snapshot())
+
+    def visualize(self, array: str | None = None, select: Any = None) -> Picture:
+        """Return a picture of where the bytes of ``array`` (by default, of the largest) lie.
+
+        With ``select``, as numpy takes it between brackets or as text (``"air[0:10, :, :]"``), it shows the requests
+        that reading that slice would make. Notebooks show the picture; ``.save("map.svg")`` writes it (also as .html
+        and, with matplotlib, as .png). Metadata and indexes are read, and no chunk.
+
+        >>> import json, refshard_fs
+        >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
+        ...         "fill_value": None, "filters": None, "compressor": None}
+        >>> refs = {"a/.zarray": json.dumps(meta), "a/0": ["s3://b/k", 0, 2], "a/1": ["s3://b/k", 9, 2]}
+        >>> refshard_fs.RefShardFileSystem(refs).visualize("a", slice(0, 2))
+        <Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>
+        """
+        from refshard_fs.tools.visualize import picture  # whoever draws none waits for none of it
+
+        made: Picture = picture(self, array, select)  # type: ignore[arg-type]  # the filesystem that this is part of
+        return made
+
+    def __repr__(self) -> str:
+        # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.
+        return f"<{type(self).__name__} of {printable(redacted(self._source))} at {id(self):#x}>"
+
+    @property
+    def _source(self) -> str:
+        return self.fo if isinstance(self.fo, str) else "references in memory"
+
+    def _repr_html_(self) -> str:
+        session, source = self._session, self._source
+        keyspace = session.opened()
+        parts = [f"<b>refshard</b> <code>{_escaped(redacted(source))}</code>"]
+        if keyspace is None:
+            parts.append("<p>not opened yet: its first use reads it</p>")
+        else:
+            parts[0] += f" ({_escaped(session.format)})"
+            parts += [_targets(getattr(keyspace, "urls", ())), _arrays(keyspace)]
+        parts.append(f"<details><summary>counters</summary>{self.stats()._repr_html_()}</details>")
+        return f"<div>{''.join(parts)}</div>"
+
+
+def _targets(urls: Sequence[str | None]) -> str:
+    if not urls:
+        return ""
+    shown = [redacted(url) for url in islice(urls, TARGETS) if url is not None]
+    more = f" and {len(urls) - len(shown):,} more" if len(urls) > len(shown) else ""
+    named = ", ".join(f"<code>{_escaped(url[:200])}</code>" for url in shown)
+    return f"<p>{count_text(len(urls), 'target')}: {named}{more}</p>"
+
+
+def _arrays(keyspace: KeySpace) -> str:
+    grids = keyspace.grids
+    try:
+        if not grids:
+            return "<p>no array is known yet</p>"
+    except ManifestError as e:  # of many small arrays, metadata are read when they are asked for
+        return f"<p>its arrays cannot be told: {_escaped(str(e))}</p>"
+    rows = [_row(("array", "shape", "dtype", "chunk", "chunks", "shard"), "th")]
+    rows += [_row(_figures(keyspace, path, grids[path]), "td") for path in sorted(grids)[:ARRAYS]]
+    more = f"<p>and {count_text(len(grids) - ARRAYS, 'more array')}</p>" if len(grids) > ARRAYS else ""
+    return f"<table>{''.join(rows)}</table>{more}"
+
+
+def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Iterator[str]:
+    meta = _meta(keyspace, path)
+    yield path or "/"
+    yield "?" if meta is None else shape_text(meta.shape)
+    yield "?" if meta is None else meta.dtype
+    yield "?" if meta is None or meta.chunks is None else shape_text(meta.chunks)
+    yield f"{grid.size:,}"
+    yield f"{shape_text(grid.shards)} chunks" if grid.shards else ""
+
+
+def _meta(keyspace: KeySpace, path: str) -> ArrayMeta | None:
+    """Return what the metadata of an array says, if it takes no reading to know."""
+    for name in _DOCUMENTS:
+        steps = keyspace.lookup(join(path, name))
+        try:
+            next(steps)
+        except StopIteration as stop:
+            match stop.value:
+                case Inline(data):
+                    try:
+                        return zarrmeta.array_meta(zarrmeta.loads(data), name)
+                    except (ManifestError, ValueError):
+                        return None
+        except ManifestError:
+            return None
+        else:
+            steps.close()
+    return None
+
+
+def _row(cells: Iterable[str], tag: str) -> str:
+    return "<tr>" + "".join(f'<{tag} style="text-align:left">{_escaped(cell)}</{tag}>' for cell in cells) + "</tr>"
+
+
+def _escaped(text: str) -> str:
+    return escape(printable(text))

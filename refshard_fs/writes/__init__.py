@@ -1,1 +1,0 @@
-"""Writing: where new values go, what a transaction is, and how each format of source takes a commit."""

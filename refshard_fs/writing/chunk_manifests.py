@@ -1,0 +1,249 @@
+"""Commits to hierarchies with chunk manifests: new manifests first, then the root's document, which has all metadata.
+
+That one PUT is the commit. What follows writes each node's own document, for readers that heed no consolidated
+metadata: if it is interrupted, the root says which are still to be written, and readers of this package heed that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.format import Raw
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Inline, Load, Steps
+from refshard_fs.core.strings import Texts
+from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError
+from refshard_fs.formats.chunk_manifest import writing as manifest_writing
+from refshard_fs.formats.chunk_manifest.entries import NAME
+from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
+from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
+from refshard_fs.references.edit import with_edits, within
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.stream import FlatStream
+from refshard_fs.session.collect import gather
+from refshard_fs.sharding.view import ShardView
+from refshard_fs.targets.document import Document
+from refshard_fs.writing.committer import Committing, DirectoryCommit
+from refshard_fs.writing.save import JSON_ROWS, absolute
+
+__all__ = ["commit_manifests"]
+
+_ROOT = "zarr.json"
+Nodes = dict[str, dict[str, Any]]
+
+
+def commit_manifests(committing: Committing) -> None:
+    """Make the edits part of the hierarchy at the source's URL, which is made if there is none."""
+    _Commit(committing).run()
+
+
+class _Commit(DirectoryCommit):
+    def __init__(self, committing: Committing) -> None:
+        super().__init__(committing, _ROOT)
+        view = committing.base.keyspace
+        while isinstance(view, ShardView):
+            view = view.base
+        self._view: ManifestView | None = None
+        match view:
+            case ManifestView(base=Hierarchy() | EditedKeySpace()) if committing.base.facts is not None:
+                self._view = view
+            case _ if committing.base.facts is not None:
+                raise ReadOnlyError(f"{self._store.url} maps the keys of its whole source, and takes no writes")
+
+    def run(self) -> None:
+        nodes, before = self._nodes(), {}
+        if self._view is not None:
+            before = self._run("", partial(_documents, self._view.base))
+        old: Nodes = before
+        touched = [path for path, doc in nodes.items() if _is_array(doc) and self._touches(path, doc, old.get(path))]
+        replaced = _replaced(old.get("", {}))
+        done = [join(path, name) for path in touched if (name := _manifest(old.get(path)))]
+        useless = [join(path, name) for path in set(old) - set(nodes) if (name := _manifest(old.get(path)))]
+        try:
+            for path in touched:
+                nodes[path] = self._write(path, nodes[path], old.get(path))
+            for path in nodes.keys() - set(touched):
+                nodes[path] = _declaring(nodes[path], old.get(path))
+            changed = sorted(p for p, doc in nodes.items() if p and doc != old.get(p))
+            gone = sorted(set(old) - set(nodes) - {""})
+            changed = sorted({*changed, *_unfinished(old.get("", {}), "pending").intersection(nodes)})
+            gone = sorted({*gone, *_unfinished(old.get("", {}), "gone").difference(nodes)})
+            commit = Document(self._url, self._given, self._base.facts, self._sent)
+            self._publish(commit, zarrmeta.dumps(root_with(nodes, changed, gone, done)))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._store.remove(map(self._store.url_of, self._written))
+            raise
+        with contextlib.suppress(OSError, ConflictError):  # the commit is done: the root says what is left to do
+            for path in changed:
+                self._store.put_now(join(path, _ROOT), zarrmeta.dumps(nodes[path]), durable=True)
+            self._store.remove(self._store.url_of(join(path, _ROOT)) for path in gone)
+            last = Document(self._url, self._given, commit.made)
+            last.put(zarrmeta.dumps(root_with(nodes, [], [], done)))
+            self._store.remove(map(self._store.url_of, useless))
+            for path in gone:
+                self._store.tidy(path)
+            self._store.remove(map(self._store.url_of, replaced))  # of the last commit: who had it open has had time
+
+    # ------------------------------------------------------------------ metadata
+
+    def _nodes(self) -> Nodes:
+        """Return the documents of all groups and arrays after the edits, without what declares their manifests."""
+        edits = self._edits
+        shown: dict[str, Any] = {}
+        if self._view is not None:
+            for path in self._run("", partial(_documents, self._view.base)):
+                entry = self._run(path, partial(_read, self._view, join(path, _ROOT)))
+                if entry is not None and not edits.hides(join(path, _ROOT)):
+                    shown[join(path, _ROOT)] = entry
+        for key, (edit, _) in edits.changes().items():
+            if not zarrmeta.is_metadata(key):
+                continue
+            match edit:
+                case Inline(data):
+                    shown[key] = data
+                case _:
+                    shown.pop(key, None)
+        grids = {path: grid for path, doc in _arrays(shown) if (grid := _grid(path, doc)) is not None}
+        return manifest_writing.hierarchy(shown.items(), grids)
+
+    def _touches(self, path: str, doc: Mapping[str, Any], old: Mapping[str, Any] | None) -> bool:
+        """Whether the array ``path`` needs another manifest."""
+        edits = self._edits
+        if old is None or edits.hides(path) or _grid(path, doc) != _grid(path, old):
+            return True
+        names = (_ROOT, ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+        chunks = (key for key in edits.changes() if is_within(key, path) and parent(key)[1] not in names)
+        return next(chunks, None) is not None or any(is_within(prefix, path) for prefix in edits.prefixes())
+
+    # ------------------------------------------------------------------ manifests
+
+    def _write(self, path: str, doc: dict[str, Any], old: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Write the manifest of the array ``path``, and return its metadata, which names that."""
+        grid = _grid(path, doc)
+        if grid is None:
+            raise ManifestError(f"{join(path, _ROOT)!r}: its chunk grid or chunk keys are not known")
+        refs, extras = ReferenceSet(Texts.of(()), {}, {}), {}
+        if self._view is not None and old is not None and not self._edits.hides(path):
+            refs, found = self._run(path, partial(gather, self._view, path))
+            extras = _moved(found.get(path, {}), _grid(path, old), grid)
+        edits = within(self._edits, path)
+        edits.put(join(path, _ROOT), Inline(zarrmeta.dumps(doc)))
+        for key in edits.changes():
+            number = grid.number(key[len(path) + 1 :] if path else key)
+            if number is not None:
+                extras.pop(number, None)
+        refs = with_edits(refs, edits, self._url)
+        for key in refs.side:
+            if not zarrmeta.is_metadata(key) and grid.number(key[len(path) + 1 :] if path else key) is None:
+                raise ManifestError(
+                    f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it"
+                )
+        stream = FlatStream(refs, lambda url: None if url is None else absolute(url), {path: extras})
+        members: list[str] = []
+        for numbers in self._run(path, partial(stream.ranges, path, JSON_ROWS)):
+            part = self._run(path, partial(stream.partition, path, numbers))
+            members += manifest_writing.manifest_members(grid, numbers, part, path)
+        name = f"manifest.{self._token}.json"
+        self._written.append(join(path, name))
+        self._store.put_now(join(path, name), ("{" + ",\n".join(members) + "}\n").encode(), durable=True)
+        return manifest_writing.with_manifest(doc, name)
+
+
+def _documents(keyspace: KeySpace) -> Steps[Nodes]:
+    """Return the document of every node as it is stored, by path: as the root has them, or each one's own."""
+    root = yield from _document(keyspace, _ROOT)
+    if root is None:
+        return {}
+    match root:
+        case {"consolidated_metadata": {"metadata": dict(members)}}:
+            return {"": root, **{path: doc for path, doc in members.items() if isinstance(doc, dict)}}
+    found = {"": root}
+    groups = [""] if root.get("node_type") == "group" else []
+    while groups:
+        path = groups.pop()
+        for listed in (yield from keyspace.children(path)) or ():
+            below = join(path, listed.name)
+            doc = (yield from _document(keyspace, join(below, _ROOT))) if listed.is_directory else None
+            if doc is not None:
+                found[below] = doc
+                if doc.get("node_type") == "group":
+                    groups.append(below)
+    return found
+
+
+def _document(keyspace: KeySpace, key: str) -> Steps[dict[str, Any] | None]:
+    data = yield from _read(keyspace, key)
+    return None if data is None else zarrmeta.object_in(data, repr(key))
+
+
+def _read(keyspace: KeySpace, key: str) -> Steps[bytes | None]:
+    entry = yield from keyspace.lookup(key)
+    match entry:
+        case None:
+            return None
+        case Inline(data):
+            return data
+    found: bytes | None = yield Load(entry, Raw())
+    return found
+
+
+def _arrays(shown: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for key, value in shown.items():
+        path, name = parent(key)
+        if name in (_ROOT, ".zarray"):
+            yield path, zarrmeta.object_in(value, repr(key))
+
+
+def _grid(path: str, doc: Mapping[str, Any]) -> ChunkGrid | None:
+    meta = zarrmeta.array_meta(doc, repr(join(path, _ROOT)))
+    return None if meta is None else meta.grid
+
+
+def _is_array(doc: Mapping[str, Any]) -> bool:
+    return doc.get("node_type") == "array"
+
+
+def _manifest(doc: Mapping[str, Any] | None) -> str | None:
+    """Return the name of the manifest, beside it, that an array's document declares and that a commit wrote."""
+    match doc:
+        case {"storage_transformers": [{"name": name, "configuration": {"manifest": str(path)}}]} if name == NAME:
+            plain = path.removeprefix("./")
+            return plain if plain.startswith("manifest.") and "/" not in plain else None
+    return None
+
+
+def _declaring(doc: dict[str, Any], old: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return an array's new metadata, which declares the manifest that the old one does."""
+    if old is None or "storage_transformers" not in old:
+        return doc
+    return {**doc, "storage_transformers": old["storage_transformers"]}
+
+
+def _unfinished(root: Mapping[str, Any], what: str) -> set[str]:
+    match root:
+        case {"consolidated_metadata": {"refshard": {**ours}}}:
+            paths: Any = ours.get(what, ())
+            return {path for path in paths if isinstance(path, str)}
+    return set()
+
+
+def _replaced(root: Mapping[str, Any]) -> list[str]:
+    found = _unfinished(root, "replaced")
+    return sorted(key for key in found if parent(key)[1].startswith("manifest.") and ".." not in key.split("/"))
+
+
+def _moved(
+    extras: Mapping[int, Mapping[str, str]], before: ChunkGrid | None, after: ChunkGrid
+) -> dict[int, Mapping[str, str]]:
+    """Return what is said of chunks by their numbers in another grid; of those outside of it, nothing."""
+    if before is None or len(before.counts) != len(after.counts):
+        return {}
+    moved = {after.number_of(before.coords(number)): said for number, said in extras.items()}
+    return {number: said for number, said in moved.items() if number is not None}

@@ -1,0 +1,68 @@
+"""What a committer is given."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import msgspec
+
+from refshard_fs.core.edits import Edits
+from refshard_fs.core.overlay import Base, Overlay
+from refshard_fs.errors import ConflictError
+from refshard_fs.session.collect import Run
+from refshard_fs.session.in_memory_source import Held
+from refshard_fs.targets import Given
+from refshard_fs.targets.document import Document
+from refshard_fs.targets.store import Store
+from refshard_fs.writing.interrupts import Stop
+from refshard_fs.writing.options import WriteOptions
+from refshard_fs.writing.staging import Values
+
+__all__ = ["Committing", "DirectoryCommit"]
+
+
+class Committing(msgspec.Struct, frozen=True, eq=False):
+    """What a committer has at hand: the source as it was opened, the edits, and what opens its URLs."""
+
+    source: str | Held
+    base: Base
+    edits: Edits  # a savepoint: it does not change
+    overlay: Overlay
+    run: Run
+    given: Callable[[str], Given]
+    options: WriteOptions
+    values: Values  # what makes objects of values
+    stop: Stop  # whether it is to be stopped; asked where it can be undone
+
+
+# ----------------------------------------------------------------------------------------------------
+# What commits have in common that one document in a directory makes visible: new objects first, and that one last.
+
+
+class DirectoryCommit:
+    """One commit to the directory that is the source, of which the document ``name`` tells what is in it."""
+
+    def __init__(self, committing: Committing, name: str) -> None:
+        self._run = committing.run
+        self._stop = committing.stop
+        self._edits = committing.edits
+        self._base = committing.base
+        root = str(committing.source).rstrip("/")
+        self._store = Store(root, committing.given(root))
+        self._url = self._store.url_of(name)
+        self._given = committing.given(self._url)
+        self._sent = committing.overlay.sent
+        self._token = uuid.uuid4().hex  # in the names of new objects, which nobody else has
+        self._written: list[str] = []
+
+    def _publish(self, document: Document, data: bytes) -> None:
+        """Put the document that is the commit. Where nobody can tell whether that was done, what it names stays."""
+        try:
+            document.put(data)
+        except ConflictError:
+            raise
+        except BaseException:
+            if document.may_be(data):
+                self._written.clear()
+            raise

@@ -1,0 +1,71 @@
+"""What a filesystem's arguments say of writing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from refshard_fs.core.format import RECORD_SIZE
+from refshard_fs.core.overlay import Inherited, Overlay, overlay_of
+from refshard_fs.security.policy import LOCAL, protocol_of
+from refshard_fs.session.in_memory_source import Held
+
+__all__ = ["INLINE", "READ_AS", "WriteOptions", "data_url_of", "overlay_for"]
+
+INLINE = 512  # bytes; larger values become objects
+MODES = ("r", "a", "w")
+_TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that nothing is written to
+
+
+# How the formats that a commit can make are called, and as what each is read.
+READ_AS: Final = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
+
+
+class WriteOptions(msgspec.Struct, frozen=True):
+    """Where values go: ``data_url`` None keeps them all in memory.
+
+    ``format``, and the ``record_size`` of a parquet set, are those of a source that is to be made.
+    """
+
+    data_url: str | None
+    inline_threshold: int = INLINE
+    content_addressed: bool = False
+    format: str | None = None
+    record_size: int = RECORD_SIZE
+
+
+def data_url_of(source: str | Held, given: str | None) -> str | None:
+    """Return the directory of new objects: ``given``, or one beside the source, named after it; None if there is none.
+
+    ``s3://bucket/refs.json`` has its data in ``s3://bucket/refs.json.data``.
+    """
+    if given is not None:
+        return given.rstrip("/")
+    if not isinstance(source, str) or "::" in source or protocol_of(source) in _TAKE_NONE:
+        return None
+    beside = source.rstrip("/") + ".data"
+    return f"file://{beside}" if protocol_of(source) is None else beside
+
+
+def overlay_for(mode: str, identity: str | Inherited | None, source: str | Held) -> Overlay | None:
+    """Return what a filesystem of this ``mode`` writes to; "w" begins with nothing, whatever the source holds."""
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r}: it is 'r', 'a' (reads and writes) or 'w' (begins with an empty source)")
+    if mode == "r":
+        return None
+    overlay = overlay_of(identity, str(source))
+    if mode == "w" and not overlay.begun and overlay.worker is None:
+        overlay.begun = True
+        overlay.edits.remove_below("")
+    return overlay
+
+
+def takes_objects(url: str) -> bool:
+    """Whether objects can be put below ``url``, as far as its protocol tells."""
+    return "::" not in url and protocol_of(url) not in _TAKE_NONE
+
+
+def is_local(url: str) -> bool:
+    """Whether ``url`` is a file of this machine."""
+    return protocol_of(url) in (None, *LOCAL)

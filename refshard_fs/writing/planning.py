@@ -1,0 +1,345 @@
+"""What edits of a hierarchy's keys mean for its objects: which are put, which are put together, which go. No I/O here.
+
+Keys are those that the view shows. Inner chunks are gathered by shard, documents turned back into those of the sharded
+arrays, and prefixes that were removed into the objects below them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.edited_keyspace import grid_of
+from refshard_fs.core.edits import REMOVED, Edits, Spooled, buffers
+from refshard_fs.core.format import Raw
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Inline, Load, Span, Steps
+from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.sharding.layout import Buffer, Misfit, ShardLayout
+from refshard_fs.sharding.view import InShard, ShardView, in_shard
+from refshard_fs.sharding.writing import inside, restored
+
+__all__ = ["Growth", "Plan", "ShardPlan", "array_at", "bytes_of", "growth", "keys_of", "packed", "planned"]
+
+# ----------------------------------------------------------------------------------------------------
+# Arrays that a commit makes longer: they begin empty there, whatever a commit that was cut short left. No I/O here.
+
+
+class Growth(NamedTuple):
+    """The chunks of the array ``path`` before and after, as they are shown, and how they lie in shards."""
+
+    path: str
+    before: tuple[int, ...]
+    after: ChunkGrid
+    layout: ShardLayout | None
+
+    @property
+    def added(self) -> int:
+        """Number of chunks that there was no room for."""
+        return self.after.size - math.prod(map(min, self.before, self.after.counts))
+
+    def is_new(self, coords: tuple[int, ...]) -> bool:
+        """Whether there was no room for the chunk at ``coords``, and is now."""
+        return any(map(int.__ge__, coords, self.before)) and all(map(int.__lt__, coords, self.after.counts))
+
+    def has(self, name: str) -> bool:
+        """Whether ``name`` is that of an object of which no chunk was of the array before."""
+        tail = name[len(self.path) + 1 :] if self.path else name
+        coords = self.after.encoding.decode(tail, len(self.before))
+        if coords is None or self.layout is None:
+            return coords is not None and self.is_new(coords)
+        places = [cut.chunks(number) for cut, number in zip(self.layout.cuts, coords, strict=True)]
+        return all(map(len, places)) and self.is_new(tuple(place.start for place in places))
+
+    def names(self) -> Iterator[str]:
+        """Yield these names, each once; as many as there are chunks `added`, at most."""
+        seen: set[str] = set()
+        for coords in self._new():
+            if self.layout is not None:
+                coords = tuple(cut.shard(coord)[0] for cut, coord in zip(self.layout.cuts, coords, strict=True))
+            name = join(self.path, self.after.encoding.encode(coords))
+            if name not in seen and self.has(name):
+                seen.add(name)
+                yield name
+
+    def _new(self) -> Iterator[tuple[int, ...]]:
+        counts = self.after.counts
+        for axis, (before, after) in enumerate(zip(self.before, counts, strict=True)):
+            kept = [range(min(b, c)) for b, c in zip(self.before[:axis], counts[:axis], strict=True)]
+            yield from itertools.product(*kept, range(before, after), *map(range, counts[axis + 1 :]))
+
+
+def growth(keyspace: KeySpace, key: str, written: bytes, path: str, layout: ShardLayout | None) -> Steps[Growth | None]:
+    """Return how the array ``path``, whose document ``key`` is now ``written``, grows; None if it does not."""
+    entry = yield from keyspace.lookup(key)
+    if entry is None:
+        return None
+    old, new = grid_of((yield Load(entry, Raw())), key), grid_of(written, key)
+    if old is None or new is None or old.encoding != new.encoding or len(old.counts) != len(new.counts):
+        return None
+    return Growth(path, old.counts, new, layout) if any(map(int.__lt__, old.counts, new.counts)) else None
+
+
+_NODES: Final = ("zarr.json", ".zarray", ".zmetadata")  # documents in which arrays are described
+_LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # of the root, in this order
+
+
+class ShardPlan(NamedTuple):
+    """A shard that changes: payloads by place (None: left out). ``old`` is whether chunks of the old one may be kept.
+
+    Of its places, those before ``inside`` are of the array.
+    """
+
+    key: str
+    array: str
+    layout: ShardLayout
+    lengths: tuple[int, ...]
+    changes: dict[tuple[int, ...], Inline | Spooled | None]
+    old: bool
+    inside: tuple[int, ...]
+
+    @property
+    def goes(self) -> bool:
+        """Whether nothing is left of it, whatever there was."""
+        return not self.old and all(edit is None for edit in self.changes.values())
+
+
+class Plan(NamedTuple):
+    """What a commit does, in this order: shards and other chunks, then documents, then removals."""
+
+    shards: list[ShardPlan]
+    data: dict[str, Inline | Spooled | Span]
+    documents: list[tuple[str, bytes]]
+    removed: list[str]
+    prefixes: list[str]  # below which all objects go that are not put
+    replaced: list[str]  # arrays whose shards go that are not put
+    grown: list[Growth]  # arrays that were shorter: nothing is there that is not put
+    arrays: dict[str, str]  # in which the ``data`` lie, as far as that is known
+
+    def homes(self) -> dict[str, str]:
+        """Return the shards and other chunks, and the array that each lies in."""
+        return {shard.key: shard.array for shard in self.shards} | self.arrays
+
+    def names(self) -> list[str]:
+        """Return the names of all that may be put."""
+        return [*self.homes(), *(name for name, _ in self.documents)]
+
+    def visible(self) -> list[str]:
+        """Return those of them that readers see before the last of the documents tells of them."""
+        grown = {growth.path: growth for growth in self.grown}
+        hidden = {name for name, path in self.homes().items() if path in grown and grown[path].has(name)}
+        return [name for name in self.names() if name not in hidden]
+
+
+def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
+    """Return what ``edits`` of the keys of ``keyspace`` mean for the objects beneath it.
+
+    Documents, and chunks that belong into shards, are read where they were written as references. Raises ManifestError
+    where the shards of an array cannot hold it as its metadata was written.
+    """
+    changes = {key: change.edit for key, change in edits.changes().items()}
+    view = keyspace if isinstance(keyspace, ShardView) else None
+    documents: dict[str, bytes] = {}
+    layouts: dict[str, ShardLayout | None] = {}
+    grown: dict[str, Growth] = {}
+    for key, edit in changes.items():
+        if zarrmeta.is_metadata(key) and edit is not REMOVED:
+            documents[key] = written = bytes_of((yield from _held(edit)))
+            if view is not None and parent(key)[1] in _NODES:
+                found = yield from restored(view, key, documents[key])
+                documents[key] = found.data
+                if parent(key)[1] != ".zmetadata":
+                    layouts |= {path: layout for path, layout in found.layouts.items() if path == parent(key)[0]}
+            path, name = parent(key)
+            if name in ("zarr.json", ".zarray") and not edits.hides(key):
+                longer = yield from growth(keyspace, key, written, path, layouts.get(path))
+                grown |= {} if longer is None else {path: longer}
+    arrays = _Arrays(view, edits, layouts)
+    whole, within = yield from _prefixes(view, arrays, edits)
+    shards: dict[str, ShardPlan] = {}
+    data: dict[str, Inline | Spooled | Span] = {}
+    homes: dict[str, str] = {}
+    removed: list[str] = []
+    for key, edit in [*((key, REMOVED) for key in within if key not in changes), *changes.items()]:
+        if key in documents:
+            continue
+        path, layout = yield from arrays.of(key)
+        at = None if layout is None else in_shard(layout, path, key)
+        if layout is not None and at is not None:
+            payload = None if edit is REMOVED else (yield from _held(edit))
+            _gather(shards, at, path, layout, payload, grown.get(path), hidden=edits.hides(path))
+        elif edit is REMOVED:
+            removed.append(key)
+        else:
+            data[key], homes[key] = edit, path
+    return Plan(
+        [_without_old_where_full(shard) for shard in shards.values()],
+        data,
+        sorted(documents.items(), key=lambda item: _order(item[0])),
+        sorted(removed, key=lambda key: (not zarrmeta.is_metadata(key), key)),
+        whole,
+        list(arrays.replaced),
+        list(grown.values()),
+        homes,
+    )
+
+
+def array_at(keyspace: KeySpace, edits: Edits, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+    """Return the array that ``key`` lies below once ``edits`` are made, and how its shards are laid out, if it has any.
+
+    Raises ManifestError as `planned` does.
+    """
+    view = keyspace if isinstance(keyspace, ShardView) else None
+    layouts: dict[str, ShardLayout | None] = {}
+    for path in _above(key) if view is not None else ():
+        for name in ("zarr.json", ".zarray"):
+            document = join(path, name)
+            edit = edits.get(document)
+            match edit:
+                case Inline() | Spooled() if view is not None:
+                    found = yield from restored(view, document, bytes_of(edit))
+                    layouts |= {array: layout for array, layout in found.layouts.items() if array == path}
+    return (yield from _Arrays(view, edits, layouts).of(key))
+
+
+class _Arrays:
+    """Which array a key lies below once the edits are made, and how that is sharded; ``replaced`` were, and are not."""
+
+    def __init__(self, view: ShardView | None, edits: Edits, written: Mapping[str, ShardLayout | None]) -> None:
+        self._view = view
+        self._edits = edits
+        self._written = written
+        self._known: dict[str, tuple[str, ShardLayout | None]] = {}  # by directory
+        self.replaced: dict[str, None] = {}
+
+    def of(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+        directory = parent(key)[0]
+        known = self._known.get(directory)
+        if known is None:
+            known = yield from self._find(key)
+            if directory:  # in the root, keys tell
+                self._known[directory] = known
+        return known
+
+    def _find(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+        for path in _above(key):
+            if path in self._written:
+                layout = self._written[path]
+                if layout is None and self._view is not None and not self._edits.hides(path):
+                    seen = yield from self._view.seen(path)
+                    if seen is not None and seen.layout is not None:
+                        self.replaced[path] = None
+                return path, layout
+        if self._view is None:
+            return "", None
+        found = yield from self._view.array_of(key)
+        if found is None:
+            return "", None
+        seen = yield from self._view.seen(found)
+        gone = all(self._edits.get(join(found, name)) is REMOVED for name in ("zarr.json", ".zarray"))
+        return (found, None) if seen is None or gone else (found, seen.layout)
+
+
+def _above(key: str) -> Iterator[str]:
+    """Yield the directories that ``key`` lies in, the nearest first."""
+    path = key
+    while path:
+        path = parent(path)[0]
+        yield path
+
+
+def _prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tuple[list[str], list[str]]]:
+    """Return the removed prefixes that are such of objects, and the keys in those that lie within sharded arrays."""
+    whole: list[str] = []
+    within: list[str] = []
+    for prefix in edits.prefixes():
+        path, layout = yield from arrays.of(join(prefix, "0"))
+        if view is None or layout is None or is_within(path, prefix):
+            whole.append(prefix)
+        else:
+            within += yield from keys_of(view, prefix)
+    return whole, within
+
+
+def keys_of(view: KeySpace, prefix: str) -> Steps[list[str]]:
+    """Return all keys of ``view`` below ``prefix``."""
+    found: list[str] = []
+    pending = [prefix]
+    while pending:
+        directory = pending.pop()
+        for listed in (yield from view.children(directory)) or ():
+            (pending if listed.is_directory else found).append(join(directory, listed.name))
+    return found
+
+
+def _gather(
+    shards: dict[str, ShardPlan],
+    at: InShard,
+    array: str,
+    layout: ShardLayout,
+    payload: Inline | Spooled | None,
+    grown: Growth | None,
+    *,
+    hidden: bool,
+) -> None:
+    shard = shards.get(at.shard)
+    if shard is None:
+        limits = inside(layout, at.coords)
+        shard = shards[at.shard] = ShardPlan(at.shard, array, layout, at.lengths, {}, not hidden, limits)
+        if grown is not None:
+            begins = [cut.chunks(number).start for cut, number in zip(layout.cuts, at.coords, strict=True)]
+            for place in itertools.product(*map(range, limits)):
+                if grown.is_new(tuple(map(int.__add__, begins, place))):
+                    shard.changes[place] = None
+    shard.changes[at.place] = payload
+
+
+def _without_old_where_full(shard: ShardPlan) -> ShardPlan:
+    """Return ``shard`` as one that need not be read, if every chunk of the array that lies in it has been written."""
+    written = sum(all(map(int.__lt__, place, shard.inside)) for place in shard.changes)
+    return shard._replace(old=False) if written == math.prod(shard.inside) else shard
+
+
+def packed(shard: ShardPlan, old: Buffer | None, url: str) -> list[Buffer] | None:
+    """Return the parts of ``shard``, of which ``old`` (None: nothing) is at ``url``; None if no chunk is left in it.
+
+    Raises DamagedIndex where the old one is damaged, ManifestError where a chunk cannot lie in such a shard.
+    """
+    held = {place: edit for place, edit in shard.changes.items() if edit is not None}
+    payloads: dict[tuple[int, ...], Buffer | None] = dict.fromkeys(shard.changes)
+    payloads |= dict(zip(held, buffers(list(held.values())), strict=True))
+    try:
+        return shard.layout.rewrite(shard.lengths, old, payloads)
+    except Misfit as e:
+        raise ManifestError(f"shard {shard.key!r} of array {shard.array!r}: {e}") from e
+    except ValueError as e:
+        raise DamagedIndex(shard.key, url, str(e)) from e
+
+
+def _held(edit: Inline | Spooled | Span) -> Steps[Inline | Spooled]:
+    """Return ``edit``, or, of a reference, the bytes that it refers to."""
+    match edit:
+        case Span():
+            data: bytes = yield Load(edit, Raw())
+            return Inline(data)
+    return edit
+
+
+def bytes_of(edit: Inline | Spooled) -> bytes:
+    """Return the bytes that ``edit`` says a key has."""
+    match edit:
+        case Inline(data):
+            return data
+        case aside:
+            return aside.read()
+
+
+def _order(key: str) -> tuple[bool, int, int, str]:
+    """Documents of inner nodes come before those of outer ones, the root's consolidated metadata last of all."""
+    path, name = parent(key)
+    depth = path.count("/") + 1 if path else 0
+    return not path, -depth, _LAST.index(name) if name in _LAST else -1, key

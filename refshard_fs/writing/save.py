@@ -1,0 +1,337 @@
+"""Write references as a parquet or a JSON set, or as chunk manifests, a partition at a time.
+
+Memory does not grow with the number of references of a reference set; those of other sources are gathered first.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import importlib
+import importlib.util
+import io
+import lzma
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, BinaryIO, Final, Protocol
+
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.format import OpenOptions, SetFormat
+from refshard_fs.core.keys import join
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Steps
+from refshard_fs.errors import ManifestError, ReadOnlyError
+from refshard_fs.formats.chunk_manifest import writing as manifest_writing
+from refshard_fs.formats.chunk_manifest.view import ManifestView
+from refshard_fs.formats.kerchunk_parquet import writing
+from refshard_fs.formats.kerchunk_parquet.partition import Partition, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
+from refshard_fs.formats.recognition import PARQUET
+from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.resolving import resolver
+from refshard_fs.references.stream import FlatStream, ParquetStream, ReferenceStream, Respell
+from refshard_fs.security import policy
+from refshard_fs.session.collect import Run, collect, gather
+from refshard_fs.session.recognition import beneath
+from refshard_fs.sharding.view import ShardView
+from refshard_fs.targets.store import Sink
+
+__all__ = ["Compressed", "Streamed", "respelling", "save", "save_json"]
+
+# ----------------------------------------------------------------------------------------------------
+# Documents compressed as their names say when they are written: ``.gz``, ``.bz2``, ``.xz``, ``.zst``.
+
+
+class Streamed(Protocol):
+    """Where a document goes: it appears whole, or not at all."""
+
+    def stream(self) -> AbstractContextManager[BinaryIO]:
+        """Give a file to write it to; it takes its place when the block ends without an error."""
+
+
+class Compressed:
+    """A document that goes to ``place``, compressed if the end of ``url`` says so."""
+
+    def __init__(self, url: str, place: Streamed) -> None:
+        self._url, self._place = url, place
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[BinaryIO]:
+        """Give a file to write the content to; it takes its place when the block ends without an error."""
+        with self._place.stream() as file, _compressing(self._url, file) as plain:
+            yield plain
+
+
+@contextlib.contextmanager
+def _compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
+    """Give a file whose content goes to ``file``, compressed as the name at the end of ``url`` says, or as it is."""
+    match url.rpartition(".")[2].lower():
+        case "gz":
+            with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
+                yield packed  # type: ignore[misc]  # it writes as a file does
+        case "bz2":
+            with bz2.BZ2File(file, "wb") as packed:
+                yield packed  # type: ignore[misc]  # as above
+        case "xz":
+            with lzma.LZMAFile(file, "wb") as packed:
+                yield packed  # type: ignore[misc]  # as above
+        case "zst" | "zstd":
+            compress = _zstd()
+            plain = io.BytesIO()
+            yield plain
+            file.write(compress(plain.getvalue()))
+        case _:
+            yield file
+
+
+def _zstd() -> Callable[[bytes], bytes]:
+    if importlib.util.find_spec("zstandard") is not None:
+        return importlib.import_module("zstandard").ZstdCompressor().compress  # type: ignore[no-any-return]  # untyped
+    if importlib.util.find_spec("numcodecs") is not None:
+        encode: Callable[[bytes], bytes] = importlib.import_module("numcodecs.zstd").Zstd(level=3).encode
+        return encode
+    raise ReadOnlyError("to write a set compressed with zstd, install zstandard or numcodecs")
+
+
+_ROOT: Final = "zarr.json"
+JSON_ROWS: Final = 10_000  # references that become JSON at a time
+TOGETHER: Final = 16  # partitions that are written at a time
+FEW: Final = 100  # partitions of an array, of which those without references are written too
+
+
+def save(
+    keyspace: KeySpace,
+    run: Run,
+    url: str,
+    format: SetFormat,
+    record_size: int,
+    overwrite: bool,
+    respell: Respell,
+    options: Mapping[str, Any],
+    callback: Callback = DEFAULT_CALLBACK,
+) -> None:
+    """Write the references of ``keyspace``, their URLs respelled, to ``url``; ``run`` meets what it takes to load them.
+
+    Raises ManifestError, which names the key, where the format cannot hold a reference: then
+    nothing is written. FileExistsError if a parquet set would go where something is already.
+    """
+    sink = Sink(url, options)
+    stream: ReferenceStream
+    each = format == "chunk-manifest"  # entry says for itself what its target was
+    if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits):
+        keyspace = keyspace.base
+    match _to_save(keyspace):
+        case EditedKeySpace(base=base):
+            match beneath(base):
+                case ParquetKeySpace(root=root) | Hierarchy(url=root) if sink.is_at(root):
+                    raise FileExistsError(f"{url} is where these references are read from: commit() writes to it")
+            refs = collect(keyspace, run, respell)
+            stream = FlatStream(refs, lambda written: written, pins_as_extras=each)
+        case FlatKeySpace(refs=refs):
+            stream = FlatStream(refs, respell, pins_as_extras=each)
+        case ParquetKeySpace(root=root) as lazy:
+            if sink.is_at(root):
+                raise FileExistsError(f"{url} is where these references are read from: give another place to write to")
+            stream = ParquetStream(lazy, respell)
+        case other:
+            match beneath(other):
+                case Hierarchy(url=root) if sink.is_at(root):
+                    raise FileExistsError(
+                        f"{url} is where these references are read from: give another place to write to"
+                    )
+            refs, extras = run("", partial(gather, other))
+            stream = FlatStream(
+                refs, lambda found: None if found is None else respell(absolute(found)), extras, pins_as_extras=each
+            )
+    stream = _Counted(stream, callback, 2 if format == "parquet" and stream.is_at_hand else 1)
+    match format:
+        case "parquet":
+            _save_parquet(stream, run, sink, record_size, overwrite)
+        case "json":
+            save_json(stream, run, Compressed(url, sink))
+        case "chunk-manifest":
+            _save_manifests(stream, run, sink, overwrite)
+        case _:
+            raise ValueError(f"format={format!r} is not known: there are 'parquet', 'json' and 'chunk-manifest'")
+
+
+def _to_save(keyspace: KeySpace) -> KeySpace:
+    """Return what has the references: chunk manifests are heeded, shards left whole."""
+    match keyspace:
+        case ShardView(base=base):
+            return _to_save(base)
+        case ManifestView(maps_anything=False):
+            found = beneath(keyspace)
+            return found if isinstance(found, FlatKeySpace | ParquetKeySpace) else keyspace
+    return keyspace
+
+
+def respelling(options: OpenOptions, source: str | None, url: str | None) -> Respell:
+    """Return how URLs of the set at ``source`` (None: in memory) are to be spelled in one at ``url``.
+
+    As written, where that means the same there; else, or without ``url``, absolute.
+    """
+    resolve = resolver(options, None if source is None else policy.directory_of(source.rstrip("/")))
+    directory = None if url is None else policy.directory_of(absolute(url).rstrip("/"))
+
+    def respell(written: str | None) -> str | None:
+        if written is None:
+            written = options.target
+        if written is None or policy.protocol_of(written) is not None:
+            return written
+        if options.bare_as_is and options.base_url is None:
+            return written
+        whole = absolute(resolve(written))
+        return written if directory and policy.resolve(written, directory, None) == whole else whole
+
+    return respell
+
+
+def absolute(url: str) -> str:
+    return url if policy.protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
+
+
+def _partitions(stream: ReferenceStream, run: Run, size: int, few: int) -> Iterator[tuple[str, range, Partition]]:
+    """Yield array, chunk numbers and references; of arrays of up to ``few`` partitions, also those that are empty."""
+    for array in stream.grids:
+        yield from _of_array(stream, run, array, size, few)
+
+
+def _of_array(
+    stream: ReferenceStream, run: Run, array: str, size: int = JSON_ROWS, few: int = 0
+) -> Iterator[tuple[str, range, Partition]]:
+    grid = stream.grids[array]
+    if grid.size <= few * size:
+        ranges = [range(i, min(i + size, grid.size)) for i in range(0, grid.size, size)]
+    else:
+        ranges = run(array, partial(stream.ranges, array, size))
+    for numbers in ranges:
+        yield array, numbers, run(array, partial(stream.partition, array, numbers))
+
+
+def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: int, overwrite: bool) -> None:
+    if record_size < 1:
+        raise ValueError(f"record_size={record_size}: a partition has at least one row")
+    require_pyarrow()
+    if stream.pins() is not None:
+        raise ManifestError(
+            "these references are pinned (size, ETag and time of their targets), which a parquet set cannot hold: save "
+            "them as JSON or as chunk manifests, or give them up with unpinned()"
+        )
+    document = writing.layout_document(stream.documents(), record_size)
+    if stream.is_at_hand:
+        for array, numbers, partition in _partitions(stream, run, record_size, 0):
+            writing.parquet_partition(array, stream.grids[array], numbers, partition, dry=True)
+    _make_room(sink, overwrite)
+    try:
+        files: dict[str, bytes] = {}
+        for array, numbers, partition in _partitions(stream, run, record_size, FEW):
+            data = writing.parquet_partition(array, stream.grids[array], numbers, partition)
+            files[partition_name(array, numbers.start // record_size)] = data
+            if len(files) == TOGETHER:
+                sink.put(files)
+                files = {}
+        sink.put(files)
+        sink.put({PARQUET: document})  # last: without it, what lies there is no set
+    except BaseException:
+        sink.remove()
+        raise
+
+
+def _make_room(sink: Sink, overwrite: bool) -> None:
+    """See that nothing is in the way; only another parquet set is ever removed."""
+    names = sink.names()
+    if not names:
+        return
+    if not overwrite:
+        raise FileExistsError(f"{sink.path} is not empty; overwrite=True replaces a parquet set")
+    if PARQUET not in names:
+        raise FileExistsError(f"{sink.path} is not empty, and no parquet set that could be replaced")
+    try:
+        Layout(sink.read(PARQUET), f"{sink.path}/{PARQUET}")
+    except ManifestError as e:
+        raise FileExistsError(f"{sink.path} is not empty, and no parquet set that could be replaced: {e}") from e
+    sink.remove()
+
+
+class _Counted:
+    """A stream that tells a callback how many chunks it has gone through, ``times`` over."""
+
+    def __init__(self, stream: ReferenceStream, callback: Callback, times: int) -> None:
+        self.grids, self.is_at_hand = stream.grids, stream.is_at_hand
+        self.pins, self.documents, self.ranges = stream.pins, stream.documents, stream.ranges
+        self._stream, self._callback = stream, callback
+        callback.set_size(times * sum(grid.size for grid in stream.grids.values()))
+
+    def partition(self, array: str, numbers: range) -> Steps[Partition]:
+        found = yield from self._stream.partition(array, numbers)
+        self._callback.relative_update(len(numbers))
+        return found
+
+
+def save_json(stream: ReferenceStream, run: Run, sink: Streamed) -> None:
+    """Write version 1, the only one that every reader takes; version 0 where a URL would be taken for a template."""
+    try:
+        _write_json(stream, run, sink, 1)
+    except writing.LooksLikeTemplate as e:
+        if stream.pins() is not None:
+            raise ManifestError(
+                f"the URL {e} looks like a template, which JSON with pins cannot hold: save it as chunk manifests, or "
+                "give the pins up with unpinned()"
+            ) from e
+        _write_json(stream, run, sink, 0)
+
+
+def _write_json(stream: ReferenceStream, run: Run, sink: Streamed, version: int) -> None:
+    start, end = writing.FRAMES[version]
+    with sink.stream() as file:
+        file.write(start)
+        comma = b""
+        for key, value in stream.documents():
+            file.write(comma + writing.member(key, value, version))
+            comma = b","
+        for array, numbers, partition in _partitions(stream, run, JSON_ROWS, 0):
+            members = writing.chunk_members(array, stream.grids[array], numbers, partition, version)
+            if members:
+                file.write(comma + members)
+                comma = b","
+        pins = stream.pins()
+        if pins is not None:
+            file.write(b'},"refshard":{"pins":' + zarrmeta.dumps(pins) + b"}}")
+        else:
+            file.write(end)
+
+
+def _save_manifests(stream: ReferenceStream, run: Run, sink: Sink, overwrite: bool) -> None:
+    nodes = manifest_writing.hierarchy(stream.documents(), stream.grids)
+    names = sink.names()
+    if names and not (overwrite and _ROOT in names):
+        raise FileExistsError(f"{sink.path} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
+    written: dict[str, bytes] = {}
+    for array, grid in stream.grids.items():
+        members: list[str] = []
+        for _, numbers, partition in _of_array(stream, run, array):
+            members += manifest_writing.manifest_members(grid, numbers, partition, array)
+        written[join(array, manifest_writing.MANIFEST)] = ("{" + ",\n".join(members) + "}\n").encode()
+        nodes[array] = manifest_writing.with_manifest(nodes[array])
+    if names:
+        sink.remove()
+    try:
+        sink.put(written)
+        sink.put({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
+        members_of = {path: doc for path, doc in nodes.items() if path}
+        root = nodes[""]
+        if root["node_type"] == "group":
+            inline = {"kind": "inline", "must_understand": False, "metadata": members_of}
+            root = {**root, "consolidated_metadata": inline}
+        sink.put({_ROOT: zarrmeta.dumps(root)})  # last: without it, what lies there is no hierarchy
+    except BaseException:
+        sink.remove()
+        raise

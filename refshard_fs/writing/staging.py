@@ -1,0 +1,303 @@
+"""What other processes write to an overlay: each write is at once an object in a staging place, until a commit merges.
+
+``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``: ``writer`` is one process, ``number`` says how much
+of the overlay it had seen; of kind ``w`` the object is the value, of ``r`` it is ``[url, start, stop]``, ``d`` removes
+the key and ``p`` all that is below it. Values become what the committed source refers to, where they lie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from refshard_fs.core.edits import REMOVED, Edit, Edits
+from refshard_fs.core.keys import is_within
+from refshard_fs.core.model import Inline, Span
+from refshard_fs.core.overlay import Overlay
+from refshard_fs.core.zarrmeta import is_metadata
+from refshard_fs.errors import ConflictError, ReadOnlyError
+from refshard_fs.targets.store import Buffer, Store
+from refshard_fs.writing.options import WriteOptions
+
+__all__ = ["StagedValues", "Values", "clear", "merge", "never"]
+
+# ----------------------------------------------------------------------------------------------------
+# Where a written value goes: small ones and metadata into the overlay, others into objects, at once.
+#
+# Those that have a place of their own wait in the overlay, and the commit puts them there: all of a zarr hierarchy, and
+# the chunks that lie in shards.
+
+
+class Values:
+    """Writes to one overlay: what a method has returned from, readers see. Any thread and event loop may call it."""
+
+    def __init__(self, overlay: Overlay, options: WriteOptions, store: Store | None) -> None:
+        self._overlay = overlay
+        self._options = options
+        self._store = store
+        self.waits = False  # for a commit that has a place for them
+        self.is_inner: Callable[[str], bool] = never  # whether a key is of a chunk that lies in a shard
+
+    def keeps(self, key: str) -> bool:
+        """Whether the value of ``key`` waits for the commit."""
+        return (self.waits or self.is_inner(key)) and not is_metadata(key)
+
+    def stored(self, data: Buffer) -> Inline | Span:
+        """Return an edit that holds ``data``; a large one is an object, durable when this returns. May block."""
+        return self._stored(data, durable=True) if self._is_large(data) else Inline(bytes(data))
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Let ``key`` hold ``data``; its object, if it has one, is whole when this returns."""
+        if self.write_now(key, data):
+            return
+        assert self._store is not None
+        name = self._name(data)
+        if not self._is_known(name) and not (
+            self._options.content_addressed and await asyncio.to_thread(self._store.has, name)
+        ):
+            await self._store.put(name, data)
+        self._overlay.put(key, self._made(name, data))
+
+    def write_now(self, key: str, data: bytes) -> bool:
+        """Do the same at once, and return True, where that takes no event loop."""
+        overlay = self._overlay
+        if self.keeps(key):
+            overlay.put(key, overlay.spool.keep(data, overlay.edits.get(key)))
+            return True
+        if self.waits or is_metadata(key) or not self._is_large(data):
+            overlay.put(key, Inline(data))
+            return True
+        if self._store is None or not self._store.is_at_hand:
+            return False
+        overlay.put(key, self._stored(data))
+        return True
+
+    async def refer(self, key: str, span: Span) -> None:
+        """Let ``key`` hold what is at ``span``."""
+        self._overlay.put(key, span)
+
+    async def remove(self, key: str) -> None:
+        """Let there be no ``key``."""
+        self._overlay.put(key, REMOVED)
+
+    async def remove_below(self, prefix: str) -> None:
+        """Let there be nothing at ``prefix``, nor below it."""
+        self._overlay.remove_below(prefix)
+
+    def _is_large(self, data: Buffer) -> bool:
+        """Whether ``data`` is to be an object."""
+        return self._store is not None and len(data) > self._options.inline_threshold
+
+    def _stored(self, data: Buffer, *, durable: bool = False) -> Span:
+        assert self._store is not None
+        name = self._name(data)
+        if not self._is_known(name) and not (self._options.content_addressed and self._store.has(name)):
+            self._store.put_now(name, data, durable=durable)
+        return self._made(name, data)
+
+    def _made(self, name: str, data: Buffer) -> Span:
+        """Take note of the object ``name``, which has ``data``."""
+        assert self._store is not None
+        url = self._store.url_of(name)
+        if self._options.content_addressed:
+            self._overlay.names.add(name)  # and never removed: others may have found it, and refer to it
+        else:
+            self._overlay.made(url)
+        return Span(url, 0, len(data))
+
+    def _is_known(self, name: str) -> bool:
+        return self._options.content_addressed and name in self._overlay.names
+
+    def _name(self, data: Buffer) -> str:
+        """Return the name of an object for ``data``: two letters are a directory, for no directory to be too large."""
+        name = hashlib.sha256(data).hexdigest() if self._options.content_addressed else uuid.uuid4().hex
+        return f"{name[:2]}/{name[2:]}"
+
+
+def never(key: str) -> bool:
+    """Whether ``key`` lies in a shard, where nothing does."""
+    return False
+
+
+_NAME: Final = re.compile(r"[^/]+/(?P<writer>[0-9a-f]+)\.(?P<seen>\d+)/(?P<number>\d+)-(?P<kind>[wrdp])/(?P<key>.+)")
+_ROOT: Final = "%"  # stands for the empty key: no quoted key is that
+
+
+class StagedValues(Values):
+    """Writes of a process that shares an overlay of another one."""
+
+    def __init__(self, overlay: Overlay, options: WriteOptions, store: Store | None) -> None:
+        if store is None:
+            raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
+        super().__init__(overlay, options, store)
+        self._staging: Store = store
+
+    async def write(self, key: str, data: bytes) -> None:
+        name = self._staged("w", key)
+        await self._staging.put(name, data)
+        self._wrote(key, name, data)
+
+    def write_now(self, key: str, data: bytes) -> bool:
+        if not self._staging.is_at_hand:
+            return False
+        name = self._staged("w", key)
+        self._staging.put_now(name, data)
+        self._wrote(key, name, data)
+        return True
+
+    async def refer(self, key: str, span: Span) -> None:
+        spelled = msgspec.json.encode([span.url, span.start, span.stop])
+        await self._staging.put(self._staged("r", key), spelled)
+        self._overlay.put(key, span)
+
+    async def remove(self, key: str) -> None:
+        await self._staging.put(self._staged("d", key), b"-")
+        self._overlay.put(key, REMOVED)
+
+    async def remove_below(self, prefix: str) -> None:
+        await self._staging.put(self._staged("p", prefix), b"-")
+        self._overlay.remove_below(prefix)
+
+    def _wrote(self, key: str, name: str, data: bytes) -> None:
+        small = is_metadata(key) or len(data) <= self._options.inline_threshold
+        self._overlay.put(key, Inline(data) if small else Span(self._staging.url_of(name), 0, len(data)))
+
+    def _staged(self, kind: str, key: str) -> str:
+        overlay = self._overlay
+        worker = overlay.worker
+        assert worker is not None
+        name = f"{overlay.id}/{worker.name}.{worker.seen}/{worker.next():09}-{kind}/{quote(key, safe='/') or _ROOT}"
+        worker.staged.append((overlay.edits.number, self._staging.url_of(name)))
+        return name
+
+
+class _Staged(NamedTuple):
+    name: str
+    writer: str
+    seen: int
+    number: int
+    kind: str
+    key: str
+    size: int
+
+
+class _Writer(NamedTuple):
+    """All that one process wrote, and how much of the overlay it had seen before the first of it."""
+
+    edits: Edits
+    seen: dict[str, int]  # by key
+
+
+def merge(overlay: Overlay, store: Store, options: WriteOptions, *, waits: bool) -> None:
+    """Take what other processes staged into ``overlay``; ConflictError, which names the key, where two differ on one.
+
+    Then nothing is taken. What was taken before is passed over. Where values have places of their own, and so ``waits``
+    is true, they are read, and wait for the commit.
+    """
+    found = [staged for staged in _listed(overlay, store) if staged.name not in overlay.merged]
+    if not found:
+        return
+    small = [s.name for s in found if s.kind == "r" or (s.kind == "w" and _is_small(s, options))]
+    read = store.get(small)
+    writers: dict[str, _Writer] = {}
+    for staged in sorted(found, key=lambda s: (s.writer, s.number)):
+        writer = writers.setdefault(staged.writer, _Writer(Edits(), {}))
+        _take(writer, staged, store, read.get(staged.name))
+    _refuse_conflicts(overlay, writers, store)
+    for writer in writers.values():
+        for prefix in writer.edits.prefixes():
+            overlay.remove_below(prefix)
+    for writer in writers.values():
+        for key, change in writer.edits.changes().items():
+            overlay.put(key, _at_hand(overlay, change.edit, store) if waits else change.edit)
+    for staged in found:
+        overlay.merged.add(staged.name)
+        overlay.made(store.url_of(staged.name))
+
+
+def _at_hand(overlay: Overlay, edit: Edit, store: Store) -> Edit:
+    """Return an edit that needs no object of the staging place."""
+    match edit:
+        case Span() as span if (data := _bytes(span, store)) is not None:
+            return overlay.spool.keep(data)
+    return edit
+
+
+def clear(overlay: Overlay, store: Store) -> None:
+    """Remove what other processes staged and no commit has taken."""
+    left = [staged.name for staged in _listed(overlay, store) if staged.name not in overlay.merged]
+    store.remove(map(store.url_of, left))
+    store.tidy(overlay.id)
+
+
+def _listed(overlay: Overlay, store: Store) -> Iterable[_Staged]:
+    for name, size in store.sizes(overlay.id).items():
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            key = "" if match["key"] == _ROOT else unquote(match["key"])
+            yield _Staged(name, match["writer"], int(match["seen"]), int(match["number"]), match["kind"], key, size)
+
+
+def _is_small(staged: _Staged, options: WriteOptions) -> bool:
+    return is_metadata(staged.key) or staged.size <= options.inline_threshold
+
+
+def _take(writer: _Writer, staged: _Staged, store: Store, data: bytes | None) -> None:
+    edits, key = writer.edits, staged.key
+    writer.seen[key] = staged.seen
+    match staged.kind:
+        case "p":
+            edits.remove_below(key)
+        case "d":
+            edits.put(key, REMOVED)
+        case "r" if data is not None:
+            edits.put(key, Span(*msgspec.json.decode(data, type=tuple[str, int, int | None])))
+        case _:
+            edits.put(key, Span(store.url_of(staged.name), 0, staged.size) if data is None else Inline(data))
+
+
+def _refuse_conflicts(overlay: Overlay, writers: dict[str, _Writer], store: Store) -> None:
+    """Raise ConflictError if a key was written by two of the writers, or by one and, later, here, and differs."""
+    known: dict[str, Edit] = {}
+
+    def refuse(key: str, who: str) -> None:
+        raise ConflictError(
+            f"{key!r} was written by {who}, and not the same: nothing was committed. Give each worker keys of its own "
+            "(regions that end where chunks do), or discard()"
+        )
+
+    for writer in writers.values():
+        for key, (edit, _) in writer.edits.changes().items():
+            before = known.setdefault(key, edit)
+            if before is not edit and not _same(before, edit, store):
+                refuse(key, "two processes")
+            here = overlay.edits.change(key)
+            later = here is not None and here.number > writer.seen.get(key, 0)
+            if here is not None and later and not _same(here.edit, edit, store):
+                refuse(key, "another process and by this one after that had begun")
+    for name, writer in writers.items():
+        for prefix in writer.edits.prefixes():
+            for other, theirs in writers.items():
+                if other != name:
+                    for key in theirs.edits.changes():
+                        if is_within(key, prefix):
+                            refuse(key, "one process and removed by another")
+
+
+def _same(one: Edit, other: Edit, store: Store) -> bool:
+    match one, other:
+        case Span() as a, Span() as b:
+            return a == b or (a.size == b.size and _bytes(a, store) == _bytes(b, store))
+    return one == other
+
+
+def _bytes(span: Span, store: Store) -> bytes | None:
+    name = store.name_of(span.url)
+    return None if name is None else store.get([name])[name][span.start : span.stop]
