@@ -13,7 +13,6 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.targets import answer
-from refshard_fs.targets import answer as ranged
 from tests.memory import taking
 from tests.servers.endless import EndlessServer
 
@@ -160,8 +159,8 @@ def test_a_chunk_of_unknown_length_is_read_whatever_documents_may_have(tmp_path:
 
 
 def test_a_chunk_without_end_is_not_read_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged, "UNTOLD", 4 * MIB)
     assert answer.UNTOLD == 8 << 30
+    monkeypatch.setattr(answer, "UNTOLD", 4 * MIB)
     with EndlessServer({"/chunk": b"x"}) as server:
         with taking(20 * MIB), pytest.raises(ReferenceNotReachable, match="more than 4194304 bytes"):
             opened({"a/0": [f"{server.url}/chunk"]}).cat_file("a/0")

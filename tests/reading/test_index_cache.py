@@ -84,7 +84,8 @@ def test_another_process_of_the_user_finds_it(tmp_path: Path) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     opened(path, cache)
     code = (
-        "import sys\nfrom refshard_fs import RefShardFileSystem\nfrom refshard_fs.manifests import kerchunk_json\n"
+        "import sys\nfrom refshard_fs import RefShardFileSystem\n"
+        "from refshard_fs.formats.kerchunk_json import source as kerchunk_json\n"
         "del kerchunk_json.Decoder.finish\n"
         "print(RefShardFileSystem(sys.argv[1], index_cache=sys.argv[2]).cat('a/9'))"
     )

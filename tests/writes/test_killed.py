@@ -32,7 +32,7 @@ _WRITERS = textwrap.dedent(
     import os, sys, warnings
     import numpy as np
     from refshard_fs import RefShardFileSystem
-    from refshard_fs.writes import commit
+    from refshard_fs.writing import commit
 
     warnings.simplefilter("ignore")
 
