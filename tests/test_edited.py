@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from refshard_fs.core.edited_keyspace import edited
+from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import REMOVED, Edits
-from refshard_fs.core.keyspace import lookups
 from refshard_fs.core.model import Inline
 from tests.shards.in_memory import Files
 from tests.shards.writers import sparse, write_prototype
@@ -15,12 +14,12 @@ from tests.shards.writers import sparse, write_prototype
 def test_edited_keys_are_found_as_they_are_now_and_the_others_together(tmp_path: Path) -> None:
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
     files, edits = Files.of(tmp_path), Edits()
-    keyspace = edited(files.open(), edits)
+    keyspace = EditedKeySpace(files.open(), edits)
     keys = [f"{row}.{column}" for row in range(7) for column in range(2)]
     before = [files.run(keyspace.lookup(key)) for key in keys]
     edits.put("1.1", Inline(b"new"))
     edits.put("4.0", REMOVED)
-    found = {keys[at]: entry for places, steps in lookups(keyspace, keys)
+    found = {keys[at]: entry for places, steps in keyspace.lookups(keys)
              for at, entry in zip(places, files.run(steps), strict=True)}  # fmt: skip
     assert found == {**dict(zip(keys, before, strict=True)), "1.1": Inline(b"new"), "4.0": None}
-    assert len(lookups(keyspace, keys)) == 4 + 2
+    assert len(keyspace.lookups(keys)) == 4 + 2

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join
-from refshard_fs.core.keyspace import place
+from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
 from refshard_fs.errors import ManifestError
 
@@ -26,7 +26,7 @@ class Chunks(Protocol):
         """Return the chunks there are, by their keys below the array; None if they are all of the grid."""
 
 
-class ArrayGroup:
+class ArrayGroup(KeySpace):
     """The keys of ``documents`` and of the chunks of ``grids``, both by path; ``reports`` tells what is not shown."""
 
     def __init__(
@@ -40,6 +40,9 @@ class ArrayGroup:
         self.reports = dict(reports or {})
         self._documents = documents
         self._chunks = chunks
+
+    def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
+        return True  # zarr did not write it: there are no shards and no chunk manifests in it
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         document = self._documents.get(key)

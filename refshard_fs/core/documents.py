@@ -148,12 +148,11 @@ class Documents(Generic[K]):
 
     def learn(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
         """Take in the arrays that the base knows without further reads; without any of ``marks``, as ``plain``."""
-        held: Mapping[str, ChunkGrid] = getattr(self.base, "held_grids", self.base.grids)
-        lacks: Callable[[tuple[bytes, ...]], bool] | None = getattr(self.base, "lacks", None)
-        if lacks is not None and lacks(marks):
-            self.arrays.update((path, plain(grid)) for path, grid in held.items())
+        grids = self.base.inline_grids
+        if self.base.metadata_lacks(marks):
+            self.arrays.update((path, plain(grid)) for path, grid in grids.items())
             return
-        for path, grid in held.items():
+        for path, grid in grids.items():
             for name in ("zarr.json", ".zarray"):
                 match (yield from self.base.lookup(join(path, name))):
                     case Inline(data) if any(mark in data for mark in marks):

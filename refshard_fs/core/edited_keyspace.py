@@ -8,31 +8,23 @@ from typing import Any
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import REMOVED, Edits, Spooled
 from refshard_fs.core.keys import ChunkGrid, join, parent
-from refshard_fs.core.keyspace import KeySpace, LookUp, alone, is_empty, lookups
+from refshard_fs.core.keyspace import KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Span, Steps
 from refshard_fs.errors import ManifestError
 
-__all__ = ["EditedKeySpace", "edited", "grid_of"]
+__all__ = ["EditedKeySpace", "grid_of"]
 
 
-def edited(base: KeySpace, edits: Edits) -> EditedKeySpace:
-    """Return ``base`` with ``edits`` over it; it finds keys without further reads if the base does."""
-    return _EditedAtHand(base, edits) if hasattr(base, "find") else EditedKeySpace(base, edits)
-
-
-class EditedKeySpace:
+class EditedKeySpace(View):
     """The keys of ``base``, edited. The edits may grow while this is in use, and are seen as they do."""
 
-    def __init__(self, base: KeySpace, edits: Edits) -> None:
-        self.base = base
-        self.edits = edits
-        self.grids: Mapping[str, ChunkGrid] = _Grids(base, edits)
+    may_change = True
 
-    @property
-    def reports(self) -> Mapping[str, str]:
-        """What the base could not show, and why, by path."""
-        found: Mapping[str, str] = getattr(self.base, "reports", {})
-        return found
+    def __init__(self, base: KeySpace, edits: Edits) -> None:
+        super().__init__(base)
+        self.edits = edits
+        self.grids = _Grids(base, edits)
+        self.in_memory = base.in_memory
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         match self.edits.get(key):
@@ -44,21 +36,31 @@ class EditedKeySpace:
                 return Inline(aside.read())
         return None
 
+    def find(self, key: str) -> Entry | None:
+        match self.edits.get(key):
+            case None:
+                return self.base.find(key)
+            case Inline() | Span() as entry:
+                return entry
+            case Spooled() as aside:
+                return Inline(aside.read())
+        return None
+
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``."""
-        edits = self.edits
-        left = [place for place, key in enumerate(keys) if edits.get(key) is None]
+        left: list[int] = []
+        edited: list[int] = []
+        for place, key in enumerate(keys):
+            (left if self.edits.get(key) is None else edited).append(place)
         found = [
             LookUp([left[place] for place in places], steps)
-            for places, steps in lookups(self.base, [keys[place] for place in left])
+            for places, steps in self.base.lookups([keys[place] for place in left])
         ]
-        if len(left) < len(keys):
-            found += [alone(self, place, keys[place]) for place in sorted(set(range(len(keys))).difference(left))]
-        return found
+        return found + [self.single_lookup(place, keys[place]) for place in edited]
 
     def is_empty(self, key: str) -> Steps[bool]:
         """Return whether the base says of ``key`` that it is empty on purpose, and it was not edited since."""
-        return self.edits.get(key) is None and (yield from is_empty(self.base, key))
+        return self.edits.get(key) is None and (yield from self.base.is_empty(key))
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         edits = self.edits
@@ -106,22 +108,6 @@ class EditedKeySpace:
             if (yield from self._is_left(key, child)):
                 return True
         return False
-
-
-class _EditedAtHand(EditedKeySpace):
-    """The same over a base whose keys are found without further reads."""
-
-    def find(self, key: str) -> Entry | None:
-        """Return the entry of ``key``, or None; no further reads are ever needed."""
-        match self.edits.get(key):
-            case None:
-                found: Entry | None = self.base.find(key)  # type: ignore[attr-defined]  # `edited` has seen it
-                return found
-            case Inline() | Span() as entry:
-                return entry
-            case Spooled() as aside:
-                return Inline(aside.read())
-        return None
 
 
 def _listed(path: str) -> tuple[str, Listed]:

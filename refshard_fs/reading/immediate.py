@@ -102,9 +102,8 @@ class Immediate:
     def find(self, keyspace: KeySpace, key: str, *, may_load: bool = False) -> Entry | None:
         """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
         try:
-            at_once = getattr(keyspace, "find", None)  # of key spaces that never need anything
-            if at_once is not None:
-                entry: Entry | None = at_once(key)
+            if keyspace.in_memory:
+                entry = keyspace.find(key)
             else:
                 found = self.look(keyspace.lookup(key), may_load=may_load)
                 if found is None:

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from refshard_fs.core.keyspace import KeySpace, lookups
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Index, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
@@ -60,7 +60,7 @@ class Finding:
 
     def __init__(self, driver: Lookups, keyspace: KeySpace, keys: Sequence[str]) -> None:
         self._driver = driver
-        self._many = lookups(keyspace, keys)
+        self._many = keyspace.lookups(keys)
         self._results: list[Any] = [None] * len(self._many)
         self._waiting: list[tuple[int, Need | tuple[Need, ...]]] = []
         for i, (_, steps) in enumerate(self._many):

@@ -101,7 +101,7 @@ class Ahead:
         if keyspace is not self._of or len(self._places) > PLACES:
             self._places.clear()
             self._of = keyspace
-        if not hasattr(keyspace, "edits"):  # whose keys may be others by the time they are read
+        if not keyspace.may_change:
             self._places.update(places)
 
     # ------------------------------------------------------------------ guesses
@@ -196,9 +196,9 @@ class Ahead:
         if not advice.fetch:
             return []
         keys = array.keys(advice.fetch)
-        find = getattr(array.keyspace, "find", None)  # of key spaces that never need anything
-        if find is not None:
-            return self._expect(array, zip(advice.fetch, keys, [_found(find, key) for key in keys], strict=True))
+        if array.keyspace.in_memory:
+            entries = [_found(array.keyspace, key) for key in keys]
+            return self._expect(array, zip(advice.fetch, keys, entries, strict=True))
         finding = self._lookups.finding(array.keyspace, keys)
         if finding.late:
             issued.update((advice.fetch[i], None) for i in finding.late)
@@ -269,10 +269,9 @@ class Ahead:
 
         Those that share a target cost fewer requests if it is known first where everything lies.
         """
-        asked = getattr(keyspace, "full_shards", None)
-        if asked is None or len(keys) < MANY:
+        if len(keys) < MANY:
             return []
-        (found,) = await self._lookups.run_all([asked(keys)])
+        (found,) = await self._lookups.run_all([keyspace.full_shards(keys)])
         if not isinstance(found, list):
             return []  # an error is told to whoever reads the key
         shared = Counter(span.url for span in found)
@@ -310,9 +309,9 @@ class Ahead:
             self._told.pop(key, None)
 
 
-def _found(find: Callable[[str], Entry | None], key: str) -> Entry | None:
+def _found(keyspace: KeySpace, key: str) -> Entry | None:
     try:
-        return find(key)
+        return keyspace.find(key)
     except Exception:  # noqa: BLE001  # whoever reads the key is told what is wrong
         return None
 

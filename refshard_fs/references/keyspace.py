@@ -9,8 +9,8 @@ from typing import Final
 from refshard_fs.core.columns import ABSENT, Row, Tables
 from refshard_fs.core.directories import Listing, by_name, chunks_below, has_chunks_below
 from refshard_fs.core.keys import join, parent
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
-from refshard_fs.core.strings import Texts
 from refshard_fs.core.swar import Positions
 from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.references.key_table import SideTable
@@ -24,13 +24,17 @@ FEW: Final = 64  # names that are put among many others one by one
 _NOTHING: Final[dict[str, bool]] = {}
 
 
-class FlatKeySpace:
+class FlatKeySpace(KeySpace):
     """The keys of a reference set, its URLs resolved: ``resolve`` maps a URL as written to an absolute one."""
+
+    in_memory = True
 
     def __init__(self, refs: ReferenceSet, resolve: Callable[[str | None], str], where: str) -> None:
         self.refs = refs
         self.where = where
         self.grids = refs.grids
+        self.urls = refs.urls
+        self.document_url = where
         self._resolve = resolve
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._pins: dict[int, Pin | None] = {}
@@ -39,16 +43,6 @@ class FlatKeySpace:
         self._rows: Mapping[str, Positions] = {}
         self._holds_all_metadata: bool | None = None
         self._document_rows: Positions | None = None
-
-    @property
-    def document_url(self) -> str:
-        """The URL of the set, if it is one."""
-        return self.where
-
-    @property
-    def urls(self) -> Texts:
-        """The URLs of all targets, as written."""
-        return self.refs.urls
 
     def find(self, key: str) -> Entry | None:
         """Return the entry of ``key``, or None; no further reads are ever needed."""
@@ -68,7 +62,7 @@ class FlatKeySpace:
                     raise ManifestError(f"{key!r} of {redacted(self.where)}: {e}") from e
 
     @property
-    def holds_all_metadata(self) -> bool:
+    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # found when it is asked
         """Whether the metadata of every array is inline, and so no array can be learnt of by reading."""
         if self._holds_all_metadata is None:
             match self.refs.by_key:
@@ -88,7 +82,7 @@ class FlatKeySpace:
             self._document_rows = table.named(METADATA)
         return self._document_rows
 
-    def lacks(self, marks: tuple[bytes, ...]) -> bool:
+    def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
         """Whether the metadata of the root and of every array is at hand as text, without any of ``marks``."""
         if not self.holds_all_metadata:
             return False

@@ -69,8 +69,8 @@ def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Ex
     The latter by array and number. ConflictError while a commit to the hierarchy beneath goes on.
     """
     beneath = keyspace
-    while (base := getattr(beneath, "base", None)) is not None:
-        beneath = base
+    while beneath.base is not None:
+        beneath = beneath.base
     match beneath:
         case Hierarchy(before=before):
             before.check_settled()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from refshard_fs.core.directories import Listing
-from refshard_fs.core.keyspace import is_empty
 from refshard_fs.core.model import Entry, Listed, Span, Stat
 from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.reading.engine import Request
@@ -37,7 +36,7 @@ async def info(session: Session, key: str) -> dict[str, Any]:
                 return {"name": key, "size": size, "type": "file"}
     if not key or await engine.run_for(key, keyspace.is_directory(key)):
         return {"name": key, "size": 0, "type": "directory"}
-    if await engine.run_for(key, is_empty(keyspace, key)):
+    if await engine.run_for(key, keyspace.is_empty(key)):
         return {"name": key, "size": 0, "type": "other", "empty": True}
     raise FileNotFoundError(key)
 

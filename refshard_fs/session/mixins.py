@@ -98,8 +98,7 @@ class Insight(Sourced):
     @property
     def left_whole(self) -> dict[str, str]:
         """Arrays, of those seen so far, that are not shown, or whose shards are left whole, and why, by path."""
-        keyspace = self._opened()
-        return dict(getattr(keyspace, "reports", {}))
+        return dict(self._opened().reports)
 
     def prefetch(
         self, what: str | Sequence[str], selection: Any = None, *, mode: Mode = "numpy", wait: bool = True

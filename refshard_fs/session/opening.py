@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from refshard_fs.core.edited_keyspace import edited
+from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edits
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import KeySpace
@@ -64,7 +64,7 @@ class Opening(Engines):
             if isinstance(content, ReferenceSet):
                 found = self.look_now("", catalog.open_references(content, self._how()))
                 if found is not None:
-                    self._adopt(Base(found.value, getattr(found.value, "urls", ()), None), opening)
+                    self._adopt(Base(found.value, found.value.urls, None), opening)
         return self._keyspace
 
     def opened_now(self) -> KeySpace | None:
@@ -109,7 +109,7 @@ class Opening(Engines):
                 raise TypeError(f"{held!r} is no source")
         try:
             keyspace = await self.engine().run(steps)
-            urls, objects = await self._some_urls(keyspace), catalog.objects_of(keyspace)
+            urls, objects = await self._some_urls(keyspace), keyspace.url_of
             return Base(keyspace, urls, *await self._document(keyspace), objects)
         except TargetChanged:
             if options.overlay is None:
@@ -129,7 +129,7 @@ class Opening(Engines):
 
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
         """Return what a target says of the document that a commit replaces (it is as it was opened), and its URL."""
-        url = catalog.document_of(keyspace) if isinstance(self.options.source, str) else None
+        url = keyspace.document_url if isinstance(self.options.source, str) else None
         if url is None or self.options.overlay is None:
             return None, ""
         facts: Facts | None = await self.engine().need(Stat(url, fresh=True))
@@ -147,7 +147,7 @@ class Opening(Engines):
         """Return URLs that the references name, if they are of use; a set that is read lazily has to look for some."""
         if not self.options.fallback:
             return ()
-        return await self.engine().run(catalog.some_urls(keyspace))
+        return await self.engine().run(keyspace.some_urls())
 
     @property
     def _openings(self) -> int:
@@ -175,7 +175,7 @@ class Opening(Engines):
                 self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known, admission=admission)
                 for engine in self._engines.values():
                     engine.pool = self._pool(engine.pool.loop)
-        self._keyspace = base.keyspace if edits is None else edited(base.keyspace, edits)
+        self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
 
     def invalidate(self) -> None:
         """Forget every index, the opened source, and which versions were read; the next read opens it again."""

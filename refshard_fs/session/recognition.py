@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 import msgspec
 
-from refshard_fs.core.array_group import ArrayGroup
-from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.format import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, check_size, registered
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Facts, Load, Pin, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
 from refshard_fs.core.strings import Texts
@@ -23,7 +21,6 @@ from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import LazyReferences, Look, ParquetKeySpace
 from refshard_fs.formats.zarr_hierarchy.commit_record import DIRECTORY as RECORDS
 from refshard_fs.formats.zarr_hierarchy.commit_record import NAME as RECORD
-from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.resolving import resolver
@@ -33,14 +30,12 @@ from refshard_fs.sharding.view import ShardView
 
 __all__ = [
     "beneath",
-    "document_of",
     "empty",
     "formats",
     "open_bytes",
     "open_references",
     "open_source",
     "references_of",
-    "some_urls",
 ]
 
 Tell = Callable[[str], object]
@@ -125,19 +120,13 @@ def _has_root(probe: Probe) -> bool:
 
 def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
     """Return ``keyspace`` as the user wants to see it: manifests heeded, shards shown as their inner chunks, or not."""
-    match keyspace:
-        case ArrayGroup():  # not written by zarr: there are no manifests or shards in it
-            return keyspace
-        case FlatKeySpace() if keyspace.lacks((MARK, *(m for known in shard_formats() for m in known.marks))):
-            return keyspace
-    if getattr(keyspace, "heeds_manifests", False):  # in each of its parts
+    if keyspace.metadata_lacks((MARK, *(mark for known in shard_formats() for mark in known.marks))):
+        return keyspace
+    if keyspace.resolves_manifests:
         return keyspace if options.shards == "whole" else (yield from _unsharded(keyspace, options))
     mapped = ManifestView(keyspace, options)
     yield from mapped.learn(has_root=has_root)
-    base: KeySpace = mapped
-    match keyspace:
-        case FlatKeySpace(holds_all_metadata=True) | ParquetKeySpace() if not mapped.maps_anything:
-            base = keyspace
+    base = keyspace if keyspace.holds_all_metadata and not mapped.maps_anything else mapped
     if options.shards == "whole":
         return base
     return (yield from _unsharded(base, options))
@@ -146,10 +135,7 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
 def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
     view = ShardView(keyspace, options.shard_options, options.whole)
     yield from view.learn()
-    match keyspace:
-        case FlatKeySpace(holds_all_metadata=True) if not view.shards_anything:
-            return keyspace
-    return view
+    return keyspace if keyspace.holds_all_metadata and not view.shards_anything else view
 
 
 def _probe(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
@@ -201,33 +187,9 @@ def _pin(facts: Facts) -> Pin:
 
 def beneath(keyspace: KeySpace) -> KeySpace:
     """Return what the user's source is, without the views that are put over it."""
-    while isinstance(keyspace, (EditedKeySpace, ShardView, ManifestView)):
+    while isinstance(keyspace, View):
         keyspace = keyspace.base
     return keyspace
-
-
-def document_of(keyspace: KeySpace) -> str | None:
-    """Return the URL of the one document that a commit to an opened source replaces last; None if there is none."""
-    found: str | None = getattr(beneath(keyspace), "document_url", None)
-    return found
-
-
-def objects_of(keyspace: KeySpace) -> Callable[[str], str] | None:
-    """Return the function from keys to the URLs of their objects; None where keys are no objects."""
-    found = beneath(keyspace)
-    return found.url_of if isinstance(found, Hierarchy) else None
-
-
-def some_urls(keyspace: KeySpace) -> Steps[Sequence[str | None]]:
-    """Return some URLs that the references of an opened source name, as written."""
-    match beneath(keyspace):
-        case FlatKeySpace(urls=urls):
-            return urls
-        case ParquetKeySpace() as lazy:
-            return (yield from lazy.some_urls())
-        case other:
-            first: KeySpace | None = getattr(other, "first", None)  # of several parts
-            return () if first is None else (yield from some_urls(first))
 
 
 def references_of(keyspace: KeySpace, look: Look) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.documents import Documents, Shown, grid_of
 from refshard_fs.core.keys import ChunkGrid, is_number, join, parent
-from refshard_fs.core.keyspace import KeySpace, LookUp, alone, is_empty
+from refshard_fs.core.keyspace import KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, together
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.sharding.layout import Cut, Level, ShardLayout, Step, Table, TableIndex, shard_formats
@@ -306,7 +306,7 @@ _FULL = 0.75  # of the chunks of a shard: from here on its other bytes are not w
 _BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
 
 
-class ShardView:
+class ShardView(View):
     """The keys of ``base``, inner chunks in place of shards, but for the arrays ``whole``.
 
     ``options`` are the user's ``shard_options``.
@@ -315,30 +315,18 @@ class ShardView:
     def __init__(
         self, base: KeySpace, options: tuple[tuple[str, Any], ...] = (), whole: frozenset[str] = frozenset()
     ) -> None:
-        self.base = base
-        self.reports: dict[str, str] = dict(getattr(base, "reports", {}))
+        super().__init__(base)
+        self.reports: dict[str, str] = dict(base.reports)
         self.options = options
         self._documents = Documents(base, Unshard(options, whole), self._report)
-        self.grids: Mapping[str, ChunkGrid] = self._documents.grids
-
-    @property
-    def urls(self) -> Sequence[str | None]:
-        """The URLs of all targets, as far as the base knows them without reads."""
-        found: Sequence[str | None] = getattr(self.base, "urls", ())
-        return found
+        self.grids = self._documents.grids
 
     @property
     def shards_anything(self) -> bool:
         """Whether any array that is known so far is shown as inner chunks, or should have been."""
         return bool(self.reports) or any(seen.layout is not None for seen in self._documents.arrays.values())
 
-    @property
-    def unsharded(self) -> list[str]:
-        """The paths of the arrays, of those known so far, that are shown as inner chunks."""
-        return [path for path, seen in list(self._documents.arrays.items()) if seen.layout is not None]
-
     def is_inner(self, key: str) -> bool:
-        """Whether ``key`` lies below an array that is known so far, and shown as inner chunks."""
         arrays, path = self._documents.arrays, key
         while path:
             path = parent(path)[0]
@@ -397,13 +385,13 @@ class ShardView:
             layout = None if path is None else self._documents.arrays[path].layout
             coords = None if layout is None or path is None else coords_of(layout, path, key)
             if layout is None or path is None or coords is None or not layout.grid.holds(coords):
-                found.append(alone(self, number, key))
+                found.append(self.single_lookup(number, key))
                 continue
             try:
                 shard, lengths, places = split(layout, coords)
                 steps = layout.steps(places, lengths)
             except Exception:  # noqa: BLE001  # of a format's own: whoever looks this one key up is told
-                found.append(alone(self, number, key))
+                found.append(self.single_lookup(number, key))
                 continue
             within = tuple([step.slot for step in steps[:-1]])  # of which shard in the shard
             shards.setdefault((path, shard, within), []).append((number, steps))
@@ -439,14 +427,13 @@ class ShardView:
         return [entry for entry in found if isinstance(entry, Span)]
 
     def is_empty(self, key: str) -> Steps[bool]:
-        """Return whether the source says of the chunk ``key``, or of its shard, that it is empty."""
         path, layout = yield from self._array_of(key)
         coords = None if layout is None else coords_of(layout, path, key)
         if layout is not None and coords is not None:
             if not layout.grid.holds(coords):
                 return False
             key = place(layout, path, coords).shard
-        return (yield from is_empty(self.base, key))
+        return (yield from self.base.is_empty(key))
 
     def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
         """Return the need for the index of a shard (or of one inside of it) at ``entry``."""

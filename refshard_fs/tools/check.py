@@ -90,7 +90,7 @@ class _Check:
         except (RefShardError, OSError, ValueError) as e:
             self._found.add("error", "source", text=str(e) or type(e).__name__)
         else:
-            for path, reason in getattr(keyspace, "reports", {}).items():
+            for path, reason in keyspace.reports.items():
                 self._found.add("warning", "left-whole", path, text=f"its shards are left whole: {reason}")
             await self._check(keyspace, names)
         return Report(

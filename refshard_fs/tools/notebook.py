@@ -76,7 +76,7 @@ class NotebookDisplay:
             parts.append("<p>not opened yet: its first use reads it</p>")
         else:
             parts[0] += f" ({_escaped(session.format)})"
-            parts += [_targets(getattr(keyspace, "urls", ())), _arrays(keyspace)]
+            parts += [_targets(keyspace.urls), _arrays(keyspace)]
         parts.append(f"<details><summary>counters</summary>{self.stats()._repr_html_()}</details>")
         return f"<div>{''.join(parts)}</div>"
 

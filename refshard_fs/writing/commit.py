@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from refshard_fs.core.edited_keyspace import edited
+from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edits
 from refshard_fs.core.format import format_named
 from refshard_fs.core.keys import parent
@@ -150,7 +150,7 @@ def _has_manifests(committing: Committing) -> bool:
 
 def _commit_json(committing: Committing) -> None:
     base = committing.base
-    refs = collect(edited(base.keyspace, committing.edits), committing.run, _as_written)
+    refs = collect(EditedKeySpace(base.keyspace, committing.edits), committing.run, _as_written)
     document = Document(base.url, committing.given(base.url), base.facts, committing.overlay.sent)
     save_json(FlatStream(refs, _as_written), committing.run, Compressed(base.url, document))
 

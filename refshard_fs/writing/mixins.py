@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fsspec.asyn import get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.core.edited_keyspace import EditedKeySpace, edited
+from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.format import RECORD_SIZE, SetFormat, format_named
 from refshard_fs.core.keyspace import KeySpace
@@ -30,7 +30,7 @@ from refshard_fs.targets.store import Store
 from refshard_fs.writing.commit import waits
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.references import WritableReferences
-from refshard_fs.writing.staging import StagedValues, Values, clear, merge, never
+from refshard_fs.writing.staging import StagedValues, Values, clear, merge
 from refshard_fs.writing.transaction import OverlayTransaction
 from refshard_fs.writing.written_file import WrittenFile
 
@@ -337,7 +337,7 @@ class Savable(Committable):
                 from refshard_fs.writing.shard_edits import shard_edits  # as in `commit`
 
                 values = self._writer_over(self._overlay, self.base())
-                return edited(view.base, shard_edits(view, edits, self._look, self._overlay, values))
+                return EditedKeySpace(view.base, shard_edits(view, edits, self._look, self._overlay, values))
         return keyspace
 
     def _entrust(self) -> None:
@@ -530,7 +530,7 @@ class Writable(Savable):
             store = None if options.data_url is None else self._store()
             self._values = (StagedValues if staged else Values)(overlay, options, store)
         self._values.waits = waits(self._session.options.source, base, options)
-        self._values.is_inner = base.keyspace.is_inner if isinstance(base.keyspace, ShardView) else never
+        self._values.is_inner = base.keyspace.is_inner
         return self._values
 
     async def _opened_writer(self, overlay: Overlay) -> Values:

@@ -125,7 +125,7 @@ def test_marks_are_found_in_metadata(*, from_memory: bool) -> None:
         refs = JsonIndex("refs.json").decode(dumps(document))
         if from_memory:
             refs = compiled.unpack(memoryview(b"".join(compiled.pack(refs))))
-        assert FlatKeySpace(refs, str, "refs.json").lacks(marks) == (mark in (None, "resharded"))
+        assert FlatKeySpace(refs, str, "refs.json").metadata_lacks(marks) == (mark in (None, "resharded"))
 
 
 def test_a_set_that_has_many_chunks_after_all_is_in_columns() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from refshard_fs.cli import main
-from refshard_fs.core.keyspace import lookups
 from tests.shards.in_memory import Files
 from tests.shards.writers import IS_ZARR_2, array, opened, sparse
 
@@ -66,7 +65,7 @@ def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ..
     files = Files.of(folder)
     view = files.open()
     keys = [*listed, *view.grids[""].tails()]
-    together = [(keys[at], entry) for places, steps in lookups(view, keys)
+    together = [(keys[at], entry) for places, steps in view.lookups(keys)
                 for at, entry in zip(places, files.run(steps), strict=True)]  # fmt: skip
     assert sorted(key for key, _ in together) == sorted(keys)
     assert all(entry == files.run(view.lookup(key)) for key, entry in together)

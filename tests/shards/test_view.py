@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import DamagedIndex, ReferenceNotReachable
-from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.keyspace import place
+from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Packed, Span, Stat, Steps
 from refshard_fs.sharding.view import ShardView
 from tests.shards.writers import ZLIB, array, chunks_of, indexed, opened, prototype_shards, sparse, write_prototype
@@ -112,12 +111,11 @@ class Reversed(msgspec.Struct, frozen=True):
         return raw[::-1]
 
 
-class Held:
+class Held(KeySpace):
     """A key space at hand; counts what is asked of it."""
 
     def __init__(self, entries: dict[str, Entry]) -> None:
         self.entries = entries
-        self.grids: dict[str, ChunkGrid] = {}
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
@@ -128,9 +126,6 @@ class Held:
         stem = prefix + "/" if prefix else ""
         names = {k[len(stem) :].partition("/")[0]: "/" in k[len(stem) :] for k in self.entries if k.startswith(stem)}
         return [Listed(n, None, d) for n, d in sorted(names.items())] or None
-
-    def is_directory(self, prefix: str) -> Steps[bool]:
-        return (yield from self.children(prefix)) is not None
 
 
 def run(steps: Steps[Any], files: dict[str, bytes]) -> tuple[Any, list[Load]]:

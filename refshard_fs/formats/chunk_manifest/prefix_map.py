@@ -16,8 +16,8 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.checksums import checked
 from refshard_fs.core.directories import by_name
 from refshard_fs.core.format import OpenOptions, Probe, check_size
-from refshard_fs.core.keys import ChunkGrid, join, normalise, parent
-from refshard_fs.core.keyspace import KeySpace, default_is_directory
+from refshard_fs.core.keys import join, normalise, parent
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.declaration import Key, Origin, Url, declaration
@@ -83,12 +83,11 @@ class _DocumentIndex(msgspec.Struct, frozen=True):
         raise ManifestError(f"{self.where}: its configuration has no object 'manifest'")
 
 
-class Composite:
+class Composite(KeySpace):
     """The keys of ``base`` (None: there is none), and those that the map called ``where`` adds or replaces."""
 
     def __init__(self, base: KeySpace | None, keys: KeyMap, origin: Origin, where: str) -> None:
         self.base = base
-        self.grids: Mapping[str, ChunkGrid] = {}
         self._map = keys
         self._origin = origin
         self._where = where
@@ -110,7 +109,6 @@ class Composite:
         return None if owner is None else (yield from owner.lookup(rest))
 
     def is_empty(self, key: str) -> Steps[bool]:
-        """Return whether the map says of ``key`` that it is empty."""
         yield from ()
         entry = self._map.keys.get(key)
         return entry is not None and entry.path is None and entry.data is None
@@ -194,12 +192,11 @@ def _tree(paths: list[str], keys: Mapping[str, Any]) -> dict[str, dict[str, bool
     return tree
 
 
-class _Rooted:
+class _Rooted(KeySpace):
     """A composite without a base: where nothing says what its root is, that is a group."""
 
     def __init__(self, keys: Composite) -> None:
         self.keys = keys
-        self.grids: Mapping[str, ChunkGrid] = {}
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         found = yield from self.keys.lookup(key)
@@ -215,11 +212,7 @@ class _Rooted:
         return sorted([*(names or ()), Listed("zarr.json", len(_ROOT))], key=by_name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
-        return (
-            (yield from default_is_directory(self, prefix))
-            if not prefix
-            else (yield from self.keys.is_directory(prefix))
-        )
+        return not prefix or (yield from self.keys.is_directory(prefix))
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:

@@ -21,7 +21,7 @@ from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import REMOVED, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, join, normalise
-from refshard_fs.core.keyspace import KeySpace, is_empty
+from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.declaration import MARK as DECLARED
@@ -97,26 +97,17 @@ class _Lookup(NamedTuple):
     where: str
 
 
-class ManifestView:
+class ManifestView(View):
     """The keys of ``base``, chunk manifests heeded."""
 
     def __init__(self, base: KeySpace, options: OpenOptions) -> None:
-        self.base = base
         self._options = options
-        self._documents = Documents(base, Unmapped())
-        self.grids: Mapping[str, ChunkGrid] = self._documents.grids
         self._lookups: dict[str, _Lookup] = {}
+        self._compose(base)
 
     @property
-    def urls(self) -> Sequence[str | None]:
-        """The URLs of all targets, as far as the base knows them without reads."""
-        found: Sequence[str | None] = getattr(self.base, "urls", ())
-        return found
-
-    @property
-    def held_grids(self) -> Mapping[str, ChunkGrid]:
-        """The grids of arrays whose metadata takes no reads at all."""
-        return self.base.grids
+    def inline_grids(self) -> Mapping[str, ChunkGrid]:
+        return self.base.inline_grids
 
     @property
     def maps_anything(self) -> bool:
@@ -150,7 +141,7 @@ class ManifestView:
             self._compose(Composite(self.base, keys, origin, where))
 
     def _compose(self, base: KeySpace) -> None:
-        self.base = base
+        super().__init__(base)
         self._documents = Documents(base, Unmapped())
         self.grids = self._documents.grids
 
@@ -180,11 +171,10 @@ class ManifestView:
                 return (yield from self.base.lookup(name))
 
     def is_empty(self, key: str) -> Steps[bool]:
-        """Return whether a manifest says of ``key`` that it is empty."""
         path, declared = yield from self._array_of(key)
         coords = None if declared is None else _coords(declared, path, key)
         if declared is None or coords is None:
-            return (yield from is_empty(self.base, key))
+            return (yield from self.base.is_empty(key))
         number = declared.number_of(coords)
         manifest, _, _ = yield from self._manifest(path)
         return number is not None and manifest.is_empty(number)

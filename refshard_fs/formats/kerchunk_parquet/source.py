@@ -140,8 +140,10 @@ def _level(grid: ChunkGrid, rest: str) -> _Level | None:
     )
 
 
-class ParquetKeySpace:
+class ParquetKeySpace(KeySpace):
     """The keys of a parquet set below ``root``: look-ups load one partition, listings those of their directory."""
+
+    holds_all_metadata = True
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from refshard_fs.core.directories import by_name
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.format import OpenOptions, Probe, Raw, check_size
 from refshard_fs.core.keys import ChunkGrid, is_number, join
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Pin, Span, Steps, together
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError, NotListable
@@ -97,10 +97,10 @@ OWN: Final = {"shape", "attributes", "consolidated_metadata"}  # fields that may
 MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 
 
-class Joined:
+class Joined(KeySpace):
     """The keys of ``document``'s parts as those of one set; ``open_part`` opens the one of a number."""
 
-    heeds_manifests = True  # in each part
+    resolves_manifests = True  # in each part
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Joined:
         self.where = where
         self._documents = Documents(first, Lengthened(document, where))
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
-        self.held_grids: Mapping[str, ChunkGrid] = {}  # of arrays whose metadata takes no reads at all
+        self._inline_grids: Mapping[str, ChunkGrid] = {}
         self._open_part = open_part
         self._keep = max(keep, 1)
         self._parts: OrderedDict[int, KeySpace] = OrderedDict()
@@ -134,9 +134,16 @@ class Joined:
                 raise ManifestError(f"{self.where}: the first set has no array {path!r} to be joined")
             if known.is_held:
                 self._check_values(path, known)
-        held = dict(getattr(self.first, "held_grids", self.first.grids))
-        joined = {path: self._documents.arrays[path].grid for path in self.document.axes if path in held}
-        self.held_grids = held | {path: grid for path, grid in joined.items() if grid is not None}
+        inline = dict(self.first.inline_grids)
+        joined = {path: self._documents.arrays[path].grid for path in self.document.axes if path in inline}
+        self._inline_grids = inline | {path: grid for path, grid in joined.items() if grid is not None}
+
+    @property
+    def inline_grids(self) -> Mapping[str, ChunkGrid]:
+        return self._inline_grids
+
+    def some_urls(self) -> Steps[Sequence[str | None]]:
+        return (yield from self.first.some_urls())
 
     def _check_values(self, path: str, known: Axis) -> None:
         dtype = None if known.meta is None else dtype_of(known.meta)
@@ -390,11 +397,12 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     return joined
 
 
-class _Judged:
+class _Judged(View):
     """A part of somebody else's: its look-ups held to ``rule``."""
 
     def __init__(self, base: KeySpace, rule: Admission) -> None:
-        self.base, self.grids, self._rule = base, base.grids, rule
+        super().__init__(base)
+        self._rule = rule
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from judged(self.base.lookup(key), self._rule))

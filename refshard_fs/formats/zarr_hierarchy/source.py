@@ -9,14 +9,14 @@ short, it shows what was there before (`before_commit`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Pin, Span, Stat, Steps
 from refshard_fs.errors import NoSuchSource, NotListable, TargetChanged, redacted
@@ -28,14 +28,15 @@ from refshard_fs.security.policy import locator
 __all__ = ["Hierarchy", "open_"]
 
 
-class Hierarchy:
+class Hierarchy(KeySpace):
     """The keys below ``url``; an absent object is no key. ``listable`` tells whether the target can list."""
+
+    url_of: Callable[[str], str]
 
     def __init__(self, url: str, *, listable: bool, before: Before = NOTHING) -> None:
         self.url = url
         self.listable = listable
         self.before = before
-        self.grids: Mapping[str, ChunkGrid] = {}
         self.url_of = locator(url)
         self.document_url = self.url_of("zarr.json")
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping
 
 import msgspec
 
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Pin, Span, Steps
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
@@ -99,12 +97,11 @@ class Inflated(msgspec.Struct, frozen=True):
         return data
 
 
-class ZipKeySpace:
+class ZipKeySpace(KeySpace):
     """The members of the archive ``source`` at ``url``. Those with names such as ``../x`` are not among the keys."""
 
     def __init__(self, url: str, source: Span | Inline, members: Members) -> None:
         self.url = url
-        self.grids: Mapping[str, ChunkGrid] = {}
         self._source = source
         self._members = members
 
