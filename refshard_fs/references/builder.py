@@ -6,7 +6,7 @@ is about. What is held on the way is columns, or the text of blocks whose arrays
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
@@ -17,7 +17,6 @@ import numpy as np
 from refshard_fs.core.columns import ABSENT, WHOLE, Row
 from refshard_fs.core.keys import normalise
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.templates import Templates, expand_gen
 from refshard_fs.references.builder_state import Aside, Loose, Taken, has_odd
 from refshard_fs.references.finalise import ENDS, Placed, kept_by_key, placed, settle
 from refshard_fs.references.json_scan import Irregular, Records, block_texts, scan
@@ -27,7 +26,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.url_column import Urls
 from refshard_fs.references.values import METADATA, Value
 
-__all__ = ["Gathering"]
+__all__ = ["BATCH", "Gathering"]
 
 BATCH: Final = 16384  # members that are taken at a time from something longer
 FEW: Final = 64  # members that are looked at one by one
@@ -111,21 +110,13 @@ class Gathering:
         while batch := dict(islice(items, BATCH)):
             self.add_members(batch)
 
-    def finish(self, templates: Templates | None = None, gen: Sequence[object] = ()) -> ReferenceSet:
-        """Return the reference set, URLs expanded by ``templates`` (if any) and ``gen``'s references added."""
-        taken = self._taken
-        if templates is not None:
-            taken.expand(templates)
-            self._generate(gen, templates)
-        return kept_by_key(taken) if self._by_key else settle(taken)
+    def expand(self, expand: Callable[[str], str]) -> None:
+        """Expand the URLs of all members so far that have ``{{`` in them."""
+        self._taken.expand(expand)
 
-    def _generate(self, gen: Sequence[object], templates: Templates) -> None:
-        try:
-            generated = iter(expand_gen(gen, templates))
-            while batch := list(islice(generated, BATCH)):
-                self.add_members({k: [u] if size is None else [u, start or 0, size] for k, u, start, size in batch})
-        except ManifestError as e:
-            raise ManifestError(f"{self._where}: {e}") from e
+    def finish(self) -> ReferenceSet:
+        """Return the reference set; the builder is of no use after that."""
+        return kept_by_key(self._taken) if self._by_key else settle(self._taken)
 
     # ------------------------------------------------------------------ columns
 

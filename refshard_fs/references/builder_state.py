@@ -5,7 +5,7 @@ Nothing is decided here that a later member may change. No I/O here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -15,7 +15,6 @@ from refshard_fs.core.columns import ABSENT, Part, Row, UInt32s
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.templates import Templates
 from refshard_fs.references.key_table import Run, SideTable, Value
 from refshard_fs.references.url_column import NotExpanded, Urls
 
@@ -118,10 +117,10 @@ class Taken:
         self.grids.update(zip(paths, grids, strict=True))
         self.numbers.update(zip(paths, self._numbers))  # noqa: B905  # as many as there are paths
 
-    def expand(self, templates: Templates) -> None:
+    def expand(self, expand: Callable[[str], str]) -> None:
         """Expand every URL, once each; where two become one, or change places, columns follow."""
         try:
-            self._renumber(self.urls.expand(templates.expand))
+            self._renumber(self.urls.expand(expand))
         except NotExpanded as e:
             raise ManifestError(f"{self._key_of(e.number)!r} of {self.where}: its URL {e.text!r}: {e.__cause__}") from e
 

@@ -35,7 +35,7 @@ from refshard_fs.writing.transaction import OverlayTransaction
 from refshard_fs.writing.written_file import WrittenFile
 
 if TYPE_CHECKING:
-    from refshard_fs.references.stream import Respell
+    from refshard_fs.formats.kerchunk_parquet.stream import Respell
     from refshard_fs.writing.assembly import Assembly
     from refshard_fs.writing.interrupts import Stop
 

@@ -32,11 +32,11 @@ from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet import writing
 from refshard_fs.formats.kerchunk_parquet.partition import Partition, require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
+from refshard_fs.formats.kerchunk_parquet.stream import FlatStream, ParquetStream, ReferenceStream, Respell
 from refshard_fs.formats.recognition import PARQUET
 from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.resolving import resolver
-from refshard_fs.references.stream import FlatStream, ParquetStream, ReferenceStream, Respell
 from refshard_fs.security import policy
 from refshard_fs.session.collect import Run, collect, gather
 from refshard_fs.session.recognition import beneath

@@ -7,6 +7,7 @@ told by their first bytes, whatever the name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -17,9 +18,9 @@ from refshard_fs.core.model import Facts, Inline, Load, Pin, Span, Steps
 from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.formats.kerchunk_json.blocks import Reader
 from refshard_fs.formats.kerchunk_json.decompress import MAGIC, DamagedStream, Inflate, inflate_for
-from refshard_fs.formats.templates.templates import Templates
+from refshard_fs.formats.templates.templates import Templates, expand_gen
 from refshard_fs.references import binary as compiled
-from refshard_fs.references.builder import Gathering
+from refshard_fs.references.builder import BATCH, Gathering
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
@@ -160,11 +161,24 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
         known = Templates(templates, dict(index.overrides), simple=index.simple)
     except ManifestError as e:
         raise ManifestError(f"{where}: {e}") from e
-    refs = msgspec.structs.replace((reader.refs or Gathering(where)).finish(known, gen), version=1)
+    builder = reader.refs or Gathering(where)
+    builder.expand(known.expand)
+    _generate(builder, gen, known, where)
+    refs = msgspec.structs.replace(builder.finish(), version=1)
     match header.get("refshard"):
         case {"pins": pins}:
             return msgspec.structs.replace(refs, pins=Pins.read(pins, refs.urls, where))
     return refs
+
+
+def _generate(builder: Gathering, entries: list[object], templates: Templates, where: str) -> None:
+    """Add the references that the entries of "gen" stand for."""
+    try:
+        generated = iter(expand_gen(entries, templates))
+        while batch := list(islice(generated, BATCH)):
+            builder.add_members({k: [u] if size is None else [u, start or 0, size] for k, u, start, size in batch})
+    except ManifestError as e:
+        raise ManifestError(f"{where}: {e}") from e
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:

@@ -11,6 +11,7 @@ from unittest import mock
 from refshard_fs.core import zarrmeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json import blocks as json_blocks
+from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
 from refshard_fs.formats.templates.templates import TemplateLimits, expand_gen
 from refshard_fs.references import builder as gathering
@@ -67,7 +68,8 @@ def configured() -> Iterator[None]:
     """Cut documents into blocks that are small enough for many false cuts."""
     with (
         mock.patch.multiple(json_blocks, BLOCK=256, PART=64, SAMPLE=32),
-        mock.patch.multiple(gathering, FEW=2, BATCH=8, expand_gen=partial(expand_gen, limits=_LIMITS)),
+        mock.patch.multiple(gathering, FEW=2, BATCH=8),
+        mock.patch.object(kerchunk_json, "expand_gen", partial(expand_gen, limits=_LIMITS)),
     ):
         yield
 
