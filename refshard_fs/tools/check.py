@@ -1,12 +1,12 @@
 """Check a whole source before others rely on it: its metadata, the ranges that it names, and the objects they lie in.
 
-Nothing is taken for right because it was not looked at: a report says how much was read and decoded.
+Nothing passes for right that was not looked at: a report says how much was read and decoded.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any, Final, Protocol, get_args
 
 import numpy as np
@@ -14,32 +14,24 @@ from fsspec.asyn import get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import WHOLE
-from refshard_fs.core.keys import join, parent
-from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.errors import NotListable, RefShardError
-from refshard_fs.reading.engine import Request
-from refshard_fs.references.keyspace import FlatKeySpace
-from refshard_fs.session.session import Session
-from refshard_fs.tools.check_metadata import Metadata, Trial, zarr_version
-from refshard_fs.tools.check_targets import CHUNK_NAME, Columns, Keys, Ranges, Targets, list_all
+from refshard_fs.tools.check_metadata import Trial, check_documents, has_zarr
+from refshard_fs.tools.check_targets import Ranges, check_targets
 from refshard_fs.tools.findings import CheckMode, Finding, Findings, Report
+from refshard_fs.tools.survey import Extents, Fault, Survey, Surveyed, array_of, batches, contents, survey
 
 __all__ = ["CheckMode", "Finding", "Report", "check"]
 
-TOGETHER: Final = 1024  # look-ups, documents or chunks that are asked for at a time
+CHUNK_NAME: Final = re.compile(r"c|(?:c[/.])?\d+(?:[/.]\d+)*")
+TOGETHER: Final = 1024  # chunks that are read at a time
 MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, by their mean size
-SOUGHT: Final = 1_000_000  # chunks of an array that are looked for one by one, where they cannot be listed
-_UNKNOWN = np.uint64(WHOLE)
 
 
-class Checked(Protocol):
+class Checked(Surveyed, Protocol):
     """What is needed of a filesystem: `RefShardFileSystem`."""
 
     @property
-    def loop(self) -> Any: ...
-    @property
-    def _session(self) -> Session: ...
+    def left_whole(self) -> dict[str, str]: ...
 
 
 def check(fs: Checked, mode: CheckMode = "head", *, sample: int = 100, callback: Callback = DEFAULT_CALLBACK) -> Report:
@@ -62,222 +54,111 @@ def check(fs: Checked, mode: CheckMode = "head", *, sample: int = 100, callback:
         raise ValueError(f"mode={mode!r}: it is 'head', 'read' or 'full'")
     if sample < 1:
         raise ValueError(f"sample={sample}: at least one chunk is read")
-    report: Report = sync(fs.loop or get_loop(), _Check(fs, mode, sample, callback).run)
-    return report
+    found, faults = Findings(), list[Fault]()
+    try:
+        source = survey(fs, faults=faults)
+    except NotListable as e:
+        found.add("error", "not-listable", text=f"its keys cannot be listed, and so not be checked: {e}")
+    except (RefShardError, OSError, ValueError) as e:
+        found.add("error", "source", text=str(e) or type(e).__name__)
+    else:
+        for path, reason in fs.left_whole.items():
+            found.add("warning", "left-whole", path, text=f"its shards are left whole: {reason}")
+        return _Check(fs, source, found, callback).report(faults, mode, sample)
+    return found.report(mode)
 
 
 class _Check:
-    """One check on its way."""
+    """One check of a source that could be surveyed."""
 
-    def __init__(self, fs: Checked, mode: CheckMode, sample: int, callback: Callback) -> None:
-        self._session = fs._session
-        self._mode, self._sample, self._callback = mode, sample, callback
-        self._found = Findings()
-        self._notes: list[str] = []
-        self._ranges = Ranges()
-        self._unlisted: dict[str, Exception] = {}
-        self._closed: set[str] = set()  # directories of which nobody knows what lies there
-        self._keys = self._missing = self._damaged = self._read = self._bytes = self._decoded = 0
-        self._metadata = Metadata(self._found)
-        self._chunks: list[Keys] = []
+    def __init__(self, fs: Checked, source: Survey, found: Findings, callback: Callback) -> None:
+        self._fs, self._source, self._found, self._callback = fs, source, found, callback
+        self._read = self._bytes = self._decoded = 0
 
-    async def run(self) -> Report:
-        try:
-            keyspace = await self._session.keyspace()
-            names = await self._names(keyspace)
-        except NotListable as e:
-            self._found.add("error", "not-listable", text=f"its keys cannot be listed, and so not be checked: {e}")
-        except (RefShardError, OSError, ValueError) as e:
-            self._found.add("error", "source", text=str(e) or type(e).__name__)
-        else:
-            for path, reason in keyspace.reports.items():
-                self._found.add("warning", "left-whole", path, text=f"its shards are left whole: {reason}")
-            await self._check(keyspace, names)
-        return Report(
-            self._mode,
-            tuple(sorted(self._found.shown, key=lambda finding: finding.severity)),
-            self._found.counts,
-            self._keys,
-            len(self._metadata.arrays),
-            sum(len(keys) for keys in self._chunks),
-            self._missing - self._damaged,
-            len(self._ranges.urls),
-            self._read,
-            self._bytes,
-            self._decoded,
-            tuple(self._notes),
+    def report(self, faults: Sequence[Fault], mode: CheckMode, sample: int) -> Report:
+        source, arrays = self._source, list(self._source.arrays.values())
+        for key, error in faults:
+            self._found.add_error(key, error, "metadata" if zarrmeta.is_metadata(key) else "unreadable")
+        check_documents(source.documents, self._found)
+        self._check_names()
+        wanted = _wanted(arrays, mode, sample)
+        self._callback.set_size(len(source.urls) + sum(len(positions) for _, positions in wanted))
+        ranges = Ranges(source)
+        sync(self._fs.loop or get_loop(), check_targets, self._fs._session, ranges, self._found, self._callback)
+        decodes = mode == "full" and has_zarr()
+        batch = max(1, min(TOGETHER, MEMORY // ranges.mean_size(MEMORY // 16)))
+        for extents, positions in wanted:
+            self._check_chunks(extents, positions, decodes, batch)
+        return self._found.report(
+            mode,
+            keys=source.keys,
+            arrays=len(arrays),
+            chunks=sum(map(len, arrays)),
+            missing=sum((e.possible or 0) - len(e) for e in arrays if e.meta.grid is not None and e.listed)
+            - sum(_is_chunk(source, key) for key, _ in faults),
+            targets=len(source.urls),
+            read=self._read,
+            bytes_read=self._bytes,
+            decoded=self._decoded,
+            notes=("zarr is not installed: chunks were read, and none was decoded",)
+            if mode == "full" and not decodes
+            else (),
         )
 
-    async def _names(self, keyspace: KeySpace) -> list[str]:
-        """Return the keys that have no place in columns, after those that have."""
-        match keyspace:
-            case FlatKeySpace(refs=refs):
-                self._chunks += self._ranges.add_flat(keyspace)
-                names = list(refs.side)
-                self._keys = len(refs)
-            case _:
-                engine = self._session.engine()
-                names = await list_all(keyspace, engine, self._found, self._unlisted, self._existing)
-                self._keys = len(names)
-        return names
-
-    async def _existing(self, names: list[str]) -> list[str]:
-        """Return those of ``names``, in a directory that cannot be listed, that are there, or whose reading fails."""
-        self._closed.update(parent(name)[0] for name in names)
-        found = await self._session.read_all(list(map(Request, names)))
-        return [name for name, data in zip(names, found, strict=True) if not isinstance(data, FileNotFoundError)]
-
-    async def _sought(self, keyspace: KeySpace) -> list[str]:
-        """Return the chunks of arrays that cannot be listed, looked for one by one; what is damaged is found so."""
-        names = []
-        for prefix, error in self._unlisted.items():
-            path = self._metadata.array_of(join(prefix, "0"))
-            meta = self._metadata.arrays.get(path)
-            if meta is None or meta.grid is None or meta.grid.size > SOUGHT:
-                self._found.add_error(prefix, error)
+    def _check_names(self) -> None:
+        """Find keys that look like chunks and are none of their array's grid."""
+        for key in self._source.rest:
+            extents = self._source.arrays.get(array_of(key, self._source.arrays))
+            if extents is None or extents.meta.grid is None or not CHUNK_NAME.fullmatch(_tail(key, extents.path)):
                 continue
-            stem = prefix + "/" if prefix else ""
-            keys = [key for tail in meta.grid.tails() if (key := join(path, tail)).startswith(stem)]
-            for some in _batches(keys, TOGETHER):
-                found = await self._session.engine().find_all(keyspace, some)
-                for key, entry in zip(some, found, strict=True):
-                    match entry:
-                        case None:
-                            continue
-                        case Exception():
-                            self._damaged += 1
-                            self._found.add_error(key, entry)
-                        case _:
-                            names.append(key)
-        self._keys += len(names)
-        return names
+            shape = " × ".join(map(str, extents.meta.grid.counts)) or "one chunk"
+            text = f"array {extents.path!r} has no such chunk: its grid is {shape}"
+            self._found.add("error", "outside-grid", key, text=text)
 
-    async def _check(self, keyspace: KeySpace, names: Sequence[str]) -> None:
-        for some in _batches([name for name in names if zarrmeta.is_metadata(name)], TOGETHER):
-            for name, data in zip(some, await self._session.read_all(list(map(Request, some))), strict=True):
-                self._metadata.add(name, data)
-        self._metadata.compare()
-        if self._unlisted:
-            names = [*names, *await self._sought(keyspace)]
-        self._check_grids([name for name in names if not zarrmeta.is_metadata(name)])
-        for some in _batches(names, TOGETHER):
-            found = await self._session.engine().find_all(keyspace, some)
-            entries = []
-            for name, entry in zip(some, found, strict=True):
-                match entry:
-                    case None:
-                        self._found.add("error", "unreadable", name, text="it is listed, and there is no such key")
-                    case Exception():
-                        self._found.add_error(name, entry)
-                    case _:
-                        entries.append((name, entry))
-            self._ranges.add(entries)
-        wanted = self._wanted()
-        self._callback.set_size(len(self._ranges.urls) + sum(len(positions) for _, positions in wanted))
-        columns = self._ranges.settled()
-        await Targets(self._ranges, self._found, self._callback).check(columns, self._session.engine().need)
-        version = zarr_version() if self._mode == "full" else None
-        if self._mode == "full" and version is None:
-            self._notes.append("zarr is not installed: chunks were read, and none was decoded")
-        mean = _mean_size(columns)
-        for keys, positions in wanted:
-            await self._read_chunks(keys, positions, version, max(1, min(TOGETHER, MEMORY // mean)))
-
-    def _check_grids(self, names: Iterable[str]) -> None:
-        """Sort keys that stand by themselves into the grids of their arrays; count what is missing."""
-        inside: dict[str, list[str]] = {}
-        for name in names:
-            path = self._metadata.array_of(name)
-            meta = self._metadata.arrays.get(path)
-            if meta is None:
-                continue
-            tail = _tail(name, path)
-            if meta.grid is None or meta.grid.number(tail) is not None:
-                inside.setdefault(path, []).append(name)
-            elif CHUNK_NAME.fullmatch(tail):
-                shape = " × ".join(map(str, meta.grid.counts)) or "one chunk"
-                self._found.add(
-                    "error", "outside-grid", name, text=f"array {path!r} has no such chunk: its grid is {shape}"
-                )
-        hidden = {path: _hidden(keys, inside.get(path, ())) for keys in self._chunks if (path := keys.array) in inside}
-        present = {keys.array: len(keys) - hidden.get(keys.array, 0) for keys in self._chunks}
-        self._chunks += [Keys.spelled(path, found) for path, found in inside.items()]
-        for path, meta in self._metadata.arrays.items():
-            if meta.grid is not None and path not in self._closed:
-                self._missing += meta.grid.size - present.get(path, 0) - len(inside.get(path, ()))
-
-    # ------------------------------------------------------------------ data
-
-    def _wanted(self) -> list[tuple[Keys, Sequence[int]]]:
-        """Return which chunks are to be read, by their position among keys."""
-        match self._mode:
-            case "head":
-                return []
-            case "full":
-                return [(keys, range(len(keys))) for keys in self._chunks]
-        total = sum(len(keys) for keys in self._chunks)
-        chosen = np.unique(np.linspace(0, total - 1, min(self._sample, total)).round().astype(np.int64))
-        wanted: list[tuple[Keys, Sequence[int]]] = []
-        start = 0
-        for keys in self._chunks:
-            end = start + len(keys)
-            wanted.append((keys, (chosen[(chosen >= start) & (chosen < end)] - start).tolist()))
-            start = end
-        return wanted
-
-    async def _read_chunks(self, keys: Keys, positions: Sequence[int], version: int | None, batch: int) -> None:
-        trial, meta = None, self._metadata.arrays.get(keys.array)  # of damaged metadata there is a finding
-        if version is not None and meta is not None and positions:
+    def _check_chunks(self, extents: Extents, positions: Sequence[int], decodes: bool, batch: int) -> None:
+        """Read the chunks of an array at ``positions``, and decode them."""
+        trial = None
+        if decodes and positions:
             try:
-                trial = await asyncio.to_thread(Trial, meta, version)
+                trial = Trial(extents.meta)
             except ValueError as e:
-                self._found.add(
-                    "warning", "not-decoded", keys.array, text=f"its chunks were read, and not decoded: {e}"
-                )
-        for some in _batches(positions, batch):
-            names = [keys.key(position) for position in some]
-            found = await self._session.read_all(list(map(Request, names)), self._callback.relative_update)
-            chunks = []
-            for name, data in zip(names, found, strict=True):
+                text = f"its chunks were read, and not decoded: {e}"
+                self._found.add("warning", "not-decoded", extents.path, text=text)
+        for some in batches(positions, batch):
+            keys = extents.keys(some)
+            for key, data in zip(keys, contents(self._fs, keys, self._callback.relative_update), strict=True):
                 if isinstance(data, Exception):
-                    self._found.add_error(name, data)
+                    self._found.add_error(key, data)
                     continue
                 self._read += 1
                 self._bytes += len(data)
-                chunks.append((name, data))
-            if trial is not None:
-                await asyncio.to_thread(self._decode, trial, keys.array, chunks)
+                try:
+                    if trial is not None:
+                        trial.decode(_tail(key, extents.path), data)
+                        self._decoded += 1
+                except ValueError as e:
+                    text = f"its {len(data):,} bytes are not what zarr decodes: {e}"
+                    self._found.add("error", "undecodable", key, text=text)
 
-    def _decode(self, trial: Trial, array: str, chunks: Iterable[tuple[str, bytes]]) -> None:
-        for name, data in chunks:
-            try:
-                trial.decode(_tail(name, array), data)
-                self._decoded += 1
-            except ValueError as e:
-                self._found.add(
-                    "error", "undecodable", name, text=f"its {len(data):,} bytes are not what zarr decodes: {e}"
-                )
+
+def _wanted(arrays: Sequence[Extents], mode: CheckMode, sample: int) -> list[tuple[Extents, Sequence[int]]]:
+    """Return the chunks to be read of each array, by their position."""
+    if mode == "head":
+        return []
+    if mode == "full":
+        return [(extents, range(len(extents))) for extents in arrays]
+    ends = np.cumsum([len(extents) for extents in arrays], dtype=np.int64)
+    total = int(ends[-1]) if arrays else 0
+    chosen = np.unique(np.linspace(0, total - 1, min(sample, total)).round().astype(np.int64))
+    parts: list[Any] = np.split(chosen, np.searchsorted(chosen, ends))[:-1]
+    return [(e, (part - (end - len(e))).tolist()) for e, part, end in zip(arrays, parts, ends, strict=True)]
+
+
+def _is_chunk(source: Survey, key: str) -> bool:
+    extents = source.arrays.get(array_of(key, source.arrays))
+    grid = None if extents is None else extents.meta.grid
+    return extents is not None and grid is not None and grid.number(_tail(key, extents.path)) is not None
 
 
 def _tail(key: str, array: str) -> str:
     return key[len(array) + 1 :] if array else key
-
-
-def _hidden(keys: Keys, names: Iterable[str]) -> int:
-    """Return how many of ``names``, which stand by themselves, are in columns as well."""
-    grid = None if keys.table is None else keys.table.grid
-    if grid is None:
-        return 0
-    numbers = {grid.number(_tail(name, keys.array)) for name in names} - {None}
-    return int(np.isin(np.array(sorted(n for n in numbers if n is not None), np.uint64), keys.numbers).sum())
-
-
-def _mean_size(columns: Columns) -> int:
-    known = columns.stops != _UNKNOWN
-    lengths = (columns.stops - columns.starts)[known]
-    return max(1, int(lengths.astype(float).mean())) if len(lengths) else MEMORY // 16
-
-
-def _batches(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), most):
-        yield items[start : start + most]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from refshard_fs.core.columns import WHOLE
 from refshard_fs.errors import redacted
 from refshard_fs.reading.plan import Planned
-from refshard_fs.tools.survey import AT_HAND, Extents
+from refshard_fs.tools.survey import INLINE, Extents
 
 __all__ = [
     "Asked",
@@ -197,7 +197,7 @@ def strip_of(
     lines: int = 1,
 ) -> Strip:
     """Return the strip of ``target``, of which ``rows`` of ``extents`` are the chunks."""
-    starts, stops = extents.starts[rows], extents.stops[rows]
+    starts, stops = extents.chunks.starts[rows], extents.chunks.stops[rows]
     known = stops != _UNKNOWN
     end = int(max(stops[known].max(initial=0), starts.max(initial=0)))
     end = max([end, *(stop for _, stop in requests if stop is not None)])
@@ -297,7 +297,7 @@ def chunk_map(
         raise ValueError(f"the chunks of {extents.path!r} form no grid that is known here: there is nothing to draw")
     files, local = _files(extents)
     names = tuple(redacted(urls[i]) for i in files.tolist())
-    plane = plane_of(meta.grid.counts, extents.numbers, local, None if asked is None else asked.numbers)
+    plane = plane_of(meta.grid.counts, extents.chunks.numbers, local, None if asked is None else asked.numbers)
     return ChunkMap(
         source=redacted(source),
         path=extents.path,
@@ -310,7 +310,7 @@ def chunk_map(
         present=len(extents),
         possible=meta.grid.size,
         bytes=int(extents.sizes.sum()),
-        inline=int((local == AT_HAND).sum()),
+        inline=int((local == INLINE).sum()),
         plane=plane,
         shard_of=_shard_of(plane, meta.grid.counts, extents.shards),
         files=names,
@@ -322,13 +322,13 @@ def chunk_map(
 
 def _files(extents: Extents) -> tuple[Integers, Integers]:
     """Return the targets in the order in which they are come to, and each chunk's place among them."""
-    there = extents.targets != AT_HAND
-    known, first = np.unique(extents.targets[there], return_index=True)
+    there = extents.chunks.targets != INLINE
+    known, first = np.unique(extents.chunks.targets[there], return_index=True)
     files = known[np.argsort(first, kind="stable")]
     place = np.empty(int(known.max(initial=-1)) + 1, np.int64)
     place[files] = np.arange(len(files))
-    local = np.full(len(extents), AT_HAND, np.int64)
-    local[there] = place[extents.targets[there]]
+    local = np.full(len(extents), INLINE, np.int64)
+    local[there] = place[extents.chunks.targets[there]]
     return files, local
 
 

@@ -5,8 +5,8 @@ Chunks are compared in columns, a million in a fraction of a second; of the keys
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -14,12 +14,12 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.tools.survey import AT_HAND, Extents, Place, Positions, Survey, Surveyed, contents, survey
+from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Survey, Surveyed, batches, contents, survey
 
 __all__ = ["Changes", "Difference", "DocumentChange", "compare"]
 
 NAMED: Final = 10  # keys of each kind that are named
-TOGETHER: Final = 4096  # chunks at hand that are compared at a time
 Keys = tuple[str, ...]
 
 
@@ -64,22 +64,32 @@ class Difference(msgspec.Struct, frozen=True):
         return not any(getattr(self, name) for name in self.__struct_fields__)
 
 
-class Compared(Surveyed, Protocol):
-    """What is needed of a filesystem: `RefShardFileSystem`."""
+Compare = Callable[[Sequence[str]], list[str]]  # returns those of the keys whose bytes differ
 
 
-def compare(first: Compared, second: Compared) -> Difference:
+def compare(first: Surveyed, second: Surveyed) -> Difference:
     """Return what differs; URLs are compared as they are resolved, so that a set that was moved is another."""
     a, b = survey(first), survey(second)
-    both = a.documents.keys() & b.documents.keys()
-    documents = ((key, _fields(a.documents[key], b.documents[key])) for key in sorted(both))
-    inline = _Inline(first, second)
-    place = {url: number for number, url in enumerate(a.urls)}
-    same = np.array([place.get(url, len(a.urls) + i) for i, url in enumerate(b.urls)], np.int64)
-    changes = [_rest(a, b, same, inline)]
-    unlisted = {e.path for found in (a, b) for e in found.arrays.values() if not e.listed}
+    both = sorted(a.documents.keys() & b.documents.keys())
+    documents = ((key, _fields(a.documents[key], b.documents[key])) for key in both)
+    number = {url: target for target, url in enumerate(a.urls)}
+    targets = np.array([number.get(url, len(a.urls) + i) for i, url in enumerate(b.urls)] + [INLINE], np.int64)
+
+    def differing(keys: Sequence[str]) -> list[str]:
+        found = []
+        for some in batches(keys):
+            pairs = zip(some, contents(first, some), contents(second, some), strict=True)
+            for key, one, other in pairs:
+                for data in (one, other):
+                    if isinstance(data, Exception):
+                        raise data
+                found += [key] * (one != other)
+        return found
+
+    unlisted = {path for found in (a, b) for path, extents in found.arrays.items() if not extents.listed}
     paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)
-    changes += [_chunks(path, a.arrays.get(path), b.arrays.get(path), same, inline) for path in paths]
+    changes = [_changes(None, _rest(a), _rest(b), targets, differing)]
+    changes += [_changes(path, a.arrays.get(path), b.arrays.get(path), targets, differing) for path in paths]
     return Difference(
         groups_added=_without(b.groups, a.groups),
         groups_removed=_without(a.groups, b.groups),
@@ -88,25 +98,9 @@ def compare(first: Compared, second: Compared) -> Difference:
         metadata_added=_without(b.documents, a.documents),
         metadata_removed=_without(a.documents, b.documents),
         metadata_changed=tuple(DocumentChange(key, fields) for key, fields in documents if fields),
-        keys=tuple(c for c in changes if c.added or c.removed or c.changed),
+        keys=tuple(change for change in changes if change.added or change.removed or change.changed),
         not_compared=tuple(sorted(unlisted & a.arrays.keys() & b.arrays.keys())),
     )
-
-
-class _Inline:
-    """Compares the bytes of keys that both sources hold themselves."""
-
-    def __init__(self, first: Compared, second: Compared) -> None:
-        self._first, self._second = first, second
-
-    def differing(self, keys: list[str]) -> list[str]:
-        """Return those of ``keys`` whose bytes differ."""
-        found = []
-        for start in range(0, len(keys), TOGETHER):
-            some = keys[start : start + TOGETHER]
-            a, b = contents(self._first, some), contents(self._second, some)
-            found += [key for key in some if a[key] != b[key]]
-        return found
 
 
 def _without(some: Iterable[str], others: Iterable[str]) -> Keys:
@@ -122,78 +116,47 @@ def _fields(a: bytes, b: bytes) -> tuple[str, ...]:
     except ValueError:
         return ("(text)",)
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return () if _spelled(one) == _spelled(other) else ("(text)",)
-    names = dict.fromkeys([*one, *other])
-    return tuple(n for n in names if n not in one or n not in other or _spelled(one[n]) != _spelled(other[n]))
+        return () if zarrmeta.dumps(one) == zarrmeta.dumps(other) else ("(text)",)
+    # Compared as text: NaN is not itself, and 1 is not true.
+    texts = [{name: zarrmeta.dumps(value) for name, value in document.items()} for document in (one, other)]
+    return tuple(name for name in dict.fromkeys([*one, *other]) if texts[0].get(name) != texts[1].get(name))
 
 
-def _spelled(value: Any) -> bytes:
-    """Return a value's JSON: NaN is not itself, and 1 is not true."""
-    return zarrmeta.dumps(value)
+def _rest(found: Survey) -> Extents:
+    """Return the keys that are no chunks as those of an array without a grid."""
+    names = tuple(sorted(found.rest))
+    chunks = Chunks.of_places((number, found.rest[name]) for number, name in enumerate(names))
+    return Extents("", ArrayMeta(2, (), None, None, "", "C", {}), chunks, names=names)
 
 
-def _rest(a: Survey, b: Survey, same: Positions, inline: _Inline) -> Changes:
-    both = sorted(a.rest.keys() & b.rest.keys())
-    changed = [key for key in both if a.rest[key] != _renumbered(b.rest[key], same)]
-    moved = set(changed)
-    changed += inline.differing([key for key in both if key not in moved and a.rest[key].target == AT_HAND])
-    added, removed = _without(b.rest, a.rest), _without(a.rest, b.rest)
-    return Changes(
-        None,
-        len(added),
-        len(removed),
-        len(changed),
-        added[:NAMED],
-        removed[:NAMED],
-        tuple(sorted(changed)[:NAMED]),
-    )
+def _changes(path: str | None, a: Extents | None, b: Extents | None, targets: Positions, differing: Compare) -> Changes:
+    common = None if a is None or b is None else _common_numbers(a, b)
+    if a is None or b is None or common is None:  # other keys altogether
+        added, removed = range(0 if b is None else len(b)), range(0 if a is None else len(a))
+        return _named(path, a, b, added, removed, ())
+    _, at_a, at_b = np.intersect1d(*common, assume_unique=True, return_indices=True)
+    ours, theirs = a.chunks.at(at_a), b.chunks.at(at_b)
+    renumbered = targets[theirs.targets]
+    moved = (ours.targets != renumbered) | (ours.starts != theirs.starts) | (ours.stops != theirs.stops)
+    inline = {a.key(i): i for i in at_a[~moved & (renumbered == INLINE)].tolist()}
+    changed = sorted([*at_a[moved].tolist(), *(inline[key] for key in differing(list(inline)))])
+    added, removed = (np.setdiff1d(np.arange(len(e)), at).tolist() for e, at in ((b, at_b), (a, at_a)))
+    return _named(path, a, b, added, removed, changed)
 
 
-def _renumbered(place: Place, same: Positions) -> Place:
-    return place if place.target == AT_HAND else place._replace(target=int(same[place.target]))
+def _named(
+    path: str | None,
+    a: Extents | None,
+    b: Extents | None,
+    added: Sequence[int],
+    removed: Sequence[int],
+    changed: Sequence[int],
+) -> Changes:
+    def keys(extents: Extents | None, positions: Sequence[int]) -> Keys:
+        return () if extents is None else extents.keys(positions[:NAMED])
 
-
-def _chunks(path: str, a: Extents | None, b: Extents | None, same: Positions, inline: _Inline) -> Changes:
-    if a is None or b is None:
-        only = a if b is None else b
-        assert only is not None
-        names = tuple(only.key(i) for i in range(min(NAMED, len(only))))
-        if b is None:
-            return Changes(path, 0, len(only), 0, (), names)
-        return Changes(path, len(only), 0, 0, names)
-    common = _common_numbers(a, b)
-    if common is None:  # other keys altogether
-        return Changes(
-            path,
-            len(b),
-            len(a),
-            0,
-            tuple(b.key(i) for i in range(min(NAMED, len(b)))),
-            tuple(a.key(i) for i in range(min(NAMED, len(a)))),
-        )
-    ours, theirs = common
-    _, at_a, at_b = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
-    targets = b.targets[at_b]
-    renumbered = np.where(targets == AT_HAND, AT_HAND, same[targets] if len(same) else targets)
-    moved = (a.targets[at_a] != renumbered) | (a.starts[at_a] != b.starts[at_b]) | (a.stops[at_a] != b.stops[at_b])
-    held = at_a[~moved & (renumbered == AT_HAND)]
-    keys = {a.key(int(i)): int(i) for i in held}
-    changed = np.sort(
-        np.concatenate((at_a[moved], np.array([keys[k] for k in inline.differing(list(keys))], np.int64)))
-    )
-    added, removed = _others(len(b), at_b), _others(len(a), at_a)
-
-    def named(extents: Extents, at: Positions) -> Keys:
-        return tuple(extents.key(int(i)) for i in at[:NAMED])
-
-    return Changes(path, len(added), len(removed), len(changed), named(b, added), named(a, removed), named(a, changed))
-
-
-def _others(count: int, positions: Positions) -> Positions:
-    """Return the positions below ``count`` that are not among ``positions``."""
-    left = np.ones(count, bool)
-    left[positions] = False
-    return np.flatnonzero(left)
+    counts = len(added), len(removed), len(changed)
+    return Changes(path, *counts, keys(b, added), keys(a, removed), keys(a, changed))
 
 
 def _common_numbers(a: Extents, b: Extents) -> tuple[UInt64s, UInt64s] | None:
@@ -206,7 +169,7 @@ def _common_numbers(a: Extents, b: Extents) -> tuple[UInt64s, UInt64s] | None:
     if one is None or other is None or one.encoding != other.encoding or len(one.counts) != len(other.counts):
         return None
     counts = tuple(map(max, one.counts, other.counts))
-    return _in_grid(a.numbers, one, counts), _in_grid(b.numbers, other, counts)
+    return _in_grid(a.chunks.numbers, one, counts), _in_grid(b.chunks.numbers, other, counts)
 
 
 def _in_grid(numbers: UInt64s, grid: ChunkGrid, counts: tuple[int, ...]) -> UInt64s:

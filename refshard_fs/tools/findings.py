@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -34,14 +34,14 @@ class Report(msgspec.Struct, frozen=True):
     mode: CheckMode
     findings: tuple[Finding, ...]
     counts: dict[str, int]
-    keys: int
-    arrays: int
-    chunks: int
-    missing: int
-    targets: int
-    read: int
-    bytes_read: int
-    decoded: int
+    keys: int = 0
+    arrays: int = 0
+    chunks: int = 0
+    missing: int = 0
+    targets: int = 0
+    read: int = 0
+    bytes_read: int = 0
+    decoded: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,6 +81,10 @@ class Findings:
         self.count(kind, 1)
         if self.counts[kind] <= SHOWN:
             self.shown.append(Finding(severity, kind, key, redacted(url[:1000]), redacted(text)))
+
+    def report(self, mode: CheckMode, **figures: Any) -> Report:
+        """Return what was found, errors first, with the ``figures`` of what was looked at."""
+        return Report(mode, tuple(sorted(self.shown, key=lambda finding: finding.severity)), self.counts, **figures)
 
     def count(self, kind: str, more: int) -> None:
         """Count ``more`` findings that are not kept."""

@@ -19,7 +19,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.session.recognition import beneath
 from refshard_fs.session.session import Session
-from refshard_fs.tools.survey import AT_HAND, Extents, Survey, Surveyed, survey
+from refshard_fs.tools.survey import INLINE, Extents, Survey, Surveyed, survey
 
 __all__ = ["ArraySummary", "Summary", "Target", "Targets", "summarise"]
 
@@ -123,8 +123,8 @@ def summarise(fs: Summarised) -> Summary:
         groups=found.groups,
         arrays=arrays,
         targets=_targets(found),
-        inline_keys=found.at_hand,
-        inline_bytes=found.at_hand_bytes,
+        inline_keys=found.inline_keys,
+        inline_bytes=found.inline_bytes,
         left_whole=left_whole,
         warnings=tuple(_warnings(found, left_whole, unsized)),
     )
@@ -162,8 +162,8 @@ def _targets(found: Survey) -> Targets:
     count = len(found.urls)
     references, sizes = np.zeros(count, np.int64), np.zeros(count, np.uint64)
     for extents in found.arrays.values():
-        there = extents.targets != AT_HAND
-        targets = extents.targets[there]
+        there = extents.chunks.targets != INLINE
+        targets = extents.chunks.targets[there]
         references += np.bincount(targets, minlength=count)
         np.add.at(sizes, targets, extents.sizes[there])
     top = np.lexsort((-references, -sizes.astype(float)))[:TOP]

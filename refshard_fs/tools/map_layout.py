@@ -14,7 +14,7 @@ import numpy as np
 
 from refshard_fs.core.formatting import bytes_text, count_text, printable, shape_text
 from refshard_fs.tools.chunk_map import NOTHING, Asked, ChunkMap, Strip
-from refshard_fs.tools.survey import AT_HAND
+from refshard_fs.tools.survey import INLINE
 
 __all__ = [
     "Anchor",
@@ -371,7 +371,7 @@ class _Layout:
             opacity *= 0.4
         target = int(plane.target[row, column])
         assert target != NOTHING
-        if target == AT_HAND:
+        if target == INLINE:
             return "inline", opacity
         if len(self._colours) > 1:
             return self._colours[target], opacity
@@ -390,9 +390,9 @@ class _Layout:
             said = f"{present:,} of {count_text(room, 'chunk')}"
             if not present:
                 return said
-        if len(shown.files) == 1 and target != AT_HAND:
+        if len(shown.files) == 1 and target != INLINE:
             return said
-        where = "inline" if target == AT_HAND else printable(shown.files[target].rstrip("/").rpartition("/")[2])
+        where = "inline" if target == INLINE else printable(shown.files[target].rstrip("/").rpartition("/")[2])
         return f"{said}: {where}"
 
     def _edges(

@@ -1,13 +1,12 @@
 """Survey a source: its groups, its arrays, and where each chunk lies. Metadata and indexes are read, chunks are not.
 
-The chunks of reference sets are taken in columns, millions at once; those of other sources, and inner chunks of
-shards, are listed and looked up.
+The chunks of a reference set are read as columns, millions at once. Those of other sources are listed and looked up;
+of arrays in shards, the shards' indexes are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -17,39 +16,56 @@ from fsspec.asyn import get_loop, sync
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
-from refshard_fs.core.columns import Row as Reference
 from refshard_fs.core.edited_keyspace import EditedKeySpace
-from refshard_fs.core.keys import join, parent
+from refshard_fs.core.keys import is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Listed, Packed, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, together
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.errors import ManifestError, NotListable
+from refshard_fs.errors import DamagedIndex, ManifestError, NotListable, RefShardError
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
+from refshard_fs.reading.engine import Request
+from refshard_fs.reading.failures import blame
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import decode
 from refshard_fs.session.recognition import beneath
+from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ArrayRows, ShardRows, ShardView
 
-__all__ = ["AT_HAND", "Extents", "Place", "Positions", "Row", "Survey", "Surveyed", "Urls", "contents", "survey"]
-
-# ----------------------------------------------------------------------------------------------------
-# Where the chunks of arrays lie, as columns: the number of each chunk, its target, and its byte range. No I/O here.
-
+__all__ = ["INLINE", "Chunks", "Extents", "Fault", "Place", "Positions", "Survey", "Surveyed", "array_of", "batches"]
+__all__ += ["contents", "survey"]
 
 Positions = npt.NDArray[np.int64]
+T = TypeVar("T")
 
-AT_HAND: Final = -1  # in the target column: the manifest itself holds the bytes
-_UNKNOWN = np.uint64(WHOLE)
+INLINE: Final = -1  # in the target column: the source itself holds the bytes
+BATCH: Final = 4096  # keys that are looked up, or read, at a time
+LOOKED_FOR: Final = 1_000_000  # chunks of an array that are looked for one by one where a shard's index is damaged
+_DOCUMENTS: Final = ("zarr.json", ".zarray")
+_END: Final = np.uint64(WHOLE)
+
+
+class Surveyed(Protocol):
+    """What is needed of a filesystem: `RefShardFileSystem`."""
+
+    def _opened(self) -> KeySpace: ...
+    def collect(self) -> ReferenceSet: ...
+    @property
+    def loop(self) -> Any: ...
+    @property
+    def _session(self) -> Session: ...
 
 
 class Place(NamedTuple):
-    """Where one key's bytes lie: its target (`AT_HAND`: none), and a range of it; ``stop`` is WHOLE for its end."""
+    """Where one key's bytes lie: its target (or `INLINE`) and a range of it; ``stop`` is WHOLE for the target's end.
+
+    ``derived`` bytes are made from those of the range, which other keys may share.
+    """
 
     target: int
     start: int
     stop: int
+    derived: bool = False
 
     @property
     def size(self) -> int | None:
@@ -57,35 +73,52 @@ class Place(NamedTuple):
         return None if self.stop == WHOLE else self.stop - self.start
 
 
-class Row(NamedTuple):
-    """One chunk: its number in the grid, its target (`AT_HAND`: none), and where its bytes lie there."""
+class Chunks(NamedTuple):
+    """Chunks of one array as columns: the number of each in the grid, and where it lies (see `Place`)."""
 
-    number: int
-    target: int
-    start: int
-    stop: int  # WHOLE: the end of the target
+    numbers: UInt64s
+    targets: Positions
+    starts: UInt64s
+    stops: UInt64s
+    derived: npt.NDArray[np.bool_]
 
+    @classmethod
+    def of_places(cls, places: Iterable[tuple[int, Place]]) -> Chunks:
+        """Return chunks whose places are known one by one."""
+        rows = [(number, *place) for number, place in places]
+        columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * 5
+        return cls(*map(np.array, columns, (np.uint64, np.int64, np.uint64, np.uint64, np.bool_)))
 
-class Urls:
-    """URLs by number, each once."""
+    @classmethod
+    def of_table(cls, table: ChunkTable, target: Callable[[int], int]) -> Chunks:
+        """Return the chunks of ``table``, whose targets ``target`` renumbers."""
+        numbers = table.present()
+        rows = slice(None) if table.numbers is not None else numbers
+        codes, starts, lengths = table.targets[rows], table.offsets[rows], table.lengths[rows]
+        known = np.unique(codes)
+        renumbered = np.fromiter((target(int(code)) for code in known), np.int64, len(known))
+        stops = np.where(lengths == _END, _END, starts + lengths)
+        return cls(numbers, renumbered[np.searchsorted(known, codes)], starts, stops, np.zeros(len(numbers), bool))
 
-    def __init__(self) -> None:
-        self.all: list[str] = []
-        self._ids: dict[str, int] = {}
+    @classmethod
+    def joined(cls, parts: Sequence[Chunks]) -> Chunks:
+        """Return the chunks of all ``parts``, ascending by number; of one number, that of the last part counts."""
+        found = cls(*map(np.concatenate, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
+        numbers = found.numbers
+        if (numbers[1:] > numbers[:-1]).all():
+            return found
+        order = np.argsort(numbers, kind="stable")
+        order = order[np.append(numbers[order[1:]] != numbers[order[:-1]], True)]
+        return found.at(order)
 
-    def id_of(self, url: str) -> int:
-        """Return the number of ``url``, a new one if it has none."""
-        found = self._ids.get(url)
-        if found is None:
-            found = self._ids[url] = len(self.all)
-            self.all.append(url)
-        return found
+    def at(self, rows: Positions) -> Chunks:
+        """Return some of the chunks."""
+        return Chunks(*(column[rows] for column in self))  # type: ignore[arg-type]  # of the same types
 
 
 class Extents(msgspec.Struct, frozen=True, eq=False):
-    """The chunks of one array that exist, ascending by their number in the grid.
+    """The ``chunks`` of one array that exist, ascending by their number in the grid.
 
-    ``targets`` are places in the survey's URLs, or `AT_HAND`; ``stops`` are WHOLE where only the target knows.
     ``shards`` is the size, in chunks, of the boxes that lie together. ``stray`` keys below the array are no chunks
     of it. Without a grid (``meta.grid``), chunks are numbered in the order of ``names``, their keys in the array.
     Of an array that is not ``listed``, because its source cannot list, nothing is known of any chunk. Chunks that are
@@ -94,57 +127,24 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
 
     path: str
     meta: ArrayMeta
-    numbers: UInt64s
-    targets: Positions
-    starts: UInt64s
-    stops: UInt64s
+    chunks: Chunks
     shards: tuple[int, ...] = ()
     stray: int = 0
     names: tuple[str, ...] = ()
     listed: bool = True
     plain: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        path: str,
-        meta: ArrayMeta,
-        table: ChunkTable | None,
-        rows: Iterable[Row] | npt.NDArray[np.uint64],
-        target: Callable[[int], int],
-        shards: tuple[int, ...] = (),
-        stray: int = 0,
-        names: tuple[str, ...] = (),
-    ) -> Extents:
-        """Return the chunks of ``table``, whose targets ``target`` renumbers, and ``rows``, which hide those."""
-        aside = rows if isinstance(rows, np.ndarray) else np.array(list(rows), np.uint64).reshape(-1, 4)
-        numbers, starts, stops = aside[:, 0], aside[:, 2], aside[:, 3]
-        targets = aside[:, 1].astype(np.int64)
-        if table is not None:
-            present = table.present()
-            at = slice(None) if table.numbers is not None else present
-            codes, first, lengths = table.targets[at], table.offsets[at], table.lengths[at]
-            if len(numbers):
-                kept = ~np.isin(present, numbers)
-                present, codes, first, lengths = present[kept], codes[kept], first[kept], lengths[kept]
-            known = np.unique(codes)
-            renumbered = np.fromiter((target(int(code)) for code in known), np.int64, len(known))
-            numbers = np.concatenate((present, numbers))
-            targets = np.concatenate((renumbered[np.searchsorted(known, codes)], targets))
-            starts = np.concatenate((first, starts))
-            stops = np.concatenate((np.where(lengths == _UNKNOWN, _UNKNOWN, first + lengths), stops))
-        if len(numbers) > 1 and not (numbers[1:] > numbers[:-1]).all():
-            order = np.argsort(numbers, kind="stable")
-            numbers, targets, starts, stops = numbers[order], targets[order], starts[order], stops[order]
-        return cls(path, meta, numbers, targets, starts, stops, shards, stray, names)
-
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.chunks.numbers)
 
     def key(self, position: int) -> str:
         """Return the key of the chunk at ``position``."""
-        number, grid = int(self.numbers[position]), self.meta.grid
+        number, grid = int(self.chunks.numbers[position]), self.meta.grid
         return join(self.path, self.names[number] if grid is None else grid.tail(number))
+
+    def keys(self, positions: Iterable[int]) -> tuple[str, ...]:
+        """Return the keys of the chunks at ``positions``."""
+        return tuple(map(self.key, positions))
 
     @property
     def possible(self) -> int | None:
@@ -154,35 +154,22 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
     @property
     def sizes(self) -> UInt64s:
         """Bytes of each chunk; 0 where only its target knows."""
-        return np.where(self.stops == _UNKNOWN, np.uint64(0), self.stops - self.starts)
+        return np.where(self.chunks.stops == _END, np.uint64(0), self.chunks.stops - self.chunks.starts)
 
     @property
     def unsized(self) -> int:
         """Chunks of which only the target knows the size."""
-        return int((self.stops == _UNKNOWN).sum())
+        return int((self.chunks.stops == _END).sum())
 
 
-TOGETHER: Final = 4096  # look-ups that are made at a time
-_DOCUMENTS: Final = ("zarr.json", ".zarray")
-T = TypeVar("T")
-
-
-class Surveyed(Protocol):
-    """What is needed of a filesystem: `RefShardFileSystem`."""
-
-    def _opened(self) -> KeySpace: ...
-    def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any: ...
-    def collect(self) -> ReferenceSet: ...
-    async def _cat(self, path: list[str], *, on_error: str) -> Any: ...
-    @property
-    def loop(self) -> Any: ...
+Fault = tuple[str, Exception]  # a key or a directory, and why it could not be surveyed
 
 
 class Survey(msgspec.Struct, frozen=True, eq=False):
     """What a source holds. ``documents`` are its metadata as shown, by key; ``urls`` are all targets, by number.
 
-    ``at_hand`` and ``at_hand_bytes`` count the keys, metadata among them, whose bytes a reference set holds itself.
-    ``rest`` are the keys that are neither chunks nor metadata.
+    ``inline_keys`` and ``inline_bytes`` count the keys, metadata among them, whose bytes a reference set holds itself.
+    ``rest`` are the keys that are neither chunks nor metadata. ``pins`` are what the source says of its targets.
     """
 
     urls: list[str]
@@ -190,8 +177,9 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
     arrays: dict[str, Extents]
     documents: dict[str, bytes]
     rest: dict[str, Place]
-    at_hand: int
-    at_hand_bytes: int
+    inline_keys: int
+    inline_bytes: int
+    pins: dict[int, set[Pin]]
 
     @property
     def keys(self) -> int:
@@ -199,312 +187,337 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
         return len(self.documents) + len(self.rest) + sum(map(len, self.arrays.values()))
 
 
-class _Found(msgspec.Struct):
-    """The keys that are not in columns: where they lie, and how large they are."""
-
-    entries: dict[str, Place]
-    documents: list[str]
-
-
-def survey(fs: Surveyed, array: str | None = None) -> Survey:
+def survey(fs: Surveyed, array: str | None = None, faults: list[Fault] | None = None) -> Survey:
     """Return what ``fs`` holds, or of that only what the array at the path ``array`` holds.
 
     Raises ManifestError where metadata is no JSON object, FileNotFoundError if there is no such array, NotListable
     where neither a listing nor consolidated metadata tell which arrays there are. Of arrays whose chunks cannot be
-    listed the metadata is told.
+    listed the metadata is told. With ``faults``, which takes them, errors of single keys and directories are no end.
     """
-    return _Surveying(fs, array).run()
+    return _Surveying(fs, array, faults).run()
 
 
-def contents(fs: Surveyed, keys: list[str], on_error: str = "raise") -> dict[str, bytes]:
-    """Return the bytes of ``keys``, also where ``fs`` was made for an event loop of its own."""
-    found: dict[str, bytes] = sync(fs.loop or get_loop(), fs._cat, keys, on_error=on_error) if keys else {}
+def contents(fs: Surveyed, keys: Sequence[str], tell: Callable[[int], object] | None = None) -> list[Any]:
+    """Return the bytes, or the error, of each of ``keys``, also where ``fs`` was made for a loop of its own.
+
+    ``tell(1)`` is called as each is read.
+    """
+    found: list[Any] = sync(fs.loop or get_loop(), fs._session.read_all, list(map(Request, keys)), tell)
     return found
 
 
+def batches(items: Sequence[T], most: int = BATCH) -> Iterator[Sequence[T]]:
+    """Yield ``items`` in parts of up to ``most``."""
+    for start in range(0, len(items), most):
+        yield items[start : start + most]
+
+
+def array_of(key: str, arrays: Mapping[str, object]) -> str:
+    """Return the path of the array that ``key`` lies below; that of the root, if none."""
+    path = parent(key)[0]
+    while path and path not in arrays:
+        path = parent(path)[0]
+    return path
+
+
 class _Surveying:
-    def __init__(self, fs: Surveyed, only: str | None) -> None:
-        self._fs, self._only = fs, only
-        self._urls = Urls()
-        self._at_hand = self._at_hand_bytes = 0
-        self._tables: dict[str, ChunkTable] = {}
-        self._target: Callable[[int], int] = int
-        self._inner: dict[str, npt.NDArray[np.uint64]] = {}  # chunks of shards, by array
-        self._unlisted: set[str] = set()  # arrays
+    def __init__(self, fs: Surveyed, only: str | None, faults: list[Fault] | None) -> None:
+        self._fs, self._only, self._faults = fs, only, faults
         self._keyspace = fs._opened()
+        self._urls: dict[str, int] = {}
+        self._pins: dict[int, set[Pin]] = {}
+        self._chunks: dict[str, list[Chunks]] = {}  # by array, as columns
+        self._places: dict[str, Place] = {}  # of keys that are in no columns
+        self._documents: list[str] = []
+        self._inline: set[str] = set()  # documents that a reference set holds
+        self._unlisted: dict[str, NotListable] = {}  # directories
+        self._damaged: dict[str, DamagedIndex] = {}  # directories of chunks whose shards cannot all be read
 
     def run(self) -> Survey:
-        keyspace = self._keyspace
-        found = _Found({}, [])
-        references = _references(self._fs, keyspace)
+        plain: set[str] = set()
+        references = self._references()
         if references is None:
-            self._list("" if self._only is None else self._only, found, count=True)
+            self._list(self._only or "")
         else:
-            refs, url = references
-            self._target = lambda code: self._urls.id_of(url(code))
-            sharded = [path for path, grid in self._within(refs.grids) if _shards(keyspace, path)]
-            self._tables = {p: t for p, t in refs.tables.items() if p not in sharded and self._is_wanted(p)}
-            self._take(refs, sharded, found)
-            for path in sharded:
-                self._list(path, found, count=False)
-        texts = contents(self._fs, found.documents)
-        groups, metas = _nodes(texts)
+            plain = self._add_references(references)
+        texts = self._read(self._documents)
+        hidden = [join(p, name) for p in (*self._unlisted, *self._damaged) for name in (*_DOCUMENTS, ".zattrs")]
+        texts |= self._read(hidden, omit=True)
+        groups, metas = self._nodes(texts)
         if self._only is not None and self._only not in metas:
             raise FileNotFoundError(
                 f"there is no array {self._only!r}: 'refshard tree SOURCE' shows those that there are"
             )
-        rows, names, stray, rest = _placed(found.entries, metas)
-        arrays = {}
-        for path in sorted(metas):
-            table, shards, inner = self._tables.get(path), _shards(keyspace, path), self._inner.get(path)
-            extents = Extents.of(
-                path,
-                metas[path],
-                table,
-                rows.get(path, ()) if inner is None else inner,
-                self._target,
-                shards,
-                stray.get(path, 0),
-                tuple(names.get(path, ())),
-            )
-            arrays[path] = msgspec.structs.replace(
-                extents, listed=path not in self._unlisted, plain=table is not None and path not in rows
-            )
-        return Survey(self._urls.all, tuple(sorted(groups)), arrays, texts, rest, self._at_hand, self._at_hand_bytes)
+        for path, error in self._unlisted.items():
+            if path not in metas:
+                self._fail(path, error)
+            elif self._faults is not None:
+                self._faults.append((path, error))
+        for path, damage in self._damaged.items():
+            self._look_for_chunks(path, metas, damage)
+        arrays, rest = self._arrays(metas, plain)
+        inline = [len(texts[key]) for key in self._inline]
+        inline += [place.stop for place in rest.values() if place.target == INLINE]
+        of_chunks = [extents.sizes[extents.chunks.targets == INLINE] for extents in arrays.values()]
+        return Survey(
+            list(self._urls),
+            tuple(groups),
+            arrays,
+            texts,
+            rest,
+            len(inline) + sum(map(len, of_chunks)),
+            sum(inline) + sum(int(sizes.sum()) for sizes in of_chunks),
+            self._pins,
+        )
+
+    def _fail(self, key: str, error: Exception) -> None:
+        """Note that ``key`` could not be surveyed; raise that where nobody wants notes, and of the root."""
+        if self._faults is None or not key:
+            raise blame(key, error)
+        self._faults.append((key, error))
+
+    def _on_loop(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return sync(self._fs.loop or get_loop(), method, *arguments)
+
+    async def _run_all(self, steps: Sequence[Steps[Any]]) -> list[Any]:
+        return await self._fs._session.engine().run_all(steps)
+
+    async def _find_all(self, keys: Sequence[str]) -> list[Any]:
+        return await self._fs._session.engine().find_all(self._keyspace, keys)
+
+    # ------------------------------------------------------------------ reference sets
+
+    def _references(self) -> FlatKeySpace | None:
+        """Return the references of the source, where it is a set of them that nothing was written to."""
+        keyspace = self._keyspace
+        match keyspace:
+            case EditedKeySpace(edits=edits) if len(edits):
+                return None
+            case EditedKeySpace(base=base):
+                keyspace = base
+        while isinstance(keyspace, ShardView):
+            keyspace = keyspace.base
+        match keyspace:
+            case ManifestView(maps_anything=True):
+                return None
+        match beneath(keyspace):
+            case FlatKeySpace() as flat:
+                return flat
+            case ParquetKeySpace():
+                try:
+                    return FlatKeySpace(self._fs.collect(), lambda url: url or "", "")
+                except RefShardError:
+                    if self._faults is None:
+                        raise
+        return None  # damaged partitions are found as keys are looked up
+
+    def _add_references(self, flat: FlatKeySpace) -> set[str]:
+        """Add all of a reference set; return the arrays whose chunks are references as they stand."""
+        refs = flat.refs
+
+        def target(code: int) -> int:
+            try:
+                url = flat.url(code)
+            except ManifestError:  # no URL, and no target= that it would stand for
+                url = ""
+            return self._target(url, flat.pin(code))
+
+        sharded = [path for path in refs.grids if self._is_wanted(path) and self._shards(path)]
+        tables = {p: t for p, t in refs.tables.items() if self._is_wanted(p) and p not in sharded}
+        self._chunks = {path: [Chunks.of_table(table, target)] for path, table in tables.items()}
+        hidden = tuple(path + "/" if path else "" for path in sharded)
+        for key in filter(self._is_wanted, refs.side):
+            if hidden and key.startswith(hidden):
+                continue  # it is listed below
+            try:
+                entry = flat.find(key)
+            except RefShardError as e:
+                self._fail(key, e)
+                continue
+            if zarrmeta.is_metadata(key):
+                self._documents.append(key)
+                if isinstance(entry, Inline):
+                    self._inline.add(key)
+            else:
+                self._add(key, entry)
+        plain = set(tables) - {array_of(key, tables) for key in self._places}
+        for path in sharded:
+            self._list(path)
+        return plain
 
     def _is_wanted(self, key: str) -> bool:
-        only = self._only
-        return not only or key == only or key.startswith(only + "/")
+        return is_within(key, self._only or "")
 
-    def _within(self, grids: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        return ((path, grid) for path, grid in grids.items() if self._is_wanted(path))
+    # ------------------------------------------------------------------ other sources
 
-    def _take(self, refs: ReferenceSet, sharded: Iterable[str], found: _Found) -> None:
-        """Take in the keys that a reference set has outside of its columns."""
-        hidden = tuple(path + "/" if path else "" for path in sharded)
-        for key, value in refs.side.items():
-            if not self._is_wanted(key):
-                continue
-            size = None if type(value) is Reference else len(_decoded(key, value))
-            if size is not None:
-                self._at_hand += 1
-                self._at_hand_bytes += size
-            if hidden and key.startswith(hidden):
-                continue  # it is listed
-            if zarrmeta.is_metadata(key):
-                found.documents.append(key)
-            elif type(value) is Reference:
-                stop = WHOLE if value.length is None else value.offset + value.length
-                found.entries[key] = Place(self._target(value.target), value.offset, stop)
-            else:
-                found.entries[key] = Place(AT_HAND, 0, size or 0)
-
-    def _list(self, prefix: str, found: _Found, *, count: bool) -> None:
-        """Take in the keys below ``prefix`` as they are listed, and where they lie as they are looked up."""
-        names: list[tuple[str, int | None]] = []
+    def _list(self, prefix: str) -> None:
+        """Add all keys below ``prefix`` as they are listed, and where they lie as they are looked up."""
+        names: dict[str, int | None] = {}  # with sizes
         level = [prefix]
         while level:
-            known = self._look(prefix, partial(_all_chunks, self._keyspace, level))
-            plain, below, unlisted = [], [], {}
-            for path, rows in zip(level, known, strict=True):
-                if rows is None:
-                    plain.append(path)
-                    continue
-                if isinstance(rows, NotListable):
-                    unlisted[path] = rows
-                    continue
-                self._inner[path] = self._columns(rows.shards, count=count)
-                found.documents += [key for key, _ in rows.others if zarrmeta.is_metadata(key)]
-                names += [(key, size) for key, size in rows.others if not zarrmeta.is_metadata(key)]
-                below += rows.directories
-            for path, listed in zip(plain, self._look(prefix, partial(_children, self._keyspace, plain)), strict=True):
-                if isinstance(listed, NotListable):
-                    unlisted[path] = listed
-                    continue
-                for child in listed or ():
-                    key = join(path, child.name)
-                    if child.is_directory:
-                        below.append(key)
-                    elif zarrmeta.is_metadata(key):
-                        found.documents.append(key)
-                    else:
-                        names.append((key, child.size))
-            found.documents += self._known_of(unlisted)
+            below: list[str] = []
+            listings = self._on_loop(self._run_all, [_below(self._keyspace, path) for path in level])
+            for path, found in zip(level, listings, strict=True):
+                match found:
+                    case NotListable():
+                        self._unlisted[path] = found
+                    case DamagedIndex() if self._faults is not None:
+                        self._damaged[path] = found
+                    case Exception():
+                        self._fail(path, found)
+                    case ArrayRows(shards, others, directories):
+                        self._chunks[path] = list(map(self._in_shard, shards))
+                        names |= dict(others)
+                        below += directories
+                    case _:
+                        children: Sequence[Listed] = found or ()
+                        names |= {join(path, child.name): child.size for child in children if not child.is_directory}
+                        below += [join(path, child.name) for child in children if child.is_directory]
             level = below
-        for first in range(0, len(names), TOGETHER):
-            some = names[first : first + TOGETHER]
-            entries: list[Entry | None] = self._look(prefix, partial(_looked_up, self._keyspace, [k for k, _ in some]))
-            for (key, size), entry in zip(some, entries, strict=True):
-                at = self._place(entry, size)
-                if at is not None:
-                    found.entries[key] = at
-                    if count and at.target == AT_HAND:
-                        self._at_hand += 1
-                        self._at_hand_bytes += at.stop
+        self._documents += filter(zarrmeta.is_metadata, names)
+        self._look_up({key: size for key, size in names.items() if not zarrmeta.is_metadata(key)}, listed=True)
 
-    def _known_of(self, unlisted: Mapping[str, NotListable]) -> list[str]:
-        """Return the metadata of directories that cannot be listed; the error itself where one is no array."""
-        names = [join(path, name) for path in unlisted for name in (*_DOCUMENTS, ".zattrs")]
-        texts = contents(self._fs, names, "omit")
-        metas = _nodes(texts)[1]
-        for path, error in unlisted.items():
-            if path not in metas:
-                raise error
-            self._unlisted.add(path)
-        return list(texts)
+    def _look_up(self, names: Mapping[str, int | None], *, listed: bool) -> None:
+        for keys in batches(list(names)):
+            entries = self._on_loop(self._find_all, keys)
+            for key, entry in zip(keys, entries, strict=True):
+                match entry:
+                    case Exception():
+                        self._fail(key, entry)
+                    case None if listed and self._faults is not None:
+                        self._fail(key, FileNotFoundError("it is listed, and there is no such key"))
+                    case _:
+                        self._add(key, entry, names[key])
 
-    def _look(self, key: str, steps: Callable[[], Steps[Any]]) -> Any:
-        return self._fs._look(key, steps)
+    def _look_for_chunks(self, prefix: str, metas: Mapping[str, ArrayMeta], error: DamagedIndex) -> None:
+        """Look the chunks in a directory up one by one, since a damaged index says nothing of any of them."""
+        path = array_of(join(prefix, "0"), metas)
+        meta = metas.get(path)
+        if meta is None or meta.grid is None or meta.grid.size > LOOKED_FOR:
+            self._fail(prefix, error)
+        else:
+            keys = (join(path, tail) for tail in meta.grid.tails())
+            self._look_up(dict.fromkeys(key for key in keys if is_within(key, prefix)), listed=False)
 
-    def _columns(self, shards: list[ShardRows], *, count: bool) -> npt.NDArray[np.uint64]:
-        """Return the chunks of shards as rows: number, target, start, stop."""
-        parts = [np.empty((0, 4), np.uint64)]
-        for entry, numbers, starts, lengths in shards:
-            at = self._place(entry, entry.size)
-            if at is None:
-                continue
-            target = np.full(len(numbers), at.target & (2**64 - 1), np.uint64)
-            first = starts * np.uint64(at.target != AT_HAND) + np.uint64(at.start)
-            parts.append(np.stack((numbers, target, first, first + lengths), axis=1))
-            if count and at.target == AT_HAND:
-                self._at_hand += len(numbers)
-                self._at_hand_bytes += int(lengths.sum())
-        return np.concatenate(parts)
+    def _add(self, key: str, entry: Entry | None, size: int | None = None) -> None:
+        if entry is not None:
+            self._places[key] = self._place(entry, size)
 
-    def _place(self, entry: Entry | None, size: int | None) -> Place | None:
+    def _place(self, entry: Entry, size: int | None) -> Place:
         match entry:
-            case None:
-                return None
             case Inline(data):
-                return Place(AT_HAND, 0, len(data))
-            case Packed(Span(url, start, stop)) if start >= 0:
-                return Place(self._urls.id_of(url), start, WHOLE if stop is None else stop)
-            case Span(url, start, stop) if start >= 0:
+                return Place(INLINE, 0, len(data))
+            case Packed(Span(url, start, stop, pin=pin)):
+                target = self._target(url, pin)
+                return Place(target, max(start, 0), WHOLE if stop is None or start < 0 else stop, derived=True)
+            case Span(url, start, stop, pin=pin):
+                target = self._target(url, pin)
+                if start < 0:
+                    return Place(target, 0, WHOLE, derived=True)
                 if stop is None or not entry.exact:
                     stop = WHOLE if size is None else start + size
-                return Place(self._urls.id_of(url), start, stop)
-            case Span(url) | Packed(Span(url)):
-                return Place(self._urls.id_of(url), 0, WHOLE)
+                return Place(target, start, stop)
+
+    def _target(self, url: str, pin: Pin | None) -> int:
+        target = self._urls.setdefault(url, len(self._urls))
+        if pin is not None:
+            self._pins.setdefault(target, set()).add(pin)
+        return target
+
+    def _in_shard(self, rows: ShardRows) -> Chunks:
+        shard = self._place(rows.entry, rows.entry.size)
+        derived = np.full(len(rows.numbers), shard.derived)
+        targets = np.full(len(rows.numbers), shard.target, np.int64)
+        if shard.derived:
+            starts, stops = (np.full(len(targets), bound, np.uint64) for bound in (shard.start, shard.stop))
+            return Chunks(rows.numbers, targets, starts, stops, derived)
+        starts = np.zeros(len(targets), np.uint64) if shard.target == INLINE else rows.starts + np.uint64(shard.start)
+        return Chunks(rows.numbers, targets, starts, starts + rows.lengths, derived)
+
+    def _shards(self, path: str) -> tuple[int, ...]:
+        """Return how many chunks along each dimension lie together in a shard that is shown as its inner chunks."""
+        grid = self._keyspace.grids.get(path)
+        return () if grid is None else grid.shards
+
+    # ------------------------------------------------------------------ metadata
+
+    def _read(self, keys: Sequence[str], *, omit: bool = False) -> dict[str, bytes]:
+        texts: dict[str, bytes] = {}
+        for key, data in zip(keys, contents(self._fs, keys) if keys else (), strict=True):
+            match data:
+                case FileNotFoundError() if omit:
+                    continue
+                case Exception():
+                    self._fail(key, data)
+                case _:
+                    texts[key] = data
+        return texts
+
+    def _nodes(self, texts: Mapping[str, bytes]) -> tuple[list[str], dict[str, ArrayMeta]]:
+        """Return the paths of groups, and the metadata of arrays; a check says itself what is wrong with documents."""
+        groups: set[str] = set()
+        metas: dict[str, ArrayMeta] = {}
+        for key, text in texts.items():
+            path, name = parent(key)
+            if name == ".zgroup":
+                groups.add(path)
+            if name not in _DOCUMENTS:
+                continue
+            try:
+                document = zarrmeta.object_in(text, repr(key))
+                meta = zarrmeta.array_meta(document, repr(key))
+                if meta is not None:
+                    metas[path] = meta
+                elif name == ".zarray":
+                    raise ManifestError(f"{key!r} lacks an array's zarr_format, shape or chunks")
+                elif document.get("node_type") == "group":
+                    groups.add(path)
+            except ManifestError:
+                if self._faults is None:
+                    raise
+        return sorted(groups - metas.keys()), metas
+
+    def _arrays(self, metas: Mapping[str, ArrayMeta], plain: set[str]) -> tuple[dict[str, Extents], dict[str, Place]]:
+        """Return the arrays, into whose grids keys are sorted, and the keys that are no chunks."""
+        numbered: dict[str, list[tuple[int, Place]]] = {path: [] for path in metas}
+        names: dict[str, list[str]] = {path: [] for path in metas}
+        stray = dict.fromkeys(metas, 0)
+        rest: dict[str, Place] = {}
+        for key, place in self._places.items():
+            path = array_of(key, metas)
+            if path not in metas:
+                rest[key] = place
+                continue
+            grid, tail = metas[path].grid, key[len(path) + 1 :] if path else key
+            number = len(names[path]) if grid is None else grid.number(tail)
+            if number is None:
+                rest[key] = place
+                stray[path] += 1
+            else:
+                names[path] += [tail] if grid is None else []
+                numbered[path].append((number, place))
+        arrays = {
+            path: Extents(
+                path,
+                metas[path],
+                Chunks.joined([*self._chunks.get(path, ()), Chunks.of_places(numbered[path])]),
+                self._shards(path),
+                stray[path],
+                tuple(names[path]),
+                listed=path not in self._unlisted,
+                plain=path in plain,
+            )
+            for path in sorted(metas)
+        }
+        return arrays, rest
 
 
-def _references(fs: Surveyed, keyspace: KeySpace) -> tuple[ReferenceSet, Callable[[int], str]] | None:
-    """Return the references in columns and what their targets' URLs are, where the source is a set of them."""
-    match keyspace:
-        case EditedKeySpace(edits=edits) if len(edits):
-            return None
-        case EditedKeySpace(base=base):
-            keyspace = base
-    while isinstance(keyspace, ShardView):
-        keyspace = keyspace.base
-    match keyspace:
-        case ManifestView(maps_anything=True):
-            return None
-    match beneath(keyspace):
-        case FlatKeySpace(refs=refs) as flat:
-            return refs, partial(_url, flat)
-        case ParquetKeySpace():
-            refs = fs.collect()
-            return refs, lambda code: refs.urls[code] or ""
-    return None
-
-
-def _url(flat: FlatKeySpace, code: int) -> str:
-    try:
-        return flat.url(code)
-    except ManifestError:  # no URL, and no target= that it would stand for
-        return ""
-
-
-def _all_chunks(keyspace: KeySpace, paths: Sequence[str]) -> Steps[list[ArrayRows | NotListable | None]]:
-    """Return, for each of ``paths`` that is an array of shards, its inner chunks; None for the others."""
-    keys = [join(path, name) for path in paths for name in _DOCUMENTS]
-    yield from together([keyspace.lookup(key) for key in keys])  # so that arrays are known
-    match keyspace:
-        case EditedKeySpace(base=ShardView() as view, edits=edits) if not len(edits):
-            pass
-        case ShardView() as view:
-            pass
-        case _:
-            return [None] * len(paths)
-    return (yield from together([_listable(view.all_chunks(path)) for path in paths]))
-
-
-def _children(keyspace: KeySpace, paths: Sequence[str]) -> Steps[list[Sequence[Listed] | NotListable | None]]:
-    return (yield from together([_listable(keyspace.children(path)) for path in paths]))
-
-
-def _listable(steps: Steps[T]) -> Steps[T | NotListable]:
-    """Return what ``steps`` do, or why that cannot be listed, so that the others of one round are not lost."""
-    try:
-        return (yield from steps)
-    except NotListable as e:
-        return e
-
-
-def _looked_up(keyspace: KeySpace, keys: Sequence[str]) -> Steps[list[Entry | None]]:
-    return (yield from together([keyspace.lookup(key) for key in keys]))
-
-
-def _shards(keyspace: KeySpace, path: str) -> tuple[int, ...]:
-    """Return how many chunks along each dimension lie together in a shard that is shown as its inner chunks."""
-    grid = keyspace.grids.get(path)
-    return () if grid is None else grid.shards
-
-
-def _decoded(key: str, value: Any) -> bytes:
-    try:
-        return decode(value)
-    except ValueError as e:
-        raise ManifestError(f"{key!r}: {e}") from e
-
-
-def _nodes(texts: Mapping[str, bytes]) -> tuple[list[str], dict[str, ArrayMeta]]:
-    """Return the paths of groups, and the metadata of arrays."""
-    groups: set[str] = set()
-    metas: dict[str, ArrayMeta] = {}
-    for key, text in texts.items():
-        path, name = parent(key)
-        if name == ".zgroup":
-            groups.add(path)
-        if name not in _DOCUMENTS:
-            continue
-        document = zarrmeta.object_in(text, repr(key))
-        meta = zarrmeta.array_meta(document, repr(key))
-        if meta is not None:
-            metas[path] = meta
-        elif name == ".zarray":
-            raise ManifestError(f"{key!r} lacks an array's zarr_format, shape or chunks")
-        elif document.get("node_type") == "group":
-            groups.add(path)
-    return sorted(groups - metas.keys()), metas
-
-
-def _placed(
-    entries: Mapping[str, Place], metas: Mapping[str, ArrayMeta]
-) -> tuple[dict[str, list[Row]], dict[str, list[str]], dict[str, int], dict[str, Place]]:
-    """Sort keys into the grids of their arrays: chunks, names of those without a grid, how many are stray, the rest."""
-    rows: dict[str, list[Row]] = {}
-    names: dict[str, list[str]] = {}
-    stray: dict[str, int] = {}
-    rest: dict[str, Place] = {}
-    for key, place in entries.items():
-        path = parent(key)[0]
-        while path and path not in metas:
-            path = parent(path)[0]
-        meta = metas.get(path)
-        if meta is None:
-            rest[key] = place
-            continue
-        tail = key[len(path) + 1 :] if path else key
-        if meta.grid is None:
-            known = names.setdefault(path, [])
-            number: int | None = len(known)
-            known.append(tail)
-        else:
-            number = meta.grid.number(tail)
-        if number is None:
-            rest[key] = place
-            stray[path] = stray.get(path, 0) + 1
-        else:
-            rows.setdefault(path, []).append(Row(number, place.target & (2**64 - 1), place.start, place.stop))
-    return rows, names, stray, rest
+def _below(keyspace: KeySpace, path: str) -> Steps[ArrayRows | Sequence[Listed] | None]:
+    """Return all chunks of an array that is in shards; of what else is at ``path``, what lies directly below."""
+    view = keyspace.base if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits) else keyspace
+    if isinstance(view, ShardView):
+        yield from together([view.lookup(join(path, name)) for name in _DOCUMENTS])  # so that the array is known
+        rows = yield from view.all_chunks(path)
+        if rows is not None:
+            return rows
+    return (yield from keyspace.children(path))

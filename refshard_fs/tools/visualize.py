@@ -19,7 +19,7 @@ from refshard_fs.session.session import Session
 from refshard_fs.tools.chunk_map import Asked, ChunkMap, chunk_map, parse_selection
 from refshard_fs.tools.map_drawing import html_page, png, svg
 from refshard_fs.tools.map_layout import Scene, scene_of
-from refshard_fs.tools.survey import AT_HAND, Extents, Positions, Survey, Surveyed, survey
+from refshard_fs.tools.survey import INLINE, Extents, Positions, Survey, Surveyed, survey
 
 __all__ = ["Picture", "picture"]
 
@@ -118,7 +118,7 @@ def _asked(fs: Pictured, extents: Extents, urls: Sequence[str], select: Any, tex
     if meta.chunks is None or meta.grid is None:
         raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not tell chunks")
     numbers = chunk_numbers(select, meta.shape, meta.chunks)
-    rows = np.flatnonzero(np.isin(extents.numbers, numbers.astype(np.uint64)))
+    rows = np.flatnonzero(np.isin(extents.chunks.numbers, numbers.astype(np.uint64)))
     requests = _requests(fs, extents, urls, rows)
     sizes = extents.sizes
     wanted = int(sizes[rows].sum())
@@ -131,8 +131,8 @@ def _asked(fs: Pictured, extents: Extents, urls: Sequence[str], select: Any, tex
 
 def _requests(fs: Pictured, extents: Extents, urls: Sequence[str], rows: Positions) -> list[Planned]:
     """Return ``fs.plan`` of the chunks at ``rows``; where they are many and plain, from columns, and without keys."""
-    targets, starts, stops = extents.targets[rows], extents.starts[rows], extents.stops[rows]
-    if len(rows) < MANY or not extents.plain or (targets == AT_HAND).any() or (stops == WHOLE).any():
+    targets, starts, stops = extents.chunks.targets[rows], extents.chunks.starts[rows], extents.chunks.stops[rows]
+    if len(rows) < MANY or not extents.plain or (targets == INLINE).any() or (stops == WHOLE).any():
         return fs.plan([extents.key(int(row)) for row in rows]) if len(rows) else []
     limits = fs._session.options.limits
     order = np.argsort(targets, kind="stable")

@@ -22,6 +22,7 @@ from refshard_fs.core.checksums import crc32c
 from refshard_fs.tools.check import check
 from refshard_fs.tools.check_targets import Ranges
 from refshard_fs.tools.findings import SHOWN, Report
+from refshard_fs.tools.survey import survey
 from tests.servers.http import RangeServer
 
 
@@ -352,18 +353,16 @@ def test_sorted_comparison_finds_what_one_by_one_would(make: Make, seed: int) ->
         for i in range(30)
     }
     fs = RefShardFileSystem({"a/.zarray": array(30, 1)} | rows)
-    ranges = Ranges()
-    ranges.add_flat(fs._opened())  # type: ignore[arg-type]  # a set at hand is flat
-    columns = ranges.settled()
-    again, before, within, outer = columns.alike(np.full(2, 30, np.uint64))
+    ranges = Ranges(survey(fs))
+    again, before, within, outer = ranges.shared(np.full(2, 30, np.uint64))
     for i, j in zip(again, before, strict=True):
-        assert rows[columns.key(i)] == rows[columns.key(j)]
+        assert rows[ranges.key(i)] == rows[ranges.key(j)]
     assert len(again) == len(rows) - len({tuple(row) for row in rows.values()})
     for i, j in zip(within, outer, strict=True):
-        (url, start, _), (other, begin, length) = rows[columns.key(i)], rows[columns.key(j)]
+        (url, start, _), (other, begin, length) = rows[ranges.key(i)], rows[ranges.key(j)]
         assert url == other
         assert begin <= start < begin + length
-    beyond = {columns.key(i) for i in columns.beyond(np.full(2, 30, np.uint64))}
+    beyond = {ranges.key(i) for i in ranges.beyond(np.full(2, 30, np.uint64))}
     assert beyond == {key for key, (_, start, length) in rows.items() if start + length > 30}
 
 

@@ -13,7 +13,7 @@ from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.tools.chunk_map import chunk_map
 from refshard_fs.tools.map_layout import Box, Cell, Cells
-from refshard_fs.tools.survey import Extents
+from refshard_fs.tools.survey import Chunks, Extents
 from refshard_fs.tools.visualize import Picture, picture
 from tests.picture.sources import in_files, many, source
 
@@ -101,7 +101,7 @@ def test_a_million_chunks_become_few_shapes() -> None:
         grid, (number // 5000).astype(np.uint32), (number % 5000 * 10).astype(np.uint64), np.full(10**6, 10, np.uint64)
     )
     meta = ArrayMeta(2, counts, (1, 1), grid, "|u1", "C", {})
-    extents = Extents.of("v", meta, table, [], int)
+    extents = Extents("v", meta, Chunks.of_table(table, int))
     scene = Picture(chunk_map("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
     cells = sum(len(shape.cells) if isinstance(shape, Cells) else 1 for shape in scene.shapes)
     assert cells < 8000

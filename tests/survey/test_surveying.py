@@ -13,7 +13,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.core.columns import WHOLE
 from refshard_fs.core.model import Inline, Packed, Span
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.tools.survey import AT_HAND, Survey, survey
+from refshard_fs.tools.survey import INLINE, Survey, survey
 
 SOURCES = [
     "values/air.kerchunk.json",
@@ -49,14 +49,14 @@ def test_every_key_is_there_once_and_where_it_resolves_to(shared_data: Path, nam
     assert keys_of(found) == {key for key in fs.find("") if key != ".zmetadata" or key in found.documents}
     assert found.keys == len(keys_of(found))
     for path, extents in found.arrays.items():
-        assert (np.diff(extents.numbers.astype(np.int64)) > 0).all(), path
+        assert (np.diff(extents.chunks.numbers.astype(np.int64)) > 0).all(), path
         for i in range(len(extents)):
             key = extents.key(i)
             assert not is_metadata(key)
-            at = (int(extents.targets[i]), int(extents.starts[i]), int(extents.stops[i]))
+            at = (int(extents.chunks.targets[i]), int(extents.chunks.starts[i]), int(extents.chunks.stops[i]))
             match fs._session.find_now(key):
                 case Inline(data):
-                    assert at == (AT_HAND, 0, len(data))
+                    assert at == (INLINE, 0, len(data))
                 case Span(url, start, stop) | Packed(Span(url, start, stop)):
                     assert found.urls[at[0]] == url
                     assert at[1] == start
@@ -66,15 +66,16 @@ def test_every_key_is_there_once_and_where_it_resolves_to(shared_data: Path, nam
 def test_what_stands_aside_hides_what_is_in_columns() -> None:
     refs = {"a/.zarray": json.dumps(meta([6], [2])), "a/0": ["memory://x", 0, 2], "a/2": "cd", "a/9": "?", "b": "rest"}
     found = survey(RefShardFileSystem(refs))
-    a = found.arrays["a"]
+    array = found.arrays["a"]
+    a = array.chunks
     assert (a.numbers.tolist(), a.targets.tolist(), a.starts.tolist(), a.stops.tolist()) == (
         [0, 2],
         [0, -1],
         [0, 0],
         [2, 2],
     )
-    assert (a.possible, a.stray, sorted(found.rest)) == (3, 1, ["a/9", "b"])
-    assert (found.at_hand, found.at_hand_bytes) == (4, len(refs["a/.zarray"]) + 7)
+    assert (array.possible, array.stray, sorted(found.rest)) == (3, 1, ["a/9", "b"])
+    assert (found.inline_keys, found.inline_bytes) == (4, len(refs["a/.zarray"]) + 7)
 
 
 def test_one_array_is_surveyed_alone() -> None:
@@ -135,8 +136,8 @@ def test_shards_in_shards_and_what_lies_beside_shards_are_surveyed(tmp_path: Pat
         for i in range(len(extents)):
             match fs._session.find_now(extents.key(i)):
                 case Span(url, start, stop):
-                    assert found.urls[int(extents.targets[i])] == url
-                    assert (int(extents.starts[i]), int(extents.stops[i])) == (start, stop)
+                    assert found.urls[int(extents.chunks.targets[i])] == url
+                    assert (int(extents.chunks.starts[i]), int(extents.chunks.stops[i])) == (start, stop)
                 case other:
                     raise AssertionError(f"{other} is no span")
 
@@ -173,4 +174,4 @@ def test_a_million_inner_chunks_take_a_read_for_each_shard_and_no_look_up_for_ea
     extents = survey(fs).arrays[""]
     assert len(extents) == extents.possible == side * side
     assert fs.stats()["requests"] < 40
-    assert (extents.stops - extents.starts == 1).all()
+    assert (extents.chunks.stops - extents.chunks.starts == 1).all()
