@@ -240,8 +240,7 @@ def test_a_partition_of_countless_rows_is_refused_before_they_are_made(monkeypat
     def read(*args: object, **options: object) -> None:
         raise AssertionError("its columns are made")
 
-    monkeypatch.setattr(partition, "usual_columns", read)
-    monkeypatch.setattr(partition, "arrow_columns", read)
+    monkeypatch.setattr(partition, "read_columns", read)
     with pytest.raises(ValueError, match="it has 100000 rows, more than the 99999 that there may be"):
         PartitionIndex(100_000, 2**62).decode(data)
     with pytest.raises(ValueError, match="it has 100000 rows, more than the 10 that there may be"):

@@ -1,4 +1,4 @@
-"""Real parquet files whose page headers are replaced by others of the same length, and what columns of files hold."""
+"""Real parquet files whose page headers are replaced by others of the same length."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from refshard_fs.formats.kerchunk_parquet.page_guard import Page, page_at
-from refshard_fs.formats.kerchunk_parquet.page_values import Column
 
-__all__ = ["DATA", "DATA_V2", "DICTIONARY", "Found", "forged", "pages_of", "partition", "rows_of", "varint"]
+__all__ = ["DATA", "DATA_V2", "DICTIONARY", "Found", "forged", "pages_of", "partition", "varint"]
 
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
 OWN = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}
@@ -74,22 +73,6 @@ def forged(data: bytes, found: Found, made: int | None = None, own: Mapping[int,
     header += b"\0"
     assert len(header) == page.start - found.at
     return data[: found.at] + header + data[page.start :]
-
-
-def rows_of(columns: dict[str, Column | None]) -> dict[str, Any]:
-    """Return the kind and the values of each column, None where there is none."""
-    found: dict[str, Any] = {}
-    for name, column in columns.items():
-        if column is None:
-            found[name] = None
-            continue
-        numbers = column.numbers.tolist()
-        absent = [False] * len(numbers) if column.absent is None else column.absent.tolist()
-        values = [None if gone else n for n, gone in zip(numbers, absent, strict=True)]
-        if column.kind in ("text", "bytes"):
-            values = [None if place is None else column.values[place] for place in values]
-        found[name] = column.kind, values
-    return found
 
 
 def varint(value: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import subprocess
 import sys
@@ -189,6 +190,51 @@ rows = st.lists(
     min_size=1,
     max_size=30,
 )
+
+
+WRITERS: list[dict[str, Any]] = [
+    {
+        "compression": compression,
+        "use_dictionary": use_dictionary,
+        "data_page_version": version,
+        "write_page_checksum": compression == "zstd",
+    }
+    for compression, use_dictionary, version in itertools.product(
+        ("none", "snappy", "gzip", "zstd"), (True, False, ["path"]), ("1.0", "2.0")
+    )
+]
+
+
+@pytest.mark.parametrize("options", WRITERS, ids=str)
+def test_files_of_every_writer_are_read(options: dict[str, Any]) -> None:
+    rng = random.Random(1)
+    urls = [rng.choice(["s3://b/x", "s3://b/ü", None]) for _ in range(2000)]
+    offsets = [rng.randrange(2**40) for _ in range(2000)]
+    lengths = [rng.choice([1, 2**31 - 1]) for _ in range(2000)]
+    raw = [b"data" * i if i in (0, 5) else None for i in range(2000)]
+    columns = {
+        "path": pa.array(urls),
+        "offset": pa.array(offsets, pa.int64()),
+        "size": pa.array(lengths, pa.int32()),
+        "raw": pa.array(raw, pa.binary()),
+        "other": pa.array([0.5] * 2000),
+    }
+    out = io.BytesIO()
+    parquet.write_table(pa.table(columns), out, data_page_size=1000, **options)
+    expected = [
+        data if data is not None else None if url is None else [url, offset, length]
+        for url, offset, length, data in zip(urls, offsets, lengths, raw, strict=True)
+    ]
+    assert values(out.getvalue(), 2000) == expected
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 257, 70_000])
+def test_dictionaries_of_every_size(distinct: int) -> None:
+    rows = max(1000, distinct + 1)
+    order = np.random.default_rng(1).permutation(np.arange(rows) % distinct)
+    data = written(path=pa.array([f"u{n}" for n in order]), offset=order, size=np.sort(order) + 1)
+    expected = [[f"u{n}", n, size] for n, size in zip(order.tolist(), (np.sort(order) + 1).tolist(), strict=True)]
+    assert values(data, rows) == expected
 
 
 @settings(max_examples=60, deadline=None)

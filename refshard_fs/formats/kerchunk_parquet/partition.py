@@ -1,7 +1,7 @@
 """Rows of one array's references, as one parquet file holds them: bytes to columns, and back. No I/O here.
 
 Row ``r`` of partition ``i`` is the chunk whose number in the array's grid is ``i * record_size + r``. Parquet is read
-and written with pyarrow alone, which is an extra and imported at the first use.
+and written with pyarrow, which is an extra and imported at the first use; `page_guard` looks at a file first.
 """
 
 from __future__ import annotations
@@ -9,31 +9,26 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.columns import ABSENT, WHOLE, Row, UInt32s, UInt64s
 from refshard_fs.core.model import Quota
-from refshard_fs.formats.kerchunk_parquet.page_guard import WIDTHS, Damaged, Encoding, Footer, Room, Type, pages
-from refshard_fs.formats.kerchunk_parquet.page_values import ROWS as GROUP_ROWS
-from refshard_fs.formats.kerchunk_parquet.page_values import Booleans, Column, Numbers, Unusual, usual_columns
+from refshard_fs.formats.kerchunk_parquet.page_guard import Damaged, Footer, MemoryBudget, check_pages
 
-__all__ = ["NOT_READ", "Partition", "PartitionIndex", "arrow_columns", "encode", "require_pyarrow"]
+__all__ = ["Column", "Partition", "PartitionIndex", "encode", "read_columns", "require_pyarrow"]
 
-# ----------------------------------------------------------------------------------------------------
-# Columns of any parquet file, as pyarrow reads them: an extra, imported at the first use. No I/O here.
-#
-# Its pages are looked at first (`parquet_pages`), and what they say of themselves is held against what pyarrow makes.
+COLUMNS: Final = ("path", "offset", "size", "raw")
+ROWS: Final = 1 << 24  # that a partition may have: they take 20 bytes each, and may be written in next to none
+OFFSETS: Final = 2**63  # parquet's integers are signed
+LIST_ITEMS: Final = 100_000  # that pyarrow takes memory for in a footer
 
-
-NOT_READ: Final = "it is no parquet file that can be read"
-THINGS: Final = 100_000  # that a list in a footer may have
-# Of these pyarrow makes what they like from a few bytes. What others make is as long as page or values say.
-_UNBOUNDED: Final = frozenset([Encoding.DELTA_LENGTH_BYTE_ARRAY, Encoding.DELTA_BYTE_ARRAY])
-_BOUNDED: Final = frozenset(Encoding) - _UNBOUNDED
+_NOT_READ: Final = "it is no parquet file that can be read"
+_WIDTHS: Final = {"INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}  # bytes, at least
 _KINDS: Final = {
     **dict.fromkeys(("string", "large_string"), "text"),
     **dict.fromkeys(("binary", "large_binary"), "bytes"),
@@ -52,127 +47,89 @@ def require_pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def arrow_columns(data: bytes, footer: Footer, names: Collection[str]) -> dict[str, Column | None]:
-    """Return those of the columns ``names`` that are there; None for one in which all rows are null or NaN."""
-    pa, _ = require_pyarrow()
+class Column(NamedTuple):
+    """Whole numbers by row; of text and bytes, the place of each row's value in ``values``."""
+
+    kind: str  # "whole numbers", "text", "bytes", or Arrow's name of another type
+    numbers: npt.NDArray[Any]
+    absent: npt.NDArray[np.bool_] | None  # rows without a value, whose number means nothing
+    values: Sequence[str | bytes] = ()
+
+
+def read_columns(data: bytes, footer: Footer) -> dict[str, Column | None]:
+    """Return those of `COLUMNS` that are there; None for one in which all rows are null or NaN."""
+    pa, parquet = require_pyarrow()
+    limit = min(len(data), LIST_ITEMS)
+    options = {"page_checksum_verification": True, "thrift_container_size_limit": limit}
     try:
         with pa.BufferReader(data) as source:
-            texts = [leaf.name.decode(errors="replace") for leaf in footer.schema if leaf.type == Type.BYTE_ARRAY]
-            file = _opened(source, len(data), [name for name in texts if name in names])
-            there = _leaves(file.schema, names)
-            _check_pages(data, footer, there)
-            # Not by what the file says of its columns (whether one is null throughout): where that contradicts
-            # itself, pyarrow does not raise an error, but ends the process.
-            table = file.read(columns=list(there), use_threads=False, use_pandas_metadata=False)
+            file = parquet.ParquetFile(source, **options)
+            found = _leaves(file.schema)
+            budget = MemoryBudget(len(data))
+            for rows, chunks in footer.groups:
+                for name, (number, kind) in found.items():
+                    if number >= len(chunks):
+                        raise Damaged("a group of rows lacks a column")
+                    try:
+                        check_pages(data, chunks[number], rows, _WIDTHS[kind], budget)
+                    except ValueError as e:
+                        raise ValueError(f"its column {name!r} cannot be read: {e}") from e
+            # A value that many rows have is made once.
+            shared = [name for name, (_, kind) in found.items() if kind == "BYTE_ARRAY"]
+            file = parquet.ParquetFile(source, metadata=file.metadata, read_dictionary=shared, **options)
+            table = file.read(columns=list(found), use_threads=False, use_pandas_metadata=False)
         if table.num_rows != footer.rows:
             raise ValueError(f"it has {table.num_rows} rows, and says {footer.rows}")
-        return {name: _column(name, table.column(name)) for name in there}
+        return {name: _column(table.column(name)) for name in found}
     except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # the last is of Parquet's own checks
         if isinstance(e, ValueError) and not isinstance(e, pa.ArrowException):
             raise
-        raise ValueError(f"{NOT_READ}: {e}") from e
+        raise ValueError(f"{_NOT_READ}: {e}") from e
 
 
-def _opened(source: Any, size: int, shared: list[str]) -> Any:
-    """Return an open file, whose texts ``shared`` are read as dictionaries: each is made once for all rows.
-
-    Its footer can name no more things than the file has bytes, and memory is taken for no more.
-    """
-    _, parquet = require_pyarrow()
-    options = {"page_checksum_verification": True, "thrift_container_size_limit": min(size, THINGS) or 1}
-    try:
-        return parquet.ParquetFile(source, read_dictionary=shared, **options)
-    except KeyError:  # one of them nests
-        return parquet.ParquetFile(source, **options)
-
-
-def _leaves(schema: Any, names: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the columns ``names`` that are there: the number of each among all, and the bytes of a value at least."""
-    found: dict[str, tuple[int, int]] = {}
+def _leaves(schema: Any) -> dict[str, tuple[int, str]]:
+    """Return those of `COLUMNS` that are there: the number of each among all columns, and its physical type."""
+    found: dict[str, tuple[int, str]] = {}
     for number in range(len(schema)):
         column = schema.column(number)
         name = column.path.partition(".")[0]
-        if name not in names:
+        if name not in COLUMNS:
             continue
         if column.path != name or column.max_repetition_level or column.max_definition_level > 1:
             raise ValueError(f"its column {name!r} is nested")
-        if column.physical_type not in Type.__members__:
+        if column.physical_type not in _WIDTHS:
             raise ValueError(f"its column {name!r} is of the type {column.physical_type}")
         if name in found:
             raise ValueError(f"it has the column {name!r} twice")
-        found[name] = number, WIDTHS[Type[column.physical_type]]
+        found[name] = number, column.physical_type
     return found
 
 
-def _check_pages(data: bytes, footer: Footer, leaves: dict[str, tuple[int, int]]) -> None:
-    """Raise ValueError where decoding columns of ``data`` may take more than their rows can need."""
-    room = Room(len(data))
-    for chunks, rows in footer.groups:
-        for name, (number, width) in leaves.items():
-            if number >= len(chunks):
-                raise Damaged("a group of rows lacks a column")
-            try:
-                for page in pages(data, chunks[number], rows, room, width):
-                    if page.encoding not in _BOUNDED:
-                        raise ValueError(_unreadable(page.encoding))
-            except ValueError as e:
-                raise ValueError(f"its column {name!r} cannot be read: {e}") from e
-
-
-def _unreadable(encoding: int) -> str:
-    if encoding not in _UNBOUNDED:
-        return f"a page has the encoding {encoding}, which nobody knows"
-    return (
-        f"a page has the encoding {Encoding(encoding).name}, which is read only of one group of "
-        f"{GROUP_ROWS} rows at most, "
-        "uncompressed or compressed by snappy or zstd: write it so, or with a dictionary"
-    )
-
-
-# Arrow arrays are read through their buffers: Arrow's own ways to numpy import pandas, if there is one.
-
-
-def _column(name: str, column: Any) -> Column | None:
+def _column(column: Any) -> Column | None:
+    """Return what Arrow has read, through its buffers: its own ways to numpy import pandas, if there is one."""
     if column.null_count == len(column):
         return None
-    if column.num_chunks == 1:
-        array = column.chunk(0)
-    else:
-        column.validate(full=True)  # a damaged dictionary's codes may lead anywhere
-        array = column.unify_dictionaries().combine_chunks()
-    kind, values = str(array.type), None
+    column.validate(full=True)  # a damaged dictionary's codes may lead anywhere
+    array = column.chunk(0) if column.num_chunks == 1 else column.unify_dictionaries().combine_chunks()
+    kind = str(array.type)
+    values: Sequence[str | bytes] = ()
     if kind.startswith("dictionary"):
         kind, values, array = str(array.type.value_type), array.dictionary.to_pylist(), array.indices
-    absent = _absent(array)
+    absent = None
+    if array.null_count:
+        bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
+        absent = bits[array.offset : array.offset + len(array)] == 0
     if kind not in _KINDS and kind not in _FLOATS:
         return Column(kind, np.zeros(len(array), np.int8), absent)
     dtype = np.dtype(_FLOATS.get(kind, str(array.type)))
-    numbers: Numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
     if kind in _FLOATS:
         missing = np.isnan(numbers)
         if (missing if absent is None else missing | absent).all():
             return None
-    if values is not None:
-        places = numbers if absent is None else numbers[~absent]
-        if not 0 <= int(places.min()) <= int(places.max()) < len(values):
-            raise ValueError(f"the dictionary of its column {name!r} is damaged")
     if array.buffers()[1].size > 16 * len(array):  # a view would keep all of it in memory
         numbers = numbers.copy()
-    return Column(_KINDS.get(kind, kind), numbers, absent, values or ())
-
-
-def _absent(array: Any) -> Booleans | None:
-    """Return which rows are null; None if none is."""
-    if not array.null_count:
-        return None
-    bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
-    absent: Booleans = bits[array.offset : array.offset + len(array)] == 0
-    return absent
-
-
-ROWS = 1 << 24  # that a partition may have: they take 20 bytes each, and may be written in next to none
-OFFSETS = 2**63  # parquet's integers are signed
-COLUMNS = ("path", "offset", "size", "raw")
+    return Column(_KINDS.get(kind, kind), numbers, absent, values)
 
 
 class Partition:
@@ -263,26 +220,19 @@ class PartitionIndex(msgspec.Struct, frozen=True):
     quota: Quota | None = None
 
     def decode(self, data: bytes) -> Partition:
-        require_pyarrow()
         try:
             footer = Footer(data)
         except ValueError as e:
-            raise ValueError(f"{NOT_READ}: {e}") from e
-        self._check(footer)
-        try:
-            columns = usual_columns(data, footer, COLUMNS)
-        except Unusual:
-            columns = arrow_columns(data, footer, COLUMNS)
-        if not columns:
-            raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
-        return _partition(columns, footer.rows, self.chunks)
-
-    def _check(self, footer: Footer) -> None:
-        rows = footer.rows
+            raise ValueError(f"{_NOT_READ}: {e}") from e
+        rows, most = footer.rows, min(self.record_size, ROWS)
         if rows < self.chunks:
             raise ValueError(f"it has {rows} rows, and {self.chunks} chunks lie in it")
-        if rows > min(self.record_size, ROWS):
-            raise ValueError(f"it has {rows} rows, more than the {min(self.record_size, ROWS)} that there may be")
+        if rows > most:
+            raise ValueError(f"it has {rows} rows, more than the {most} that there may be")
+        columns = read_columns(data, footer)
+        if not columns:
+            raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
+        return _partition(columns, rows, self.chunks)
 
 
 def _partition(columns: Mapping[str, Column | None], rows: int, chunks: int) -> Partition:
