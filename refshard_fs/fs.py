@@ -11,7 +11,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.edits import MEMORY
-from refshard_fs.core.format import MANIFEST_BYTES, RECORD_SIZE, OpenOptions
+from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.overlay import Inherited
 from refshard_fs.reading.dispatch import Budget
@@ -27,7 +27,7 @@ from refshard_fs.sharding.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
 from refshard_fs.tools.notebook import NotebookDisplay
 from refshard_fs.writing.mixins import Writable
-from refshard_fs.writing.options import INLINE, READ_AS, WriteOptions, data_url_of, overlay_for
+from refshard_fs.writing.options import INLINE, READ_AS, RECORD_SIZE, WriteOptions, data_url_of, overlay_for
 from refshard_fs.writing.written_file import WrittenFile
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]

@@ -7,11 +7,11 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from refshard_fs.cli.command import Command, open_source, opening_arguments, options_of, pair, print_line, progress
-from refshard_fs.core.format import RECORD_SIZE
 from refshard_fs.sets.append import append
 from refshard_fs.sets.concat import concat
 from refshard_fs.sets.rebase import rebase
 from refshard_fs.sets.snapshot import INLINE, snapshot
+from refshard_fs.writing.options import RECORD_SIZE
 
 __all__ = ["COMMANDS", "RECOVERING"]
 

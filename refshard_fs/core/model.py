@@ -25,6 +25,7 @@ __all__ = [
     "Packed",
     "Pin",
     "Quota",
+    "Raw",
     "Recipe",
     "Span",
     "Stat",
@@ -236,6 +237,13 @@ class Index(Protocol, Hashable):
         ``sized(object_size)`` is told how long the object is that ``data`` were read of, as
         far as reading it has shown that, and what this returns decodes them.
         """
+
+
+class Raw(msgspec.Struct, frozen=True):
+    """An index that is the bytes themselves."""
+
+    def decode(self, data: bytes) -> bytes:
+        return data
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -20,7 +20,11 @@ from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, parent
 from refshard_fs.errors import ManifestError
 
 __all__ = [
+    "ARRAY_DOCUMENTS",
     "ArrayMeta",
+    "CONSOLIDATED",
+    "METADATA_NAMES",
+    "NODE_DOCUMENTS",
     "array_meta",
     "check_blosc",
     "codecs_of",
@@ -28,6 +32,7 @@ __all__ = [
     "dumps",
     "is_blosc",
     "is_divided",
+    "is_array_document",
     "is_metadata",
     "loads",
     "lost",
@@ -39,7 +44,12 @@ __all__ = [
     "zarr_major",
 ]
 
-METADATA_NAMES: Final = frozenset({".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json"})
+# Names of metadata documents, of zarr's versions 3 and 2.
+ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # say that there is an array, and where its chunks are
+NODE_DOCUMENTS: Final = (*ARRAY_DOCUMENTS, ".zgroup")  # say that there is an array or a group
+CONSOLIDATED: Final = ".zmetadata"
+METADATA_NAMES: Final = frozenset({*NODE_DOCUMENTS, ".zattrs", CONSOLIDATED})
+
 _DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # as in m8[s/0]
 COUNTABLE: Final = 2**63  # elements along a dimension, and chunks of an array, are fewer
 
@@ -84,6 +94,11 @@ def dumps(obj: Any) -> bytes:
 def is_metadata(key: str) -> bool:
     """Whether ``key`` names metadata (of either version), and no chunk."""
     return key.rpartition("/")[2] in METADATA_NAMES
+
+
+def is_array_document(key: str) -> bool:
+    """Whether ``key`` names a document that may describe an array."""
+    return key.rpartition("/")[2] in ARRAY_DOCUMENTS
 
 
 class ArrayMeta(msgspec.Struct, frozen=True):

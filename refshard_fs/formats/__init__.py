@@ -1,1 +1,41 @@
-"""The sources that can be opened: one folder a format. No I/O here."""
+"""The formats of sources, a folder for each. None of them imports another; `session` composes them.
+
+A folder says in its ``__init__`` how its format is recognised, and imports little to do so. Those of other packages are
+registered in the group of entry points ``refshard.formats``: see `core.format`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from refshard_fs.core.format import Format, plugins
+from refshard_fs.formats import (
+    bcolz,
+    chunk_manifest,
+    kerchunk_json,
+    kerchunk_parquet,
+    neuroglancer,
+    virtual_concat,
+    zarr_hierarchy,
+    zip,
+)
+
+__all__ = ["BUILT_IN", "known_formats"]
+
+BUILT_IN = (
+    zarr_hierarchy.FORMAT,
+    kerchunk_json.FORMAT,
+    kerchunk_parquet.FORMAT,
+    chunk_manifest.FORMAT,
+    virtual_concat.FORMAT,
+    bcolz.FORMAT,
+    bcolz.BLOSCPACK,
+    neuroglancer.FORMAT,
+    zip.FORMAT,
+)
+
+
+@cache
+def known_formats() -> dict[str, Format]:
+    """Return every format by its name: those of this package, and those that others have registered."""
+    return {known.name: known for known in (*BUILT_IN, *plugins("refshard.formats"))}

@@ -13,10 +13,10 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.checksums import Checked
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row
 from refshard_fs.core.edited_keyspace import EditedKeySpace
-from refshard_fs.core.format import OpenOptions, Raw
+from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.view import ManifestView

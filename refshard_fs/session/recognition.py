@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import msgspec
 
-from refshard_fs.core.format import HEAD, HELD, Document, Format, OpenOptions, Probe, Raw, check_size, registered
+from refshard_fs.core.format import HEAD, IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
 from refshard_fs.core.keyspace import KeySpace, View
-from refshard_fs.core.model import Facts, Load, Pin, Span, Stat, Steps
+from refshard_fs.core.model import Facts, Load, Pin, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, redacted
-from refshard_fs.formats import recognition as reference_sets
-from refshard_fs.formats import recognition_archives as archives
+from refshard_fs.formats import known_formats
 from refshard_fs.formats.chunk_manifest.declaration import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import LazyReferences, Look, ParquetKeySpace
@@ -31,7 +29,6 @@ from refshard_fs.sharding.view import ShardView
 __all__ = [
     "beneath",
     "empty",
-    "formats",
     "open_bytes",
     "open_references",
     "open_source",
@@ -45,19 +42,12 @@ def _nobody(name: str) -> None:
     """Hear the name of a format, and forget it."""
 
 
-@cache
-def formats() -> dict[str, Format]:
-    """Return every known format by name: this package's, and those of the entry point group ``refshard.formats``."""
-    own = (*reference_sets.FORMATS, *archives.FORMATS)
-    return {known.name: known for known in (*own, *registered("refshard.formats"))}
-
-
 def open_source(url: str, options: OpenOptions, format: str | None = None, tell: Tell = _nobody) -> Steps[KeySpace]:
     """Open what lies at ``url``, in a format that it is recognised as, or that ``format`` names; ``tell`` hears which.
 
     SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
     """
-    known = formats()
+    known = known_formats()
     most = options.max_manifest_bytes
     probe = yield from _probe(url, known, most)
     if format is None and not probe.is_directory and not any(f.recognises(probe) for f in known.values()):
@@ -70,7 +60,7 @@ def open_source(url: str, options: OpenOptions, format: str | None = None, tell:
 
 def open_bytes(data: bytes, options: OpenOptions, format: str | None = None, tell: Tell = _nobody) -> Steps[KeySpace]:
     """Open a document that is at hand."""
-    return (yield from _open(Probe(HELD, Facts(len(data)), data), options, format, tell))
+    return (yield from _open(Probe(IN_MEMORY, Facts(len(data)), data), options, format, tell))
 
 
 def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]:
@@ -86,7 +76,7 @@ def empty(url: str, options: OpenOptions) -> KeySpace:
 
 
 def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) -> Steps[KeySpace]:
-    known = formats()
+    known = known_formats()
     if options.open_other is None:
         options = msgspec.structs.replace(options, open_other=open_source)
     if format is not None:
@@ -95,6 +85,8 @@ def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) ->
         tell(format)
         return (yield from shown((yield from known[format].open(probe, options)), options, _has_root(probe)))
     fitting = [f for f in known.values() if f.recognises(probe)]
+    if len(fitting) > 1:
+        fitting = [f for f in fitting if not f.is_general]
     if not fitting and probe.is_directory and not probe.names.isdisjoint((RECORDS, RECORD)):
         raise NoSuchSource(f"{redacted(probe.url)}: the commit that is to make it is under way, or was cut short")
     if len(fitting) != 1:

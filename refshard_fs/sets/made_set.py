@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.core.format import RECORD_SIZE, SetFormat
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.session.in_memory_source import Held, digest_of
+from refshard_fs.writing.options import RECORD_SIZE, SetFormat
 
 __all__ = ["MadeSet", "made"]
 

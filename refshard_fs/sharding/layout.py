@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from refshard_fs.core.format import registered
+from refshard_fs.core.format import plugins
 from refshard_fs.core.keys import ChunkGrid
 
 __all__ = [
@@ -231,7 +231,7 @@ def shard_formats() -> tuple[ShardFormat, ...]:
     for name in OWN_FORMATS:
         known: ShardFormat = importlib.import_module(name).SHARD_FORMAT
         found[known.name] = known
-    for known in registered("refshard.shards"):
+    for known in plugins("refshard.shards"):
         found[known.name] = known
     return tuple(found.values())
 

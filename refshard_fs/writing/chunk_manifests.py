@@ -13,14 +13,13 @@ from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edited_keyspace import EditedKeySpace
-from refshard_fs.core.format import Raw
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Steps
+from refshard_fs.core.model import Inline, Load, Raw, Steps
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError
+from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
-from refshard_fs.formats.chunk_manifest.entries import NAME
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
 from refshard_fs.formats.kerchunk_parquet.stream import FlatStream
 from refshard_fs.formats.zarr_hierarchy.source import Hierarchy

@@ -10,7 +10,6 @@ import msgspec
 
 from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edits
-from refshard_fs.core.format import format_named
 from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
@@ -31,7 +30,7 @@ from refshard_fs.targets.document import Document
 from refshard_fs.writing.chunk_manifests import commit_manifests
 from refshard_fs.writing.committer import Committing
 from refshard_fs.writing.hierarchy import commit_hierarchy
-from refshard_fs.writing.options import READ_AS, WriteOptions
+from refshard_fs.writing.options import READ_AS, WriteOptions, format_named
 from refshard_fs.writing.parquet import commit_parquet
 from refshard_fs.writing.save import Compressed, save_json
 from refshard_fs.writing.shard_edits import shard_edits

@@ -19,10 +19,9 @@ from posixpath import commonpath
 from typing import Any, Final
 
 from refshard_fs.core.edits import Edit, Edits, Spooled, buffers, views
-from refshard_fs.core.format import Raw
 from refshard_fs.core.keys import is_within, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Facts, Inline, Load, Span, Steps
+from refshard_fs.core.model import Facts, Inline, Load, Raw, Span, Steps
 from refshard_fs.core.overlay import Overlay
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError, TargetChanged

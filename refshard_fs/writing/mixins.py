@@ -16,7 +16,6 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edit, Edits
-from refshard_fs.core.format import RECORD_SIZE, SetFormat, format_named
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span, Steps
 from refshard_fs.core.overlay import Base, Overlay
@@ -28,7 +27,7 @@ from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets import Given
 from refshard_fs.targets.store import Store
 from refshard_fs.writing.commit import waits
-from refshard_fs.writing.options import WriteOptions
+from refshard_fs.writing.options import RECORD_SIZE, SetFormat, WriteOptions, format_named
 from refshard_fs.writing.references import WritableReferences
 from refshard_fs.writing.staging import StagedValues, Values, clear, merge
 from refshard_fs.writing.transaction import OverlayTransaction

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Final, Literal
 
 import msgspec
 
-from refshard_fs.core.format import RECORD_SIZE
 from refshard_fs.core.overlay import Inherited, Overlay, overlay_of
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session.in_memory_source import Held
 
-__all__ = ["INLINE", "READ_AS", "WriteOptions", "data_url_of", "overlay_for"]
+__all__ = [
+    "INLINE",
+    "READ_AS",
+    "RECORD_SIZE",
+    "SetFormat",
+    "WriteOptions",
+    "data_url_of",
+    "format_named",
+    "overlay_for",
+]
 
+RECORD_SIZE = 10_000  # references in a partition of a parquet set that is written
 INLINE = 512  # bytes; larger values become objects
 MODES = ("r", "a", "w")
 _TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that nothing is written to
 
 
+SetFormat = Literal["parquet", "json", "chunk-manifest"]  # what references are written as
 # How the formats that a commit can make are called, and as what each is read.
 READ_AS: Final = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
+
+
+_JSON: Final = re.compile(r"\.json(?:\.(?:gz|bz2|xz|zst|zstd))?\Z")
+
+
+def format_named(url: str) -> SetFormat:
+    """Return what a set at ``url`` is written as where nobody says it: its name does.
+
+    >>> format_named("s3://b/refs.json.gz"), format_named("refs.zarr"), format_named("refs.parq")
+    ('json', 'chunk-manifest', 'parquet')
+    """
+    name = url.rstrip("/").rpartition("/")[2].lower()
+    if _JSON.search(name):
+        return "json"
+    return "chunk-manifest" if name.endswith(".zarr") else "parquet"
 
 
 class WriteOptions(msgspec.Struct, frozen=True):

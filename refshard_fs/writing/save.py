@@ -22,18 +22,17 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edited_keyspace import EditedKeySpace
-from refshard_fs.core.format import OpenOptions, SetFormat
+from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView
-from refshard_fs.formats.kerchunk_parquet import writing
+from refshard_fs.formats.kerchunk_parquet import PARQUET, writing
 from refshard_fs.formats.kerchunk_parquet.partition import Partition, require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
 from refshard_fs.formats.kerchunk_parquet.stream import FlatStream, ParquetStream, ReferenceStream, Respell
-from refshard_fs.formats.recognition import PARQUET
 from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.resolving import resolver
@@ -42,6 +41,7 @@ from refshard_fs.session.collect import Run, collect, gather
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.store import Sink
+from refshard_fs.writing.options import SetFormat
 
 __all__ = ["Compressed", "Streamed", "respelling", "save", "save_json"]
 

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Final
 
 from refshard_fs.core.edits import REMOVED, Edit, Edits, buffers, views
-from refshard_fs.core.format import Raw
-from refshard_fs.core.model import Inline, Load, Packed, Span, Steps
+from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.overlay import Overlay
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.session.collect import Run

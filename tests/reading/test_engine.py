@@ -12,8 +12,7 @@ import pytest
 from fsspec.callbacks import Callback
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
-from refshard_fs.core.format import Raw
-from refshard_fs.core.model import Load, Span
+from refshard_fs.core.model import Load, Raw, Span
 from refshard_fs.reading import dispatch as paces
 from refshard_fs.reading.blocks import Block
 from refshard_fs.reading.engine import Request

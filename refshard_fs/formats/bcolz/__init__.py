@@ -1,1 +1,28 @@
-"""The format bcolz. No I/O here."""
+"""Arrays that were written with blosc: directories of bcolz, an array or a table, and files of bloscpack, one array."""
+
+from __future__ import annotations
+
+from refshard_fs.core.format import Format, Probe
+
+__all__ = ["BLOSCPACK", "COLUMNS", "FORMAT", "MAGIC", "STORAGE"]
+
+COLUMNS = "__rootdirs__"  # a table's list of columns
+STORAGE = "meta/storage"  # an array's parameters
+MAGIC = b"blpk"  # of a file of bloscpack
+
+
+def _is_bcolz(probe: Probe) -> bool:
+    storage = probe.documents.get(STORAGE)
+    if storage is not None:
+        return not storage.data or b'"chunklen"' in storage.data
+    return COLUMNS in probe.documents
+
+
+def _is_bloscpack(probe: Probe) -> bool:
+    return probe.head.startswith(MAGIC)
+
+
+FORMAT = Format(
+    "bcolz", _is_bcolz, "refshard_fs.formats.bcolz.rootdir", markers=(STORAGE, COLUMNS), documents=(STORAGE, COLUMNS)
+)
+BLOSCPACK = Format("bloscpack", _is_bloscpack, "refshard_fs.formats.bcolz.bloscpack")

@@ -16,9 +16,9 @@ import numpy as np
 
 from refshard_fs.core.array_group import ArrayGroup, documents
 from refshard_fs.core.dtypes import counts, parse_dtype, shown
-from refshard_fs.core.format import OpenOptions, Probe, Raw
+from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz.blosc import (
     BODY,
@@ -292,7 +292,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if header.has_metadata:
         table, metadata = yield from _metadata(probe, size)
     array = _described(metadata, header, url, options.zarr_format)
-    base = Inline(probe.head) if probe.is_held else Span(url, 0, size, apart=True)
+    base = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size, apart=True)
     frames = Superchunk(url, base, size, header, table)
     rows = _rows(array, header, url)
     compressor = Compressor("blosclz", 5, 1, max(header.typesize, 1))

@@ -10,8 +10,8 @@ import msgspec
 
 from refshard_fs.core.dtypes import object_in
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.bcolz import MAGIC
 from refshard_fs.formats.bcolz.blosc import BODY, CHECKSUMS, EXPANSION, LARGEST, Checksum
-from refshard_fs.formats.recognition_archives import BLOSCPACK
 
 __all__ = ["HEADER", "Header", "MetadataHeader", "parse_header", "parse_metadata_header"]
 
@@ -61,8 +61,8 @@ def parse_header(data: bytes, size: int, url: str) -> Header:
     if len(data) < HEADER:
         raise ManifestError(f"{url}: it is cut short: its header has {HEADER} bytes, there are {len(data)}")
     magic, version, options, checksum, typesize, frame_size, last_size, frames, spare = _HEADER.unpack_from(data)
-    if magic != BLOSCPACK:
-        raise ManifestError(f"{url}: its magic is {magic!r}, not {BLOSCPACK!r}: it is no bloscpack file")
+    if magic != MAGIC:
+        raise ManifestError(f"{url}: its magic is {magic!r}, not {MAGIC!r}: it is no bloscpack file")
     match version:
         case 3:
             pass

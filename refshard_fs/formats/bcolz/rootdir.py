@@ -16,11 +16,12 @@ import numpy as np
 
 from refshard_fs.core.array_group import ArrayGroup, documents
 from refshard_fs.core.dtypes import COUNTABLE, count, counts, object_in, parse_dtype, shown
-from refshard_fs.core.format import OpenOptions, Probe, Raw
+from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Listed, Load, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Listed, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.zarrmeta import METADATA_NAMES
 from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.formats.bcolz import COLUMNS, STORAGE
 from refshard_fs.formats.bcolz.blosc import (
     BODY,
     EXPANSION,
@@ -33,7 +34,6 @@ from refshard_fs.formats.bcolz.blosc import (
     made,
     parse,
 )
-from refshard_fs.formats.recognition_archives import BCOLZ_COLUMNS, BCOLZ_STORAGE
 from refshard_fs.security.policy import protocol_of, relative_to
 
 __all__ = ["ChunkFileIndex", "open_"]
@@ -144,7 +144,7 @@ class Carray(msgspec.Struct, frozen=True):
 
 def _carray(url: str, found: list[bytes | None], row: str, prefix: str, zarr_format: int) -> Carray:
     """Return the carray at ``url`` whose storage, sizes and attributes are ``found``."""
-    where = relative_to(url, BCOLZ_STORAGE)
+    where = relative_to(url, STORAGE)
     storage, sizes, attributes = found
     match storage:
         case None:
@@ -225,12 +225,12 @@ def _is_plain(name: object) -> bool:
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a bcolz array or table."""
     url = probe.url
-    names = (BCOLZ_STORAGE, SIZES, ATTRIBUTES)
-    table = probe.documents.get(BCOLZ_COLUMNS)
+    names = (STORAGE, SIZES, ATTRIBUTES)
+    table = probe.documents.get(COLUMNS)
     if table is None:
         carray = _carray(url, (yield from _documents(url, names, ("",))), "dim_0", "dim_", options.zarr_format)
         return _key_space({DATA: carray}, {}, options)
-    where = relative_to(url, BCOLZ_COLUMNS)
+    where = relative_to(url, COLUMNS)
     columns = _column_names(table.data, where)
     (own,) = yield from _documents(url, (ATTRIBUTES,), ("",))
     attributes = object_in(own, relative_to(url, ATTRIBUTES)) if own is not None else {}

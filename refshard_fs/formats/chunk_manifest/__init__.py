@@ -1,1 +1,23 @@
-"""The format chunk_manifest. No I/O here."""
+"""Chunk manifests (``chunk-manifest-json``, see FORMATS.md): where the chunks of an array lie, or the keys of a source.
+
+An array or a group of any source may declare one; `view` resolves it. A manifest that maps the keys of a source may
+also be a document of its own, which is what is recognised here: `prefix_map` opens it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from refshard_fs.core.format import Format, Probe
+
+__all__ = ["FORMAT", "NAME"]
+
+NAME = "chunk-manifest-json"
+_START = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"name"\s*:\s*"' + NAME.encode() + b'"')
+
+
+def _recognises(probe: Probe) -> bool:
+    return _START.match(probe.head) is not None
+
+
+FORMAT = Format(NAME, _recognises, "refshard_fs.formats.chunk_manifest.prefix_map")

@@ -16,7 +16,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Pin, Span, Steps
 from refshard_fs.core.zarrmeta import lost, names_codecs
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
-from refshard_fs.formats.chunk_manifest.entries import NAME
+from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.references.resolving import resolver
 from refshard_fs.security import policy
 

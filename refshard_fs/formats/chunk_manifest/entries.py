@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,18 +19,14 @@ __all__ = [
     "Entries",
     "JsonEntry",
     "JsonPrefix",
-    "NAME",
     "PREFIX",
     "check_members",
     "data_of",
     "entries_in",
-    "is_map",
     "span_of",
 ]
 
-NAME: Final = "chunk-manifest-json"
 PREFIX: Final = "prefix"  # the one member of a manifest that is no key
-_MAP: Final = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"name"\s*:\s*"' + NAME.encode() + b'"')
 MOST: Final = 2**63  # offsets and lengths, and their sums, are less
 
 
@@ -102,11 +97,6 @@ def _explained(data: bytes, where: str, error: Exception) -> ManifestError:
         except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
             return ManifestError(f"{where}: {key!r}: {e}")
     return ManifestError(f"{where}: {error}")
-
-
-def is_map(head: bytes) -> bool:
-    """Whether a document that begins with ``head`` is a key map of its own (see `prefix_map`)."""
-    return _MAP.match(head) is not None
 
 
 def span_of(entry: JsonEntry, key: str, where: str) -> tuple[int, int | None]:

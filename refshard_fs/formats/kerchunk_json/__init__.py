@@ -1,1 +1,15 @@
-"""The format kerchunk_json. No I/O here."""
+"""Reference sets as JSON, as kerchunk writes them, plain or compressed. Told by a brace, where no other format is."""
+
+from __future__ import annotations
+
+from refshard_fs.core.format import Format, Probe
+from refshard_fs.formats.kerchunk_json.decompress import is_compressed
+
+__all__ = ["FORMAT"]
+
+
+def _recognises(probe: Probe) -> bool:
+    return is_compressed(probe.head) or probe.head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+
+
+FORMAT = Format("kerchunk-json", _recognises, "refshard_fs.formats.kerchunk_json.source", is_general=True)

@@ -14,8 +14,8 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import OFFSETS, Partition, encode
-from refshard_fs.formats.recognition import PARQUET
 from refshard_fs.references.values import object_in, spelled
 
 __all__ = [

@@ -23,9 +23,9 @@ from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
+from refshard_fs.formats.neuroglancer import INFO
 from refshard_fs.formats.neuroglancer.info import Scale, parse_info
 from refshard_fs.formats.neuroglancer.minishards import Minishard, MinishardIndex, ShardIndex, Sharding, inflated
-from refshard_fs.formats.recognition_archives import PRECOMPUTED
 from refshard_fs.security.policy import protocol_of, relative_to
 from refshard_fs.sharding.index import PAIR
 from refshard_fs.sharding.layout import MAX_INDEX
@@ -226,11 +226,11 @@ def _chunks(url: str, scale: Scale, grid: ChunkGrid) -> _Chunks:
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a precomputed volume."""
     yield from ()
-    document = probe.documents.get(PRECOMPUTED)
+    document = probe.documents.get(INFO)
     if document is None:
-        raise ManifestError(f"{probe.url} is no precomputed volume: it has no {PRECOMPUTED}")
-    volume = parse_info(document.data, relative_to(probe.url, PRECOMPUTED))
+        raise ManifestError(f"{probe.url} is no precomputed volume: it has no {INFO}")
+    volume = parse_info(document.data, relative_to(probe.url, INFO))
     grids = {name: scale.grid(options.zarr_format) for name, scale in volume.scales.items()}
-    shown = {PRECOMPUTED: document.data, **documents(volume.scales, volume.attributes, options.zarr_format)}
+    shown = {INFO: document.data, **documents(volume.scales, volume.attributes, options.zarr_format)}
     chunks = {name: _chunks(probe.url, scale, grids[name]) for name, scale in volume.scales.items()}
     return ArrayGroup(shown, grids, chunks, volume.reports)

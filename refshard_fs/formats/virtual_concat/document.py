@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat import NAME
 
-__all__ = ["ConcatDocument", "ConcatIndex", "NAME", "Part", "is_concat", "spelled_first"]
-
-NAME: Final = "concat"
-_START: Final = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"refshard"\s*:\s*"' + NAME.encode() + b'"')
+__all__ = ["ConcatDocument", "ConcatIndex", "Part", "spelled_first"]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -100,13 +97,8 @@ class ConcatIndex(msgspec.Struct, frozen=True):
         return ConcatDocument.read(data, self.where)
 
 
-def is_concat(head: bytes) -> bool:
-    """Whether a document that begins with ``head`` joins sets lazily."""
-    return _START.match(head) is not None
-
-
 def spelled_first(document: Mapping[str, Any]) -> bytes:
-    """Return a document that is at hand as JSON that `is_concat` knows, whatever the order of its members."""
+    """Return a document that is at hand as JSON that is recognised, whatever the order of its members."""
     return zarrmeta.dumps({"refshard": document["refshard"], **document})
 
 

@@ -19,10 +19,10 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_values import dtype_of, plain_document
 from refshard_fs.core.directories import by_name
 from refshard_fs.core.documents import Documents, Shown
-from refshard_fs.core.format import OpenOptions, Probe, Raw, check_size
+from refshard_fs.core.format import OpenOptions, Probe, check_size
 from refshard_fs.core.keys import ChunkGrid, is_number, join
 from refshard_fs.core.keyspace import KeySpace, View
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Pin, Span, Steps, together
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Pin, Raw, Span, Steps, together
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.delegation import judged
@@ -381,7 +381,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if options.open_other is None:
         raise ManifestError(f"{probe.url} joins other sets, which cannot be opened here")
     open_other, rule_of = options.open_other, options.rule_of
-    resolve = resolver(options, None if probe.is_held else directory_of(probe.url))
+    resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     theirs = msgspec.structs.replace(options, shards="whole", base_url=None, depth=options.depth + 1)
 
     def open_part(number: int) -> Steps[KeySpace]:

@@ -1,1 +1,21 @@
-"""The format zarr_hierarchy. No I/O here."""
+"""Hierarchies that zarr wrote: every object below a prefix is a key. Told by the document of a group or an array."""
+
+from __future__ import annotations
+
+from refshard_fs.core.format import Format, Probe
+from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
+from refshard_fs.formats.zarr_hierarchy.commit_record import NAME
+
+__all__ = ["FORMAT"]
+
+
+def _recognises(probe: Probe) -> bool:
+    if not probe.names.isdisjoint(NODE_DOCUMENTS):
+        return True
+    consolidated = probe.documents.get(CONSOLIDATED)
+    return consolidated is not None and b'"record_size"' not in consolidated.data  # of a parquet set
+
+
+FORMAT = Format(
+    "zarr-hierarchy", _recognises, "refshard_fs.formats.zarr_hierarchy.source", markers=(*NODE_DOCUMENTS, NAME)
+)

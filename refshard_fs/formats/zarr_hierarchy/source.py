@@ -19,8 +19,8 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Pin, Span, Stat, Steps
+from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import NoSuchSource, NotListable, TargetChanged, redacted
-from refshard_fs.formats.recognition import HIERARCHY, PARQUET
 from refshard_fs.formats.zarr_hierarchy.before_commit import NOTHING, Before
 from refshard_fs.formats.zarr_hierarchy.commit_record import DIRECTORY, NAME, CommitRecord, RecordIndex, is_reserved
 from refshard_fs.security.policy import locator
@@ -69,7 +69,7 @@ class Hierarchy(KeySpace):
             return False
         if self.listable:
             return (yield from self.before.listed(self.url_of, prefix)) is not None
-        entries = filter(None, (self._entry(join(prefix, marker)) for marker in HIERARCHY))
+        entries = filter(None, (self._entry(join(prefix, marker)) for marker in NODE_DOCUMENTS))
         markers = yield tuple(Stat(entry.url) for entry in entries)
         return any(facts is not None for facts in markers)
 
@@ -149,7 +149,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if NAME in probe.names if names is None else any(listed.name == DIRECTORY for listed in names):
         index = RecordIndex(locator(probe.url)(NAME), listed=names is not None)
         before = Before((yield from _record(index)), probe.url)
-    nodes = probe.names.intersection((*HIERARCHY, PARQUET))
+    nodes = probe.names.intersection((*NODE_DOCUMENTS, CONSOLIDATED))
     if nodes and all(before.object_of(name) is None for name in nodes):
         raise NoSuchSource(f"{redacted(probe.url)}: the commit that is to make it is under way, or was cut short")
     return Hierarchy(probe.url, listable=names is not None, before=before)

@@ -1,1 +1,17 @@
-"""The format zip. No I/O here."""
+"""ZIP archives: their members are the keys. Told by the signature of a member, or by that of an empty archive's end."""
+
+from __future__ import annotations
+
+from refshard_fs.core.format import Format, Probe
+
+__all__ = ["END", "FORMAT", "MEMBER"]
+
+MEMBER = b"PK\3\4"
+END = b"PK\5\6"
+
+
+def _recognises(probe: Probe) -> bool:
+    return probe.head.startswith((MEMBER, END))
+
+
+FORMAT = Format("zip", _recognises, "refshard_fs.formats.zip.source")

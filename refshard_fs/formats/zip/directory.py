@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.keys import normalise
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.recognition_archives import ZIP_END
+from refshard_fs.formats.zip import END
 
 __all__ = [
     "DEFLATED",
@@ -76,14 +76,14 @@ def read_end(tail: bytes, size: int | None) -> tuple[End, int]:
     """
     found: list[tuple[End, int]] = []
     reason = "it has no end record: it is cut short, or no ZIP"
-    at = tail.rfind(ZIP_END)
+    at = tail.rfind(END)
     while at >= 0:
         if len(tail) - at >= _END_SIZE:
             try:
                 found.append(_end(tail, at, size))
             except ValueError as e:
                 reason = str(e)
-        at = tail.rfind(ZIP_END, 0, at)
+        at = tail.rfind(END, 0, at)
     if not found:
         raise ValueError(reason)
     if len(found) > 1:

@@ -17,7 +17,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Pin, Span, Steps
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
-from refshard_fs.formats.recognition_archives import ZIP_MEMBER
+from refshard_fs.formats.zip import MEMBER
 from refshard_fs.formats.zip.directory import DEFLATED, HEADER, STORED, TAIL, DirectoryIndex, End, Members, TailIndex
 
 __all__ = ["Inflated", "LocalHeader", "ZipKeySpace", "open_"]
@@ -52,7 +52,7 @@ class LocalHeader(msgspec.Struct, frozen=True):
 
     def decode(self, data: bytes) -> int:
         """Return how many bytes lie between the header's beginning and that of the member's bytes."""
-        if len(data) < self.length or not data.startswith(ZIP_MEMBER):
+        if len(data) < self.length or not data.startswith(MEMBER):
             raise ValueError(f"a local header begins with {data[:4]!r}")
         flags, method, crc, stored, size, name, extra = _FIELDS.unpack_from(data, 6)
         same = method == self.method and not flags & _ENCRYPTED

@@ -8,8 +8,8 @@ from pathlib import Path
 from refshard_fs.core.format import Document, OpenOptions, Probe
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
+from refshard_fs.formats.bcolz import COLUMNS, STORAGE
 from refshard_fs.formats.bcolz.rootdir import open_
-from refshard_fs.formats.recognition_archives import BCOLZ_COLUMNS, BCOLZ_STORAGE
 from tests.shards.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -39,10 +39,10 @@ def _read(path: Path) -> bytes:
 def one_input(data: bytes) -> None:
     parts = data.split(_MARK, len(_NAMES) - 1)
     files = Files({f"{ROOT}/{name}": part for name, part in zip(_NAMES, parts, strict=False) if part})
-    documents = {BCOLZ_STORAGE: Document(parts[0], Facts(len(parts[0])))}
+    documents = {STORAGE: Document(parts[0], Facts(len(parts[0])))}
     probe = Probe(ROOT, documents=documents)
     if data.startswith(b'{"names"'):
-        probe = Probe(ROOT, documents={BCOLZ_COLUMNS: documents[BCOLZ_STORAGE]})
+        probe = Probe(ROOT, documents={COLUMNS: documents[STORAGE]})
     try:
         keys = files.run(open_(probe, OpenOptions(zarr_format=2 + len(data) % 2)))
         for name in keys.grids:

@@ -8,9 +8,9 @@ from contextlib import nullcontext as configured
 from refshard_fs.core.format import Document, OpenOptions, Probe
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
+from refshard_fs.formats.neuroglancer import INFO
 from refshard_fs.formats.neuroglancer.info import LARGEST
 from refshard_fs.formats.neuroglancer.volume import open_
-from refshard_fs.formats.recognition_archives import PRECOMPUTED
 from tests.shards.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -56,7 +56,7 @@ def seeds() -> list[bytes]:
 
 def one_input(data: bytes) -> None:
     files = Files({})
-    probe = Probe(ROOT, documents={PRECOMPUTED: Document(data, Facts(len(data)))})
+    probe = Probe(ROOT, documents={INFO: Document(data, Facts(len(data)))})
     try:
         keys = files.run(open_(probe, OpenOptions(zarr_format=2 + len(data) % 2)))
     except RefShardError:

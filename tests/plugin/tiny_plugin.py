@@ -1,0 +1,115 @@
+"""A package of somebody else: a format of its own, and a way of its own to pack chunks into shards.
+
+A file of the format is ``TINY``, the number of chunks in four bytes, and chunks of four bytes each. A shard has room
+for two chunks; the index in front of them is the length of each, in one byte. Zero means that there is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.format import Format, OpenOptions, Probe
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
+from refshard_fs.sharding.layout import Buffer, Equal, ShardFormat, Table, Unsharded
+from refshard_fs.sharding.nested import Nest, NestedLayout
+
+HEADER, CHUNK = 8, 4  # bytes
+
+
+class TinyKeySpace(KeySpace):
+    """The keys of one file: one array at the root."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self._url = url
+        self._grid = ChunkGrid((count,), ChunkKeyEncoding("v2", "."))
+        self.grids = {"": self._grid}
+        document = {"zarr_format": 2, "shape": [count * CHUNK], "chunks": [CHUNK], "dtype": "|u1", "order": "C",
+                    "fill_value": 0, "filters": None, "compressor": None}  # fmt: skip
+        self._document = json.dumps(document).encode()
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        yield from ()
+        if key == ".zarray":
+            return Inline(self._document)
+        number = self._grid.number(key)
+        if number is None:
+            return None
+        start = HEADER + CHUNK * number
+        return Span(self._url, start, start + CHUNK)
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        yield from ()
+        if prefix:
+            return None
+        chunks = [Listed(tail, CHUNK) for tail in self._grid.tails()]
+        return sorted([Listed(".zarray", len(self._document)), *chunks], key=lambda listed: listed.name)
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    header = yield Load(Span(probe.url, 0, HEADER), Raw())
+    return TinyKeySpace(probe.url, int.from_bytes(header[4:], "little"))
+
+
+def _recognises(probe: Probe) -> bool:
+    return probe.head.startswith(b"TINY")
+
+
+FORMAT = Format("tiny", _recognises, __name__)
+
+
+class Lengths:
+    """The index of one shard."""
+
+    nbytes = 2
+
+    def __init__(self, lengths: bytes) -> None:
+        self._lengths = lengths
+
+    def locate(self, slot: int) -> tuple[int, int] | None:
+        length = self._lengths[slot]
+        return (2 + sum(self._lengths[:slot]), length) if length else None
+
+    def taken(self) -> list[int]:
+        return [slot for slot, length in enumerate(self._lengths) if length]
+
+
+class LengthsLevel(msgspec.Struct, frozen=True):
+    """Where a shard has its index, and how it is read and written."""
+
+    length = 2
+    at_end = False
+    trailer = 0
+
+    def table(self, data: bytes, size: int | None) -> Table:
+        if size is not None and size != 2 + sum(data):
+            raise ValueError(f"its index says {2 + sum(data)} bytes, and it has {size}")
+        return Lengths(data)
+
+    def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
+        payloads = {slot: b"".join(parts) for slot, parts in chunks}
+        return [
+            bytes(len(payloads.get(slot, b"")) for slot in range(2)),
+            *(payloads[slot] for slot in sorted(payloads)),
+        ]
+
+
+def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
+    """Show an array whose metadata says ``"paired"`` by its chunks: two, along the one dimension, are a shard."""
+    if not doc.get("paired"):
+        return None
+    shown = {name: value for name, value in doc.items() if name != "paired"}
+    meta = zarrmeta.array_meta(shown, "its metadata")
+    assert meta is not None
+    assert meta.grid is not None
+    grid = msgspec.structs.replace(meta.grid, shards=(2,))
+    return Unsharded(NestedLayout(grid, (Equal(2),), [Nest((1,), (0,), lambda slots: LengthsLevel())]), shown)
+
+
+SHARD_FORMAT = ShardFormat("paired", (b'"paired"',), unshard)
