@@ -23,8 +23,7 @@ from refshard_fs.errors import (
 )
 
 if TYPE_CHECKING:
-    from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
-    from refshard_fs.session.tuning import tune_zarr
+    from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem, tune_zarr
     from refshard_fs.sets.append import append
     from refshard_fs.sets.concat import concat
     from refshard_fs.sets.rebase import rebase
@@ -57,23 +56,23 @@ __all__ = [
 ]
 
 
+_MODULES = {  # of what is imported at its first use
+    "RefShardFileSystem": "fs",
+    "append": "sets.append",
+    "check": "tools.check",
+    "concat": "sets.concat",
+    "rebase": "sets.rebase",
+    "replace_reference_filesystem": "fs",
+    "snapshot": "sets.snapshot",
+    "tune_zarr": "fs",
+}
+
+
 def _at_first_use(name: str) -> Any:
-    match name:  # see above
-        case "RefShardFileSystem" | "replace_reference_filesystem":
-            return getattr(importlib.import_module("refshard_fs.fs"), name)
-        case "append":
-            return importlib.import_module("refshard_fs.sets.append").append
-        case "concat":
-            return importlib.import_module("refshard_fs.sets.concat").concat
-        case "rebase":
-            return importlib.import_module("refshard_fs.sets.rebase").rebase
-        case "snapshot":
-            return importlib.import_module("refshard_fs.sets.snapshot").snapshot
-        case "tune_zarr":
-            return importlib.import_module("refshard_fs.session.tuning").tune_zarr
-        case "check":
-            return importlib.import_module("refshard_fs.tools.check").check
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is a mistake

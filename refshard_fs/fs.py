@@ -1,39 +1,67 @@
-"""The fsspec face: its parts put together (see `filesystem`), and what its arguments mean; nothing else."""
+"""The filesystem that fsspec, zarr and xarray see: thin methods over a `Session`, which reads, and a `Writer`."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from glob import has_magic
+from operator import index
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import fsspec
-from fsspec.asyn import AsyncFileSystem
+from fsspec.asyn import get_loop, sync
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.edits import MEMORY
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions
+from refshard_fs.core.formatting import printable
+from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.overlay import Inherited
+from refshard_fs.core.model import Inline, Span
+from refshard_fs.core.overlay import BY_URL, Inherited
+from refshard_fs.core.selection import Mode
+from refshard_fs.core.stats import Counters
+from refshard_fs.errors import ReadOnlyError, redacted
 from refshard_fs.reading.dispatch import Budget
-from refshard_fs.reading.plan import KIB, MIB, Limits
-from refshard_fs.session.arguments import Settled, check_names
+from refshard_fs.reading.engine import Request
+from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
+from refshard_fs.session import listing
+from refshard_fs.session.arguments import NormalizingMeta, check_names
+from refshard_fs.session.async_filesystem import AsyncFileSystem
+from refshard_fs.session.files import RefShardFile, RefShardMap, WrittenFile
 from refshard_fs.session.in_memory_source import Held, Source
-from refshard_fs.session.interface import Interface
-from refshard_fs.session.mapper import RefShardFile, RefShardMap
-from refshard_fs.session.mixins import Insight, Listable, Readable
-from refshard_fs.session.options import route
-from refshard_fs.session.session import Session, SessionOptions
+from refshard_fs.session.options import SessionOptions, route
+from refshard_fs.session.session import Session
 from refshard_fs.sharding.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
-from refshard_fs.tools.notebook import NotebookDisplay
-from refshard_fs.writing.mixins import Writable
-from refshard_fs.writing.options import INLINE, READ_AS, RECORD_SIZE, WriteOptions, data_url_of, overlay_for
-from refshard_fs.writing.written_file import WrittenFile
+from refshard_fs.writing.options import (
+    INLINE,
+    READ_AS,
+    RECORD_SIZE,
+    SetFormat,
+    WriteOptions,
+    data_url_of,
+    format_named,
+    overlay_for,
+)
+from refshard_fs.writing.references import WritableReferences
+from refshard_fs.writing.transaction import OverlayTransaction
+from refshard_fs.writing.writer import Writer
 
-__all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
+if TYPE_CHECKING:
+    from refshard_fs.formats.kerchunk_parquet.stream import Respell
+    from refshard_fs.references.reference_set import ReferenceSet
+    from refshard_fs.tools.visualize import Picture
+
+__all__ = ["RefShardFileSystem", "replace_reference_filesystem", "tune_zarr"]
 
 
-class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight, Writable, metaclass=Settled):
+class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     """Archives seen as a plain zarr key space: each key is a byte range of some other file.
 
     Parameters
@@ -150,6 +178,11 @@ class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight
 
     """
 
+    protocol = "refshard"
+    async_impl = True
+    cachable = False
+    transaction_type = OverlayTransaction
+
     def __init__(
         self,
         fo: Source,
@@ -202,14 +235,11 @@ class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight
         fo = cast("str | Held", fo)  # what the metaclass made of it
         self.fo = fo
         self.mode = mode = mode or ("r" if overlay is None else "a")
-        writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format, record_size)
-        self._writes_with(overlay_for(mode, overlay, fo), writes)
-        if self._overlay is not None:
-            self._overlay.spool.memory = write_memory
-        self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
-        source_options = ref_storage_args if ref_storage_args is not None else target_options
         source = fo if isinstance(fo, str) else None
-        data_at = None if self._overlay is None else writes.data_url
+        source_options = ref_storage_args if ref_storage_args is not None else target_options
+        written = overlay_for(mode, overlay, fo)
+        writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format, record_size)
+        data_at = None if written is None else writes.data_url
         routes = route(source, fs, remote_protocol, remote_options, source_options, options, allow, data_at)
         self._session = Session(
             SessionOptions(
@@ -237,10 +267,54 @@ class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight
                 readahead=readahead,
                 block_cache=block_cache,
                 token=routes.token,
-                overlay=self._overlay,
+                overlay=written,
                 index_cache=os.fspath(index_cache) if isinstance(index_cache, os.PathLike) else index_cache,
             )
         )
+        self._writer: Writer | None = None  # None refuses all writes
+        if written is not None:
+            written.spool.memory = write_memory
+            self._writer = Writer(self._session, written, writes)
+
+    # ------------------------------------------------------------------ what fsspec asks of every filesystem
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of synchronous use; after a fork a new one."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            if not self.asynchronous:
+                self._loop = get_loop()
+        return self._loop
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if type(path) is str and ":" not in path:  # as nearly all are
+            return normalise(path)
+        if isinstance(path, list):
+            return [cls._strip_protocol(p) for p in path]
+        protocol, rest = split_protocol(os.fspath(path))
+        if protocol not in (None, cls.protocol, "reference"):
+            rest = path
+        return normalise(rest)
+
+    @classmethod
+    def _key(cls, path: Any) -> str:
+        key: str = cls._strip_protocol(path)
+        return key
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {BY_URL: True}
+
+    def _wait(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what a coroutine function returns on the event loop of synchronous use."""
+        return sync(self.loop or get_loop(), function, *args, **kwargs)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Forget every cached index, and open the source anew at the next use."""
+        self._session.invalidate()
+        super().invalidate_cache(path)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return a JSON form of the arguments, as fsspec's.
@@ -256,6 +330,106 @@ class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight
         out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
         return out
 
+    def __reduce__(self) -> Any:
+        make, (cls, args, options) = super().__reduce__()
+        travelling = None if self._writer is None else self._writer.travelling()
+        if travelling is not None:
+            options = {**options, "overlay": travelling}
+        return make, (cls, args, options)
+
+    # ------------------------------------------------------------------ reading
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        """Return bytes ``[start:end]`` of ``path``, as slicing the whole would.
+
+        Raises FileNotFoundError if there is no such key, ReferenceNotReachable if its
+        bytes cannot be had.
+        """
+        request = Request(self._strip_protocol(path), start, end)
+        data = self._session.read_now(request)
+        if data is None:
+            data = sync(self.loop, self._session.read, request)
+        return data
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        return await self._session.read(Request(self._strip_protocol(path), start, end))
+
+    async def _cat_ranges(
+        self,
+        paths: Sequence[str],
+        starts: int | Iterable[int | None] | None,
+        ends: int | Iterable[int | None] | None,
+        max_gap: int | None = None,
+        batch_size: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        if not isinstance(paths, list):
+            raise TypeError("paths must be a list")
+        firsts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
+        lasts = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
+        if len(firsts) != len(paths) or len(lasts) != len(paths):
+            raise ValueError("paths, starts and ends must be of one length")
+        requests = map(Request, map(self._strip_protocol, paths), firsts, lasts)
+        out = await self._session.read_all(list(requests))
+        if on_error != "return":
+            for value in out:
+                if isinstance(value, BaseException):
+                    raise value
+        return out
+
+    async def _cat(
+        self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
+    ) -> Any:
+        """Like fsspec's, but ``on_error="omit"`` leaves out only missing keys: a failed read is never passed over."""
+        paths = [path] if isinstance(path, (str, os.PathLike)) else path
+        keys: list[str] = []
+        for name in map(os.fspath, paths):
+            if recursive or has_magic(name):
+                keys += await self._expand_path(name, recursive=recursive)
+            else:
+                keys.append(self._key(name))
+        if recursive:
+            keys = [key for key in keys if await self._isfile(key)]
+        callback = kwargs.get("callback", DEFAULT_CALLBACK)
+        callback.set_size(len(keys))
+        requests = [Request(key, kwargs.get("start"), kwargs.get("end")) for key in keys]
+        tell = None if callback is DEFAULT_CALLBACK else callback.relative_update  # which nobody hears
+        out = await self._session.read_all(requests, tell)
+        for value in out:
+            if isinstance(value, BaseException) and (
+                on_error == "raise" or (on_error == "omit" and not isinstance(value, FileNotFoundError))
+            ):
+                raise value
+        if paths is not path and keys == [self._key(path)]:
+            return out[0]
+        found = zip(keys, out, strict=True)
+        return {key: value for key, value in found if on_error != "omit" or not isinstance(value, BaseException)}
+
+    async def _get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
+        key = self._strip_protocol(rpath)
+        if hasattr(lpath, "write"):
+            async for piece in self._session.pieces(key, callback.set_size):
+                lpath.write(piece)
+                callback.relative_update(len(piece))
+            return
+        if await self._isdir(key):
+            os.makedirs(lpath, exist_ok=True)
+            return
+        file, is_whole = None, False
+        try:
+            async for piece in self._session.pieces(key, callback.set_size):
+                if file is None:  # not before the first bytes are there
+                    file = _create(os.fspath(lpath))  # in no thread: cancelled, nobody would close what it opens
+                await asyncio.to_thread(file.write, piece)
+                callback.relative_update(len(piece))
+            is_whole = True
+        finally:
+            if file is not None:
+                file.close()
+                if not is_whole:  # nobody could tell
+                    os.remove(lpath)
+
     def _open(
         self,
         path: str,
@@ -265,9 +439,23 @@ class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight
         cache_options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> RefShardFile | WrittenFile:
-        if mode != "rb":
-            return self._open_to_write(path, mode)
-        return RefShardFile(self, path, mode, block_size or "default", cache_options=cache_options, **kwargs)
+        if mode == "rb":
+            return RefShardFile(self, path, mode, block_size or "default", cache_options=cache_options, **kwargs)
+        key = self._key(path)
+        self._writing(f"write {key!r}")
+        before = b""
+        match mode.replace("b", "").replace("+", ""):
+            case "w":
+                pass
+            case "x":
+                if self.exists(key):
+                    raise FileExistsError(key)
+            case "a" | "r":
+                with contextlib.suppress(FileNotFoundError):
+                    before = self.cat_file(key)
+            case other:
+                raise ValueError(f"mode {other!r} is none that a file can be opened with")
+        return WrittenFile(self, key, before, at_end="a" in mode)
 
     def get_mapper(
         self, root: str = "", check: bool = False, create: bool = False, missing_exceptions: Any = None
@@ -275,9 +463,445 @@ class RefShardFileSystem(NotebookDisplay, Interface, Readable, Listable, Insight
         """Return the keys below ``root`` as a mapping; only a missing key is a KeyError."""
         return RefShardMap(root, self, check=check, create=create, missing_exceptions=(FileNotFoundError,))
 
+    # ------------------------------------------------------------------ listing
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        """Return name, size (of the bytes a read returns) and type of ``path``; FileNotFoundError if there is none."""
+        key = self._strip_protocol(path)
+        entry = None
+        with contextlib.suppress(FileNotFoundError):  # it may be a directory
+            entry = self._session.find_now(key)
+        if entry is not None and entry.size is not None:
+            return {"name": key, "size": entry.size, "type": "file"}
+        known: dict[str, Any] = sync(self.loop, self._info, path, **kwargs)
+        return known
+
+    async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        return await listing.info(self._session, self._strip_protocol(path))
+
+    async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        found = await listing.ls(self._session, self._strip_protocol(path), detail=detail)
+        name = path.lstrip("/")
+        slashes = path[: len(path) - len(name)]
+        if not (self.asynchronous and slashes and name):
+            return found
+        # zarr 3.1 asks for "/group", and cuts what it asked for, slash and all, off the names that it gets.
+        return [{**item, "name": slashes + item["name"]} if detail else slashes + item for item in found]
+
+    async def _find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
+        key = self._strip_protocol(path)
+        found = await listing.find(self._session, key, maxdepth=maxdepth, withdirs=withdirs)
+        return found if kwargs.get("detail", False) else list(found)
+
+    async def _du(
+        self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
+    ) -> Any:
+        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
+        sizes = {}
+        for name, info in found.items():
+            size = info["size"]
+            sizes[name] = (await self._info(name))["size"] if size is None else size
+        return sum(sizes.values()) if total else sizes
+
+    async def _exists(self, path: str, **kwargs: Any) -> bool:
+        try:
+            return not (await self._info(path)).get("empty", False)
+        except FileNotFoundError:
+            return False
+
+    async def _isdir(self, path: str) -> bool:
+        return await self._is_a("directory", path)
+
+    async def _isfile(self, path: str) -> bool:
+        return await self._is_a("file", path)
+
+    async def _is_a(self, kind: str, path: str) -> bool:
+        try:
+            return bool((await self._info(path))["type"] == kind)
+        except FileNotFoundError:
+            return False
+
+    # ------------------------------------------------------------------ where bytes are, and what will be read
+
+    @property
+    def fss(self) -> dict[str | None, Any]:
+        """Protocol → the filesystem (or the options for one) that its targets are read with."""
+        return {**self._session.options.pool.by_protocol}
+
+    @property
+    def left_whole(self) -> dict[str, str]:
+        """Arrays, of those seen so far, that are not shown, or whose shards are left whole, and why, by path."""
+        return dict(self._session.open().reports)
+
+    def prefetch(
+        self, what: str | Sequence[str], selection: Any = None, *, mode: Mode = "numpy", wait: bool = True
+    ) -> None:
+        """Fetch what will be read in as few and as parallel requests as can be, and hold it until it is read.
+
+        ``what`` is a sequence of keys; or the path of an array, of which ``selection`` (all, by
+        default) will be read, as numpy understands it (``mode="orthogonal"``, ``mode="block"``:
+        as zarr's ``oindex`` and ``blocks``). No more than ``max_memory`` is held: the rest
+        follows as reads make room. With ``wait``, returns when that much has arrived. Errors
+        are left to the reads.
+
+        >>> import json, refshard_fs
+        >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
+        ...         "fill_value": None, "filters": None, "compressor": None}
+        >>> fs = refshard_fs.RefShardFileSystem({"a/.zarray": json.dumps(meta), "a/0": "ab", "a/1": "cd"})
+        >>> fs.prefetch("a", slice(2, 4))
+        >>> fs.cat_file("a/1")
+        b'cd'
+        """
+        sync(self._session.home() or self.loop or get_loop(), self._prefetch, what, selection, mode=mode, wait=wait)
+
+    async def _prefetch(
+        self, what: str | Sequence[str], selection: Any = None, *, mode: Mode = "numpy", wait: bool = True
+    ) -> None:
+        if isinstance(what, str):
+            chosen = Ellipsis if selection is None else selection
+            keys = await self._session.keys_of(self._strip_protocol(what), chosen, mode)
+        elif selection is not None:
+            raise TypeError("a selection needs the path of one array, not keys")
+        else:
+            keys = [self._strip_protocol(key) for key in what]
+        await self._session.prefetch(keys, wait=wait)
+
+    def announce(self, array: str, selection: Any, *, mode: Mode = "numpy", here: bool = False) -> None:
+        """Say, from any thread, what will be read of ``array`` next: `prefetch` that neither waits nor fails.
+
+        ``here``: on the running event loop, which by default is held to wait for the reads meanwhile.
+        """
+        session = self._session
+        loop = asyncio.get_running_loop() if here else session.home()
+        session.announce(self._strip_protocol(array), selection, mode, loop)
+
+    def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
+        """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.
+
+        ``stop=None`` is the end of the target. Reads only what it takes to know. FileNotFoundError if there is no such
+        key, ReferenceNotReachable if that cannot be found out.
+
+        >>> import refshard_fs
+        >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://bucket/x.nc", 100, 50], "a/1": "inline"})
+        >>> fs.resolve("a/0"), fs.resolve("a/1")
+        (('s3://bucket/x.nc', 100, 150), b'inline')
+        """
+        key = self._strip_protocol(path)
+        entry = self._session.find_now(key)
+        if entry is None:
+            entry = self._wait(self._session.find, key)
+        match entry:
+            case Span(url, start, stop):
+                return url, start, stop
+            case Inline(data):
+                return data
+        return self.cat_file(path)
+
+    async def _resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
+        match await self._session.find(self._strip_protocol(path)):
+            case Span(url, start, stop):
+                return url, start, stop
+            case Inline(data):
+                return data
+        return await self._cat_file(path)
+
+    def plan(self, paths: str | Sequence[str]) -> list[Planned]:
+        """Return the requests, (url, start, stop, keys), that reading ``paths`` together would make; none is made.
+
+        ``start`` and ``stop`` are bytes of the object at ``url``; ``stop=None`` is its end. What tells where chunks
+        lie (shard indexes, partitions) is read if it is not known. Where answers of a server have been slow, a few
+        megabytes come in more requests than these. FileNotFoundError if a key does not exist, ReferenceNotReachable
+        if that cannot be found out.
+
+        >>> import refshard_fs
+        >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://b/x.nc", 0, 400], "a/1": ["s3://b/x.nc", 500, 400]})
+        >>> [tuple(request) for request in fs.plan(["a/1", "a/0"])]
+        [('s3://b/x.nc', 0, 900, ('a/0', 'a/1'))]
+        """
+        keys = [self._strip_protocol(path) for path in ([paths] if isinstance(paths, str) else paths)]
+        planned: list[Planned] = self._wait(self._session.plan, keys)
+        return planned
+
+    # ------------------------------------------------------------------ what notebooks show
+
+    def stats(self) -> Counters:
+        """Return counters since the filesystem was made, as a dict that prints as a table: `refshard_fs.core.stats`."""
+        return Counters(self._session.stats.snapshot())
+
+    def visualize(self, array: str | None = None, select: Any = None) -> Picture:
+        """Return a picture of where the bytes of ``array`` (by default, of the largest) lie.
+
+        With ``select``, as numpy takes it between brackets or as text (``"air[0:10, :, :]"``), it shows the requests
+        that reading that slice would make. Notebooks show the picture; ``.save("map.svg")`` writes it (also as .html
+        and, with matplotlib, as .png). Metadata and indexes are read, and no chunk.
+
+        >>> import json, refshard_fs
+        >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
+        ...         "fill_value": None, "filters": None, "compressor": None}
+        >>> refs = {"a/.zarray": json.dumps(meta), "a/0": ["s3://b/k", 0, 2], "a/1": ["s3://b/k", 9, 2]}
+        >>> refshard_fs.RefShardFileSystem(refs).visualize("a", slice(0, 2))
+        <Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>
+        """
+        from refshard_fs.tools.visualize import picture  # whoever draws none waits for none of it
+
+        return picture(self, array, select)
+
+    def __repr__(self) -> str:
+        # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.
+        source = self.fo if isinstance(self.fo, str) else "references in memory"
+        return f"<{type(self).__name__} of {printable(redacted(source))} at {id(self):#x}>"
+
+    def _repr_html_(self) -> str:
+        from refshard_fs.tools.notebook import html_of
+
+        return html_of(self._session)
+
+    # ------------------------------------------------------------------ writing keys
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        """Let ``path`` hold ``value``."""
+        key = self._key(path)
+        writer = self._writing(f"write {key!r}")
+        data = bytes(value)
+        if not (mode == "overwrite" and key and writer.write_now(key, data)):
+            self._wait(self._pipe_file, path, data, mode=mode)
+
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        key = self._key(path)
+        writer = self._writing(f"write {key!r}")
+        if not key:
+            raise IsADirectoryError("the root is a directory")
+        if mode == "create" and await self._exists(key):
+            raise FileExistsError(key)
+        await writer.write(key, bytes(value))
+
+    async def _put_file(
+        self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
+    ) -> None:
+        self._writing(f"write {rpath!r}")
+        if await asyncio.to_thread(os.path.isdir, lpath):
+            return
+        data = await asyncio.to_thread(_read, lpath)
+        callback.set_size(len(data))
+        await self._pipe_file(rpath, data, mode=mode)
+        callback.relative_update(len(data))
+
+    async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """Let ``path2`` refer to the bytes of ``path1``: those of objects are not copied."""
+        source, key = self._key(path1), self._key(path2)
+        writer = self._writing(f"write {key!r}")
+        if await self._isdir(source):
+            return
+        if not await writer.link(key, await self._session.find(source)):
+            await self._pipe_file(key, await self._cat_file(source))
+
+    async def _rm(
+        self,
+        path: str | Iterable[str],
+        recursive: bool = False,
+        batch_size: int | None = None,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        writer = self._writing(f"remove {path!r}")
+        for name in [path] if isinstance(path, str) else list(path):
+            if maxdepth is not None or has_magic(name):
+                keys = await self._expand_path(name, recursive=recursive, maxdepth=maxdepth)
+                for key in [key for key in keys if await self._isfile(key)]:
+                    await writer.remove(key)
+                continue
+            key = self._key(name)
+            kind = (await self._info(key))["type"]
+            if kind != "directory":
+                await writer.remove(key)
+            elif recursive:
+                await writer.remove_below(key)
+            else:
+                raise IsADirectoryError(f"{key!r} is a directory: recursive=True removes it")
+
+    async def _rm_file(self, path: str, **kwargs: Any) -> None:
+        await self._rm(path)
+
+    async def _touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        if truncate or not await self._exists(path):
+            await self._pipe_file(path, b"")
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        """Let ``path`` be empty; without ``truncate``, only if there is none."""
+        self._wait(self._touch, path, truncate=truncate)
+
+    async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        """Do nothing: a directory is there when there is something in it."""
+        self._writing(f"make {path!r}")
+
+    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self._writing(f"make {path!r}")
+
+    async def _rmdir(self, path: str) -> None:
+        """Do nothing but check: a directory with nothing in it is none."""
+        self._writing(f"remove {path!r}")
+        if await self._ls(path, detail=False):
+            raise OSError(f"{path!r} is not empty")
+
+    def refer(self, path: str, url: str, offset: int = 0, length: int | None = None) -> None:
+        """Let ``path`` hold ``length`` bytes at ``offset`` of the object at ``url``; without them, all of it.
+
+        Nothing is read. TargetNotAllowed where ``url`` may not be pointed to, ReadOnlyError without a ``mode``.
+
+        >>> import fsspec, refshard_fs
+        >>> fs = refshard_fs.RefShardFileSystem("memory://made.json", mode="w")
+        >>> with fs.transaction:
+        ...     fs.refer("a/0", "s3://bucket/x.nc", 100, 50)
+        >>> refshard_fs.RefShardFileSystem("memory://made.json", remote_protocol="s3").resolve("a/0")
+        ('s3://bucket/x.nc', 100, 150)
+        """
+        key = self._key(path)
+        writer = self._writing(f"write {key!r}")
+        start, size = index(offset), None if length is None else index(length)
+        if min(start, size or 0) < 0 or start + (size or 0) >= 2**63:
+            raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {redacted(url)}")
+        span = Span(self._respelling()(url) or url, start, None if size is None else start + size)
+        if not writer.refer_now(key, span):
+            self._wait(writer.refer, key, span)
+
+    def _writing(self, what: str) -> Writer:
+        """Return what writes; ReadOnlyError, which names ``what`` was to be done, if nothing does."""
+        if self._writer is None:
+            raise ReadOnlyError(
+                f"cannot {what}: {self._session.options.source} was opened for reading; mode='a' lets one write. "
+                "fsspec keeps it from the options of a URL: those are {'refshard': {'fo': ..., 'mode': 'a'}}, or the "
+                "arguments of a filesystem that you hold, fsspec.filesystem('refshard', ..., mode='a')"
+            )
+        return self._writer
+
+    # ------------------------------------------------------------------ commits
+
+    @property
+    def overlay(self) -> str | None:
+        """The name of what is written and not committed: ``overlay=`` of another instance in this process shares it."""
+        return None if self._writer is None else self._writer.overlay.id
+
+    def commit(self) -> None:
+        """Make all that was written durable in the source, whole or not at all; nothing happens if there is nothing.
+
+        Raises ConflictError if somebody else wrote the source since it was opened, and ReadOnlyError if it cannot be
+        written: then it is as it was, and what was written is kept for `save` or another try.
+        """
+        self._writing("commit").commit()
+
+    async def _commit(self) -> None:
+        await asyncio.to_thread(self.commit)
+
+    def flush(self) -> None:
+        """Commit: what fsspec's ``LazyReferenceMapper`` calls it."""
+        self.commit()
+
+    def discard(self) -> None:
+        """Forget all that was written and not committed, and remove its objects; reads see the source as it is now."""
+        self._writing("discard").discard()
+
+    def recover(self) -> bool:
+        """Undo a commit to the zarr hierarchy that was cut short, and return True; False if there is none.
+
+        The next commit does so, too, but waits where nothing but time tells that a writer is dead: on object stores.
+        This does not: it is for who knows that nobody is at a commit.
+        """
+        return self._writing("recover").recover()
+
+    # ------------------------------------------------------------------ references
+
+    @property
+    def references(self) -> Mapping[str, Any]:
+        """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``.
+
+        Opened to be written, a mutable one, with `flush`: what fsspec's ``LazyReferenceMapper`` is to kerchunk.
+        """
+        if self._writer is None:
+            return self._session.references()
+        overlay = self._writer.overlay
+        return WritableReferences(self, self._session.references, lambda: overlay.edits)
+
+    def save(
+        self,
+        url: str,
+        format: SetFormat | None = None,
+        record_size: int = RECORD_SIZE,
+        overwrite: bool = False,
+        callback: Callback = DEFAULT_CALLBACK,
+        **storage_options: Any,
+    ) -> None:
+        """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
+
+        Without ``format`` the name says it: one in ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``,
+        ``.zst``) makes it JSON, one in ``.zarr`` chunk manifests. Of a parquet set,
+        ``record_size`` is the number of references per file. It goes to a new or empty
+        directory, or with ``overwrite`` in the place of another parquet set; JSON replaces
+        what was there. Each file appears whole or not at all. Chunk manifests make a zarr
+        version 3 hierarchy, and the metadata of version 2 become that of version 3. URLs keep
+        their meaning. Of sources other than reference sets, chunks that are ranges of objects
+        (of sharded arrays, the shards) become references. What was written and not committed
+        is part of it.
+
+        Raises ManifestError, which names the key, where the format cannot hold a reference,
+        and TargetNotAllowed where the source may not point to what it does: then nothing is
+        written. fsspec's own reader takes parquet sets of zarr version 2
+        with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
+        """
+        from refshard_fs.writing.save import save  # what writes sets: who reads need not wait for it
+
+        kind = format or format_named(url)
+        whole, spelled = self._respelling(), self._respelling(None if kind == "chunk-manifest" else url)
+
+        def respell(written: str | None) -> str | None:
+            self._session.admit([whole(written)])  # what is written here is the user's own, and trusted
+            return spelled(written)
+
+        save(self._stored(), self._session.run, url, kind, record_size, overwrite, respell, storage_options, callback)
+
+    def save_json(self, url: str, **storage_options: Any) -> None:
+        """Write the references as a JSON set to ``url``."""
+        self.save(url, "json", **storage_options)
+
+    def _collect(self) -> ReferenceSet:
+        """Return the references in columns, URLs absolute and shards whole, for `refshard_fs.concat` and others."""
+        from refshard_fs.session.collect import collect  # as in `save`
+
+        return collect(self._stored(), self._session.run, self._respelling())
+
+    def _pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
+        """Return the references pinned to what their targets are now, for `refshard_fs.snapshot`."""
+        from refshard_fs.session.collect import pin  # as in `save`
+
+        shard_options = self._session.options.open.shard_options if flatten else None
+        tell = callback.relative_update
+        return pin(self._stored(), self._session.run, self._respelling(), inline_threshold, shard_options, tell)
+
+    def _stored(self) -> KeySpace:
+        """Return the keys as they are stored, or would be after a commit: those of shards, not of inner chunks."""
+        return self._session.open() if self._writer is None else self._writer.stored()
+
+    def _respelling(self, url: str | None = None) -> Respell:
+        """Return how URLs of the source are spelled in a set at ``url``; absolute, without one."""
+        from refshard_fs.writing.save import respelling  # as in `save`
+
+        options = self._session.options
+        return respelling(options.open, options.source if isinstance(options.source, str) else None, url)
+
 
 def _spelled(argument: Any) -> Any:
     return argument.spelled() if isinstance(argument, Held) else argument
+
+
+def _create(path: str) -> BinaryIO:
+    folder = os.path.dirname(path)
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+    return open(path, "wb")
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def replace_reference_filesystem() -> None:
@@ -291,3 +915,22 @@ def replace_reference_filesystem() -> None:
     'RefShardFileSystem'
     """
     fsspec.register_implementation("reference", RefShardFileSystem, clobber=True)
+
+
+def tune_zarr(concurrency: int = 128) -> AbstractContextManager[object]:
+    """Let zarr 3 ask for ``concurrency`` chunks at a time (its default is 10); works as a context manager, too.
+
+    Helps where what is read follows no pattern and was not announced (`RefShardFileSystem.prefetch`). It sets zarr's
+    ``async.concurrency``. NotImplementedError with zarr 2, which asks for all chunks at once.
+
+    >>> import refshard_fs, zarr
+    >>> with refshard_fs.tune_zarr(64):
+    ...     zarr.config.get("async.concurrency")
+    64
+    """
+    import zarr  # it may not be installed
+
+    config = getattr(zarr, "config", None)
+    if config is None:
+        raise NotImplementedError(f"zarr {zarr.__version__} asks for all chunks at a time, and has nothing to tune")
+    return cast("AbstractContextManager[object]", config.set({"async.concurrency": concurrency}))

@@ -75,7 +75,7 @@ def test_json_to_parquet_and_back(record_size: int, tmp_path: Path, target: str)
     expected = content(flat, source)
     flat.save(str(tmp_path / "a.parq"), record_size=record_size)
     lazy = RefShardFileSystem(str(tmp_path / "a.parq"))
-    assert isinstance(beneath(lazy._opened()), ParquetKeySpace)
+    assert isinstance(beneath(lazy._session.open()), ParquetKeySpace)
     assert set(lazy.find("")) == source.keys() | {".zmetadata"}
     assert same(content(lazy, source), expected)
     lazy.save(str(tmp_path / "b.parq"), record_size=4)

@@ -14,17 +14,17 @@ from refshard_fs.core.overlay import BY_URL, FSSPEC_ARGUMENTS, shared
 from refshard_fs.session.configured import configured
 from refshard_fs.session.in_memory_source import settle
 
-__all__ = ["Settled", "check_names"]
+__all__ = ["NormalizingMeta", "check_names"]
 
 
-class Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
+class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
     """Turns ``fo`` into what means the same everywhere, before fsspec stores and compares the arguments."""
 
     @property
     def constructor(cls) -> Callable[..., Any]:
         """The ``__init__`` whose arguments these are; subclasses may have others."""
         found: Callable[..., Any] = next(
-            vars(base)["__init__"] for base in reversed(cls.__mro__) if isinstance(base, Settled)
+            vars(base)["__init__"] for base in reversed(cls.__mro__) if isinstance(base, NormalizingMeta)
         )
         return found
 
@@ -49,7 +49,8 @@ class Settled(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped
             made = super().__call__(fo=settled, **kwargs)
         else:
             made = super().__call__(settled, *args, **kwargs)
-        made.known_by(known_by)
+        if known_by is not None:
+            made._writer.overlay.arguments = known_by
         return made
 
 

@@ -105,12 +105,13 @@ class Engines:
             immediate = self._immediate = Immediate(self._pool(None), INDEXES, self.stats, token, longest)
         return immediate
 
-    def admit(self, urls: Iterable[str]) -> None:
+    def admit(self, urls: Iterable[str | None]) -> None:
         """Raise TargetNotAllowed if the source may not point to one of ``urls``."""
         rule = self._pool_options.admission
         if not rule.admits_all:
             for url in urls:
-                rule.admit(url)
+                if url is not None:
+                    rule.admit(url)
 
     def given(self, url: str) -> Given:
         """Return the filesystem instance, or the options for one, that ``url`` is opened with."""

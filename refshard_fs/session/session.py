@@ -7,11 +7,13 @@ import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from fsspec.asyn import get_loop, sync
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Packed, Span
+from refshard_fs.core.model import Entry, Inline, Packed, Span, Steps
 from refshard_fs.core.selection import Mode
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.engine import Engine, Request
@@ -22,8 +24,11 @@ from refshard_fs.session.arrays import Arrays
 from refshard_fs.session.engines import running_loop
 from refshard_fs.session.opening import Opening
 from refshard_fs.session.options import SessionOptions
+from refshard_fs.session.recognition import beneath, references_of
 
 __all__ = ["Session", "SessionOptions"]
+
+T = TypeVar("T")
 
 PIECE = 8 * MIB  # of a large key, where it is read in order
 PIECES = 4  # in memory at a time
@@ -36,6 +41,7 @@ class Session(Opening):
     def __init__(self, options: SessionOptions) -> None:
         super().__init__(options)
         self._arrays = Arrays(self.read, self.read_now)
+        self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         if options.overlay is not None:
             options.overlay.join(self)
 
@@ -157,6 +163,28 @@ class Session(Opening):
         finally:
             for task in coming:
                 task.cancel()
+
+    def open(self) -> KeySpace:
+        """Return the opened source, for callers outside of event loops."""
+        keyspace = self.opened_now()
+        return self._wait(self.keyspace) if keyspace is None else keyspace
+
+    def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
+        """Return what ``steps()`` return, for callers outside of event loops; an error names ``key``."""
+        found = self.look_now(key, steps())
+        result: T = self._wait(self.look, key, steps()) if found is None else found.value
+        return result
+
+    def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        result: T = sync(get_loop(), function, *args)
+        return result
+
+    def references(self) -> Mapping[str, Any]:
+        """Return the references of the source, without what was written since, as the mapping that their JSON is."""
+        keyspace = beneath(self.open())
+        if self._references is None or self._references[0] is not keyspace:
+            self._references = keyspace, references_of(keyspace, self.run)
+        return self._references[1]
 
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""

@@ -64,32 +64,32 @@ def append(
     ['memory://two', 0, 2]
     """
     url = settle(os.fspath(target), options.get("target_protocol"), None, True)
-    writer = RefShardFileSystem(
+    fs = RefShardFileSystem(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
-    base = writer.base()
+    base = fs._writing("append").base()
     match beneath(base.keyspace):
         case Joined() as joined:
-            _append_line(writer, base, joined, fo, dim, frozenset(same), options)
+            _append_line(fs, base, joined, fo, dim, frozenset(same), options)
             callback.set_size(1)
             callback.relative_update(1)
             return
         case keyspace:
             holds_pins = isinstance(keyspace, FlatKeySpace)
     try:
-        edits = dict(_edits(writer, str(url), fo, dim, frozenset(same), options, holds_pins=holds_pins))
+        edits = dict(_edits(fs, str(url), fo, dim, frozenset(same), options, holds_pins=holds_pins))
         callback.set_size(len(edits))
         for key, edit in edits.items():
-            writer.edit(key, edit)
+            fs._writing("append").edit(key, edit)
             callback.relative_update(1)
-        writer.commit()
+        fs.commit()
     except BaseException:
-        writer.discard()
+        fs.discard()
         raise
 
 
 def _edits(
-    writer: RefShardFileSystem,
+    fs: RefShardFileSystem,
     url: str,
     fo: Any,
     dim: str,
@@ -98,19 +98,19 @@ def _edits(
     *,
     holds_pins: bool,
 ) -> Iterator[tuple[str, Edit]]:
-    """Yield what the set of ``writer``, at ``url``, is to have or to lose, by key."""
-    before = writer.collect()
+    """Yield what the set of ``fs``, at ``url``, is to have or to lose, by key."""
+    before = fs._collect()
     if not len(before):
         raise NoSuchSource(
             f"there is no set at {url} that could go on: fs.save(url) or concat(...).save(url) writes one"
         )
     name = f"the set at {url}"
-    old = with_coordinates(Named(name, before, variables(before, name)), writer)
+    old = with_coordinates(Named(name, before, variables(before, name)), fs)
     (new,) = take([fo], options, _nobody)
     new = new._replace(name=new.name.replace("set 0", "the set to append", 1))
     if new.refs.pins is not None and not holds_pins:
         raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
-    opens = (lambda: writer), (lambda: opened(fo, options))
+    opens = (lambda: fs), (lambda: opened(fo, options))
     parts = with_compared([old, new], lambda number: opens[number](), [dim], same)
     whole = concatenate(parts, dim, same)
     spans = _spans(whole)
@@ -173,7 +173,7 @@ def _is_same(before: Value | None, now: Value) -> bool:
 
 
 def _append_line(
-    writer: RefShardFileSystem,
+    fs: RefShardFileSystem,
     base: Base,
     joined: Joined,
     fo: Any,
@@ -200,7 +200,7 @@ def _append_line(
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
     line = msgspec.structs.replace(found.parts[-1], url=beside(base.url)(new))
-    Document(base.url, writer.given(base.url), base.facts).put(document.with_parts([line]).dumps())
+    Document(base.url, fs._session.given(base.url), base.facts).put(document.with_parts([line]).dumps())
 
 
 def _nobody(count: int) -> None:

@@ -51,8 +51,8 @@ def rebase(
         return base + rest if rest else new.rstrip("/")
 
     fs = opened(fo, options)
-    refs = fs.collect()
-    fs.admit(url for url in refs.urls if respell(url) == url)
+    refs = fs._collect()
+    fs._session.admit(url for url in refs.urls if respell(url) == url)
     if missing == "raise":
         _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])
     new = respelled(refs, respell)

@@ -55,10 +55,10 @@ the object that the manifest was made for: its size is 6 bytes, not 5
     flatten = shards == "inner"
     try:
         return made(
-            opened(fo, {**options, "shards": "whole"}).pinned(inline_threshold, flatten=flatten, callback=callback)
+            opened(fo, {**options, "shards": "whole"})._pinned(inline_threshold, flatten=flatten, callback=callback)
         )
     except UnknownSource:
         if not isinstance(fo, str) or "format" in options:
             raise
     fs = RefShardFileSystem(fo, format="zarr-hierarchy", **options)
-    return made(fs.pinned(inline_threshold, flatten=flatten, callback=callback))
+    return made(fs._pinned(inline_threshold, flatten=flatten, callback=callback))

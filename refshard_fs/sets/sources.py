@@ -280,8 +280,8 @@ def take(sets: Sequence[Any], options: Mapping[str, Any], tell: Callable[[int], 
     def read(number: int) -> Named:
         fs = opened(sets[number], options)
         name = _name(number, sets[number])
-        refs = fs.collect()
-        fs.admit(refs.urls)
+        refs = fs._collect()
+        fs._session.admit(refs.urls)
         part = with_coordinates(Named(name, refs, variables(refs, name, known)), fs)
         tell(1)
         return part

@@ -106,7 +106,7 @@ def summarise(fs: Summarised) -> Summary:
     left_whole = fs.left_whole
     arrays = tuple(map(_array, found.arrays.values()))
     rest = [place.size for place in found.rest.values()]
-    match beneath(fs._opened()):
+    match beneath(fs._session.open()):
         case FlatKeySpace(refs=refs):
             version = refs.version
         case _:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.formatting import count_text, printable, shape_text
@@ -18,67 +18,28 @@ from refshard_fs.core.model import Inline
 from refshard_fs.core.stats import Counters
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError, redacted
-from refshard_fs.session.in_memory_source import Held
 from refshard_fs.session.session import Session
 
-if TYPE_CHECKING:
-    from refshard_fs.tools.visualize import Picture
-
-__all__ = ["NotebookDisplay"]
+__all__ = ["html_of"]
 
 ARRAYS: Final = 30  # that are listed
 TARGETS: Final = 5
 _DOCUMENTS: Final = ("zarr.json", ".zarray")
 
 
-class NotebookDisplay:
-    """The part of `RefShardFileSystem` that people look at."""
-
-    fo: str | Held
-    _session: Session
-
-    def stats(self) -> Counters:
-        """Return counters since the filesystem was made, as a dict that prints as a table: `refshard_fs.core.stats`."""
-        return Counters(self._session.stats.snapshot())
-
-    def visualize(self, array: str | None = None, select: Any = None) -> Picture:
-        """Return a picture of where the bytes of ``array`` (by default, of the largest) lie.
-
-        With ``select``, as numpy takes it between brackets or as text (``"air[0:10, :, :]"``), it shows the requests
-        that reading that slice would make. Notebooks show the picture; ``.save("map.svg")`` writes it (also as .html
-        and, with matplotlib, as .png). Metadata and indexes are read, and no chunk.
-
-        >>> import json, refshard_fs
-        >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
-        ...         "fill_value": None, "filters": None, "compressor": None}
-        >>> refs = {"a/.zarray": json.dumps(meta), "a/0": ["s3://b/k", 0, 2], "a/1": ["s3://b/k", 9, 2]}
-        >>> refshard_fs.RefShardFileSystem(refs).visualize("a", slice(0, 2))
-        <Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>
-        """
-        from refshard_fs.tools.visualize import picture  # whoever draws none waits for none of it
-
-        made: Picture = picture(self, array, select)  # type: ignore[arg-type]  # the filesystem that this is part of
-        return made
-
-    def __repr__(self) -> str:
-        # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.
-        return f"<{type(self).__name__} of {printable(redacted(self._source))} at {id(self):#x}>"
-
-    @property
-    def _source(self) -> str:
-        return self.fo if isinstance(self.fo, str) else "references in memory"
-
-    def _repr_html_(self) -> str:
-        session, source = self._session, self._source
-        keyspace = session.opened()
-        parts = [f"<b>refshard</b> <code>{_escaped(redacted(source))}</code>"]
-        if keyspace is None:
-            parts.append("<p>not opened yet: its first use reads it</p>")
-        else:
-            parts[0] += f" ({_escaped(session.format)})"
-            parts += [_targets(keyspace.urls), _arrays(keyspace)]
-        parts.append(f"<details><summary>counters</summary>{self.stats()._repr_html_()}</details>")
-        return f"<div>{''.join(parts)}</div>"
+def html_of(session: Session) -> str:
+    """Return what a notebook shows of the filesystem that reads through ``session``."""
+    source = session.options.source if isinstance(session.options.source, str) else "references in memory"
+    keyspace = session.opened()
+    parts = [f"<b>refshard</b> <code>{_escaped(redacted(source))}</code>"]
+    if keyspace is None:
+        parts.append("<p>not opened yet: its first use reads it</p>")
+    else:
+        parts[0] += f" ({_escaped(session.format)})"
+        parts += [_targets(keyspace.urls), _arrays(keyspace)]
+    counters = Counters(session.stats.snapshot())
+    parts.append(f"<details><summary>counters</summary>{counters._repr_html_()}</details>")
+    return f"<div>{''.join(parts)}</div>"
 
 
 def _targets(urls: Sequence[str | None]) -> str:

@@ -48,8 +48,7 @@ _END: Final = np.uint64(WHOLE)
 class Surveyed(Protocol):
     """What is needed of a filesystem: `RefShardFileSystem`."""
 
-    def _opened(self) -> KeySpace: ...
-    def collect(self) -> ReferenceSet: ...
+    def _collect(self) -> ReferenceSet: ...
     @property
     def loop(self) -> Any: ...
     @property
@@ -223,7 +222,7 @@ def array_of(key: str, arrays: Mapping[str, object]) -> str:
 class _Surveying:
     def __init__(self, fs: Surveyed, only: str | None, faults: list[Fault] | None) -> None:
         self._fs, self._only, self._faults = fs, only, faults
-        self._keyspace = fs._opened()
+        self._keyspace = fs._session.open()
         self._urls: dict[str, int] = {}
         self._pins: dict[int, set[Pin]] = {}
         self._chunks: dict[str, list[Chunks]] = {}  # by array, as columns
@@ -305,7 +304,7 @@ class _Surveying:
                 return flat
             case ParquetKeySpace():
                 try:
-                    return FlatKeySpace(self._fs.collect(), lambda url: url or "", "")
+                    return FlatKeySpace(self._fs._collect(), lambda url: url or "", "")
                 except RefShardError:
                     if self._faults is None:
                         raise

@@ -48,7 +48,7 @@ class Costs:
     def tell(self) -> None:
         """Warn of what was noted; once the commit is made, and known to be: a warning may be an error to some."""
         while self._untold:
-            warnings.warn(self._untold.pop(0), CostlyPattern, stacklevel=3)
+            warnings.warn(self._untold.pop(0), CostlyPattern, stacklevel=4)
 
 
 _costs: weakref.WeakKeyDictionary[Overlay, Costs] = weakref.WeakKeyDictionary()

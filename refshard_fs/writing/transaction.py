@@ -1,4 +1,4 @@
-"""fsspec's ``with fs.transaction``: a savepoint at the start, a commit at the end; back to it on an exception."""
+"""fsspec's ``with fs.transaction``: a savepoint at the start, a commit at the end; a roll-back on an exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["OverlayTransaction"]
 
 
 class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped
-    """All or nothing: what was written through the filesystem, or any twin of it, meanwhile.
+    """All or nothing: what was written meanwhile, through the filesystem or others that share its overlay.
 
     If the commit itself fails, all is kept in the overlay, to be committed again, saved elsewhere or discarded.
     """
@@ -19,17 +19,21 @@ class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untype
 
     def __init__(self, fs: Any, **kwargs: Any) -> None:
         super().__init__(fs, **kwargs)
-        self._savepoint = fs.savepoint()  # of `start_transaction`, which never calls `start`
+        self._begin()  # fsspec's `start_transaction` never calls `start`
 
     def start(self) -> None:
         super().start()
-        self._savepoint = self.fs.savepoint()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._savepoint = self.fs._writing("begin a transaction").savepoint()
 
     def complete(self, commit: bool = True) -> None:
         fs, self.fs = self.fs, None
         fs._intrans = False
         fs._transaction = None
+        writer = fs._writing("commit")
         if commit:
-            fs.end_of_transaction()
+            writer.end_transaction()
         else:
-            fs.go_back(self._savepoint)
+            writer.roll_back(self._savepoint)

@@ -93,7 +93,8 @@ def test_a_set_on_this_machine_opens_and_is_read_without_an_event_loop(
     (tmp_path / "v").mkdir()
     (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": 2}))
     (tmp_path / "v/refs.0.parq").write_bytes(partition([[target, 3, 2], [target, 5, 2]]))
-    monkeypatch.setattr(importlib.import_module("refshard_fs.session.mixins"), "sync", None)
+    for module in ("fs", "session.session"):
+        monkeypatch.setattr(importlib.import_module(f"refshard_fs.{module}"), "sync", None)
     fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
     assert fs.cat_file("v/1") == DATA[5:7]
     assert fs.references["v/0"] == [target, 3, 2]
@@ -478,7 +479,7 @@ def test_only_a_record_size_makes_a_directory_a_parquet_set(tmp_path: Path) -> N
     root = store(tmp_path / "plain", {".zmetadata": json.dumps(plain).encode(), ".zgroup": b'{"zarr_format": 2}'})
     try:
         fs = RefShardFileSystem(root)
-        keyspace = fs._opened()
+        keyspace = fs._session.open()
     except UnknownSource:
         return
     assert not isinstance(keyspace, kerchunk_parquet.ParquetKeySpace)

@@ -29,13 +29,13 @@ def fs(tmp_path: Path, kind: str, data: Any) -> RefShardFileSystem:
 
 
 def edits(fs: RefShardFileSystem) -> list[Any]:
-    assert fs._overlay is not None
-    return [change.edit for change in fs._overlay.edits.changes().values()]
+    assert fs._writer is not None
+    return [change.edit for change in fs._writer.overlay.edits.changes().values()]
 
 
 def held(fs: RefShardFileSystem) -> int:
-    assert fs._overlay is not None
-    return fs._overlay.spool.held
+    assert fs._writer is not None
+    return fs._writer.overlay.spool.held
 
 
 def no_packing(monkeypatch: pytest.MonkeyPatch) -> None:

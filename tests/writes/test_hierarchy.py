@@ -269,9 +269,9 @@ def test_copied_and_moved_keys_have_the_bytes_of_before_the_commit(tmp_path: Pat
     assert (fs.cat_file(three), fs.cat_file(one)) == (before[one], before[two])
     assert not fs.exists(two)
     fs = opened(tmp_path)
-    assert fs._overlay is not None
+    assert fs._writer is not None
     url, start, stop = fs.resolve(one)
-    fs._overlay.put(two, Span(str(url), int(start), stop and int(stop)))  # as another process may have left it
+    fs._writer.overlay.put(two, Span(str(url), int(start), stop and int(stop)))  # as another process may have left it
     fs.pipe_file(one, b"x" * 24)
     fs.commit()
     assert opened(tmp_path).cat_file(two) == before[two]
@@ -361,16 +361,16 @@ def test_a_web_server_takes_no_commits(http_server: RangeServer) -> None:
 def test_what_was_spooled_is_read_back_and_committed(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path, write_memory=100)
-    assert fs._overlay is not None
+    assert fs._writer is not None
     data[...] = np.arange(data.size).reshape(data.shape)
     seen = array(fs)
     seen[...] = data
     assert np.array_equal(seen[...], data)
-    assert fs._overlay.spool.held <= 100
+    assert fs._writer.overlay.spool.held <= 100
     seen[5] = data[5] = 77
     fs.commit()
     assert np.array_equal(stored(tmp_path)[...], data)
-    assert fs._overlay.spool.held == 0
+    assert fs._writer.overlay.spool.held == 0
 
 
 def test_slots_of_one_size_take_no_other_chunks(tmp_path: Path, data: Any) -> None:

@@ -159,8 +159,8 @@ def test_a_child_that_was_forked_while_a_thread_wrote_waits_for_nobody(
     fs = opened(tmp_path / "store")
     key = next(key for key in fs.find("a") if key[-1].isdigit())
     fs.pipe_file(key, bytes(range(24)))
-    assert fs._overlay is not None
-    spool = fs._overlay.spool
+    assert fs._writer is not None
+    spool = fs._writer.overlay.spool
     with spool._lock, spool._adding:
         child = multiprocessing.get_context("fork").Process(target=_save, args=(fs, str(tmp_path / "saved.json")))
         child.start()

@@ -1,16 +1,18 @@
-"""Keys as a mutable mapping, and one key as a file: what zarr 2 and other callers hold instead of a filesystem."""
+"""A key as a file that is read, or written; and all keys as a mutable mapping, for zarr 2."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from typing import Any
 
+from fsspec.asyn import AsyncFileSystem
 from fsspec.mapping import FSMap
 from fsspec.spec import AbstractBufferedFile
 
 from refshard_fs.errors import ReferenceNotReachable
 
-__all__ = ["RefShardFile", "RefShardMap"]
+__all__ = ["RefShardFile", "RefShardMap", "WrittenFile"]
 
 
 class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped
@@ -19,6 +21,38 @@ class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is unt
     def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = self.fs.cat_file(self.path, start, end)
         return data
+
+
+class WrittenFile(io.BytesIO):
+    """A file that becomes a key when it is closed, and not if its ``with`` block ends in an exception."""
+
+    def __init__(self, fs: AsyncFileSystem, key: str, before: bytes, *, at_end: bool) -> None:
+        super().__init__(before)
+        self._fs: AsyncFileSystem | None = fs
+        self.path = key
+        if at_end:
+            self.seek(0, io.SEEK_END)
+
+    def close(self) -> None:
+        fs, self._fs = self._fs, None
+        if fs is not None:
+            fs.pipe_file(self.path, self.getvalue())
+        super().close()
+
+    def commit(self) -> None:
+        """Be written by the transaction, which does that for all at once."""
+
+    def discard(self) -> None:
+        """Leave the key as it was."""
+        self._fs = None
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is not None:
+            self._fs = None
+        super().__exit__(kind, *rest)
+
+    def __del__(self) -> None:
+        self._fs = None  # never closed: not known to be whole
 
 
 class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped

@@ -1,0 +1,268 @@
+"""What writes to one source: it takes keys into an overlay, and commits or discards what the overlay has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.edits import Edit, Edits
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Span, Steps
+from refshard_fs.core.overlay import Base, Inherited, Overlay
+from refshard_fs.errors import ReadOnlyError, RefShardError
+from refshard_fs.session.session import Session
+from refshard_fs.sharding.view import ShardView
+from refshard_fs.targets.store import Store
+from refshard_fs.writing.commit import waits
+from refshard_fs.writing.options import WriteOptions
+from refshard_fs.writing.staging import StagedValues, Values, clear, merge
+
+if TYPE_CHECKING:
+    from refshard_fs.writing.assembly import Assembly
+    from refshard_fs.writing.interrupts import Stop
+
+__all__ = ["Writer"]
+
+_ELSEWHERE = (
+    "this filesystem came from another process, and writes for that: what was written here is safe, and is committed, "
+    "or discarded, there"
+)
+
+
+class Writer:
+    """Writes to ``overlay``, which all filesystems that share it read at once. Any thread may use it.
+
+    The source itself is not touched before a commit.
+    """
+
+    def __init__(self, session: Session, overlay: Overlay, options: WriteOptions) -> None:
+        self.overlay = overlay
+        self._session = session
+        self._options = options
+        self._values: Values | None = None
+
+    # ------------------------------------------------------------------ keys
+
+    def write_now(self, key: str, data: bytes) -> bool:
+        """Let ``key`` hold ``data``, and return True, where that takes no event loop; for callers that may block."""
+        values = self._opened_values()
+        if values is None or not values.write_now(key, data):
+            return False
+        base = self.overlay.base
+        if base is not None and self._may_fill_shard(values, key):
+            self._assembly().written(key, base.keyspace, self._session.run)
+        return True
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Let ``key`` hold ``data``."""
+        values = await self._open()
+        await values.write(key, data)
+        await self._fill_shard(values, key)
+
+    def refer_now(self, key: str, span: Span) -> bool:
+        """Let ``key`` refer to ``span``, and return True, where that takes no event loop."""
+        if self.overlay.worker is not None or self.overlay.base is None:
+            return False
+        self.overlay.put(key, span)
+        return True
+
+    async def refer(self, key: str, span: Span) -> None:
+        """Let ``key`` refer to ``span``."""
+        await (await self._open()).refer(key, span)
+
+    async def link(self, key: str, entry: Entry) -> bool:
+        """Let ``key`` refer to where ``entry`` is, and return True; False where its bytes have to be copied."""
+        values = await self._open()
+        if values.keeps(key):
+            return False
+        match entry:
+            case Span(start=0, stop=None, optional=False, pin=None):
+                pass
+            case Span(optional=False, pin=None) if entry.size is not None:
+                pass
+            case _:
+                return False
+        await values.refer(key, entry)
+        return True
+
+    async def remove(self, key: str) -> None:
+        """Let there be no ``key``."""
+        values = await self._open()
+        await values.remove(key)
+        await self._fill_shard(values, key)
+
+    async def remove_below(self, prefix: str) -> None:
+        """Let there be nothing at ``prefix``, nor below it."""
+        await (await self._open()).remove_below(prefix)
+
+    def edit(self, key: str, edit: Edit) -> None:
+        """Let ``key`` refer to a range of an object, hold data, or be gone; nothing is copied, or looked at."""
+        self.overlay.put(key, edit)
+
+    # ------------------------------------------------------------------ commits
+
+    def commit(self) -> None:
+        """Make all that was written durable in the source, whole or not at all."""
+        from refshard_fs.writing.costs import costs_of  # what commits: who reads need not wait for it
+        from refshard_fs.writing.interrupts import Stop, to_its_end
+
+        self._refuse_elsewhere()
+        stop = Stop()
+        to_its_end(partial(self._commit, stop), stop)
+        costs_of(self.overlay).tell()
+
+    def _commit(self, stop: Stop) -> None:
+        from refshard_fs.writing.commit import Committing, commit  # as above
+        from refshard_fs.writing.recovery import recover_opened
+
+        overlay, session = self.overlay, self._session
+        with overlay.lock:
+            if overlay.is_shared and self._options.data_url is not None:
+                does_wait = waits(session.options.source, self.base(), self._options)
+                merge(overlay, self._store(), self._options, waits=does_wait)
+            if overlay.is_empty:
+                return
+            base = self.base()
+            undone = recover_opened(base.keyspace, session.given)
+            if undone is not None:
+                overlay.reopen(undone)  # what was seen of these, where they lie, is of that commit
+                base = self.base()
+            edits = overlay.savepoint()
+            if self._options.data_url is not None:
+                self._store().settle(overlay.objects())
+
+            def run(key: str, steps: Callable[[], Steps[Any]]) -> Any:
+                stop.check()
+                return session.run(key, steps)
+
+            source, values = session.options.source, self._values_over(base)
+            committing = Committing(source, base, edits, overlay, run, session.given, self._options, values, stop)
+            try:
+                stored = commit(committing)
+            except RefShardError:  # nothing was committed
+                raise
+            except BaseException:  # the store may have done it all the same: `discard` removes no object that it names
+                overlay.entrust()
+                raise
+            left = overlay.settle(edits, stored)
+        self._remove_objects(left)
+
+    def discard(self) -> None:
+        """Forget all that was written and not committed, and remove its objects."""
+        self._refuse_elsewhere()
+        with self.overlay.lock:
+            if self.overlay.is_shared and self._options.data_url is not None:
+                clear(self.overlay, self._store())
+            left = self.overlay.drop()
+        self._remove_objects(left)
+
+    def recover(self) -> bool:
+        """Undo a commit to the zarr hierarchy that was cut short, and return True; False if there is none."""
+        from refshard_fs.writing.interrupts import Stop, to_its_end
+        from refshard_fs.writing.recovery import recover_at
+
+        source = self._session.options.source
+        if not isinstance(source, str):
+            return False
+        undone = to_its_end(partial(recover_at, source, self._session.given(source)), Stop())
+        if undone:
+            self._session.invalidate()
+        return undone
+
+    def savepoint(self) -> Edits:
+        """Return what was written and not committed so far, for `roll_back`."""
+        return self.overlay.savepoint()
+
+    def roll_back(self, savepoint: Edits) -> None:
+        """Forget what was written since ``savepoint``."""
+        with self.overlay.lock:
+            left = self.overlay.go_back(savepoint)
+        self._remove_objects(left)
+
+    def end_transaction(self) -> None:
+        """Commit; in a process that writes for another one, whose commit it will be, do nothing."""
+        if self.overlay.worker is None:
+            self.commit()
+
+    # ------------------------------------------------------------------ the source and the overlay
+
+    def base(self) -> Base:
+        """Return the source as it was opened, below the edits."""
+        self._session.open()
+        base = self.overlay.base
+        assert base is not None, "whoever opens the source shares it"
+        return base
+
+    def stored(self) -> KeySpace:
+        """Return the keys that are stored, and would be after a commit: those of shards, not of inner chunks.
+
+        Others will refer to their objects, of which none is removed from now on.
+        """
+        from refshard_fs.writing.shard_edits import shard_edits  # as in `commit`
+
+        keyspace = self._session.open()
+        match keyspace:
+            case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits):
+                values = self._values_over(self.base())
+                keyspace = EditedKeySpace(view.base, shard_edits(view, edits, self._session.run, self.overlay, values))
+        self.overlay.entrust()
+        return keyspace
+
+    def travelling(self) -> Inherited | None:
+        """Return ``overlay=`` of copies in other processes; None where this is such a copy, and has been given one."""
+        return None if self.overlay.worker is not None else self.overlay.travelling()
+
+    def _refuse_elsewhere(self) -> None:
+        if self.overlay.worker is not None:
+            raise ReadOnlyError(_ELSEWHERE)
+
+    def _remove_objects(self, urls: list[str]) -> None:
+        if urls and self._options.data_url is not None:
+            store = self._store()
+            store.remove(urls)
+            store.tidy()
+
+    def _store(self) -> Store:
+        url = self._options.data_url
+        assert url is not None
+        return Store(url, self._session.given(url))
+
+    # ------------------------------------------------------------------ where values go
+
+    def _opened_values(self) -> Values | None:
+        """Return what writes values; None before the source has been opened, for its format decides where they go."""
+        base = self.overlay.base
+        return None if base is None else self._values_over(base)
+
+    def _values_over(self, base: Base) -> Values:
+        options, values = self._options, self._values
+        staged = self.overlay.worker is not None
+        if values is None or isinstance(values, StagedValues) != staged:
+            store = None if options.data_url is None else self._store()
+            values = self._values = (StagedValues if staged else Values)(self.overlay, options, store)
+        values.waits = waits(self._session.options.source, base, options)
+        values.is_inner = base.keyspace.is_inner
+        return values
+
+    async def _open(self) -> Values:
+        while True:
+            await self._session.keyspace()
+            values = self._opened_values()
+            if values is not None:  # it is open, and no other thread has begun anew meanwhile
+                return values
+
+    def _may_fill_shard(self, values: Values, key: str) -> bool:
+        return self.overlay.worker is None and values.keeps(key)
+
+    async def _fill_shard(self, values: Values, key: str) -> None:
+        """Have the shard put together that ``key`` was the last chunk of, if it was."""
+        base = self.overlay.base
+        if base is not None and self._may_fill_shard(values, key):
+            await self._assembly().written_later(key, base.keyspace, self._session.look)
+
+    def _assembly(self) -> Assembly:
+        from refshard_fs.writing.assembly import assembly_of  # as in `commit`
+
+        return assembly_of(self.overlay)
