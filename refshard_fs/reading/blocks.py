@@ -95,7 +95,7 @@ class Host:
     at once: `limit` grows where they do not.
     """
 
-    __slots__ = ("active", "answered", "later", "limit", "name", "patience", "urgent")
+    __slots__ = ("active", "answered", "later", "limit", "name", "patience", "sizes", "urgent")
 
     def __init__(self, name: str, limit: int) -> None:
         self.name = name
@@ -103,6 +103,7 @@ class Host:
         self.answered = 0
         self.limit = limit
         self.patience: asyncio.TimerHandle | None = None
+        self.sizes: deque[int] = deque(maxlen=8)  # bytes of the last objects that were read whole
         self.urgent: deque[Job] = deque()
         self.later: deque[Job] = deque()
 

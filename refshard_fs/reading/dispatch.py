@@ -75,6 +75,7 @@ FEW = 10  # requests that are begun to a host of which it is not known that answ
 SPREAD = 16  # requests under way to a host that is waited for, up to which there are rather more than large ones
 PATIENCE = 0.003  # seconds
 SAMPLE = 64  # answers, of which the pace of one is remembered
+UNSIZED_AT_ONCE = 8  # whole objects under way at once, until answers of their host have told how large such are
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -218,13 +219,25 @@ class Dispatch:
                 queue.popleft()
             if not queue:
                 continue
-            size = queue[0].size
+            size = queue[0].size = self._size(queue[0])
             while queue is host.urgent and self.used + size > most and self._taker.make_room():
                 pass
             if self.used + size > most and (self.active or self._taker.holds):
                 return None
             return queue.popleft()
         return None
+
+    def _size(self, job: Job) -> int:
+        """Return the bytes to set aside for ``job``: of unknown size, as many as the last such objects of its host had."""
+        if job.stop is not None:
+            return job.size
+        if job.start < 0:
+            return -job.start
+        seen = self.pool.versions.seen(job.block.span.url)
+        if seen is not None and seen.size is not None:
+            return max(seen.size - job.start, 0)
+        sizes = job.host.sizes
+        return sum(sizes) // len(sizes) if sizes else self.budget.memory // UNSIZED_AT_ONCE
 
     def _begin(self, job: Job) -> None:
         job.state = 1
@@ -278,6 +291,8 @@ class Dispatch:
                 self._taker.failed(job.block, error)
         else:
             job.host.answered += 1
+            if job.stop is None and most is None:  # documents are small, and tell nothing of chunks
+                job.host.sizes.append(len(answer.data))
             took = loop.time() - began
             self._times.append(took)
             self._waits.append(took if answer.waited is None else answer.waited)

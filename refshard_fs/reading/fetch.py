@@ -16,7 +16,6 @@ from refshard_fs.reading import plan
 from refshard_fs.reading.blocks import Block, Job, Reader, Shelf
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.dispatch import Budget, Dispatch
-from refshard_fs.reading.repeats import Repeats
 from refshard_fs.targets import Answer, Pool, Unfit
 
 __all__ = ["Fetcher", "Reader"]
@@ -32,7 +31,7 @@ class Fetcher:
     """Reads ranges of targets on one event loop; to be used from that loop only."""
 
     def __init__(
-        self, pool: Pool, limits: plan.Limits, budget: Budget, stats: Stats, kept: Cache | Repeats | None = None
+        self, pool: Pool, limits: plan.Limits, budget: Budget, stats: Stats, kept: Cache | None = None
     ) -> None:
         self.limits = limits
         self.requests = Dispatch(pool, budget, stats, self)
@@ -43,6 +42,7 @@ class Fetcher:
         self._idle: dict[Block, None] = {}  # held and complete, oldest first
         self._spare: dict[Block, int] = {}  # those of them that nobody is known to want, oldest first, and their bytes
         self._spare_bytes = 0
+        self.progress = 0  # so many requests were answered, and so much was read of what was held
         self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
 
     # ------------------------------------------------------------------ asking
@@ -163,6 +163,15 @@ class Fetcher:
                 self._settle(block)
         self.requests.pump()
 
+    def drop_unread(self) -> None:
+        """Hold, and fetch, nothing that nobody waits for."""
+        for block in [block for block in self._shelf if not block.begun]:
+            self._stats.add(ahead_wasted=sum(block.held.values()))
+            block.held.clear()
+            if not block.readers:
+                self._forget(block)
+        self.requests.pump()
+
     async def close(self) -> None:
         """Stop everything that is under way."""
         await asyncio.gather(*self._abandon(), return_exceptions=True)
@@ -266,6 +275,7 @@ class Fetcher:
         if self._kept is not None:
             self._kept.put(span, data, len(data))
         if block.held and span.stop is not None:
+            self.progress += 1
             block.claim(span.start, span.stop)
         return data
 
@@ -305,6 +315,7 @@ class Fetcher:
 
     def arrived(self, job: Job, answer: Answer) -> None:
         job.state = 2
+        self.progress += 1
         block = job.block
         block.missing -= 1
         if len(block.jobs) == 1:

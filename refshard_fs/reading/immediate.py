@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from refshard_fs.core.keyspace import KeySpace
@@ -23,12 +25,21 @@ __all__ = ["Found", "Immediate", "SMALL"]
 FACTS: Final = 256  # bytes of memory that facts are taken to need
 SMALL: Final = 16 * KIB  # bytes of a range, at most, that is read together with others,
 TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # where they lie so near
+SLOW: Final = 0.001  # seconds of one read; a thread costs 0.1 ms, and what the system has cached takes 0.02 ms
+LARGE: Final = 4 * MIB  # bytes that take so long wherever they are
 
 
 class Found(NamedTuple):
     """What a look-up that could be done at once returned."""
 
     value: Any
+
+
+class Together(NamedTuple):
+    """One read that serves several keys: what is read, and where in it each one's bytes lie."""
+
+    span: Span
+    parts: dict[int, tuple[int, int]]
 
 
 class Immediate:
@@ -42,6 +53,7 @@ class Immediate:
         self._stats = stats
         self._token = token
         self._loading = threading.Lock()
+        self.is_slow = False  # the last read took long: a slow disk, or a network's
 
     def read(self, keyspace: KeySpace, request: Request, *, may_load: bool = False) -> bytes | None:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
@@ -71,33 +83,45 @@ class Immediate:
             self._stats.add_read(len(data))
         return data
 
-    def together(self, spans: Mapping[int, Span]) -> Iterator[dict[int, bytes]]:
-        """Yield the bytes of those ``spans``, which are exact, that touch each other: some are read at once.
+    def blocks(self, entry: Entry) -> bool:
+        """Whether `take` would keep an event loop from its other work: then a thread is to call it."""
+        if isinstance(entry, Inline) or not (self.is_slow or (entry.size or 0) > LARGE):
+            return False
+        return self.reaches(entry.spans[0].url)
 
-        What cannot be had like that is left out: reading it alone tells why.
-        """
+    async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
+        """Return the same as `take`, from a thread where that would block."""
+        if self.blocks(entry):
+            return await asyncio.to_thread(self.take, request, entry)
+        return self.take(request, entry)
+
+    def together(self, spans: Mapping[int, Span]) -> list[Together]:
+        """Return the reads that serve several of ``spans``, which are exact, each."""
+        found: list[Together] = []
         groups: dict[tuple[str, Pin | None], list[int]] = {}
         for number, span in spans.items():
             groups.setdefault((span.url, span.pin), []).append(number)
         for (url, pin), numbers in groups.items():
             ranges = [(spans[number].start, spans[number].stop or 0) for number in numbers]
             for first, last, members in coalesce(ranges, TOUCHING):
-                if len(members) < 2:
-                    continue
-                try:
-                    answer = self._fetch(Span(url, first, last, pin=pin))
-                except (OSError, RefShardError):
-                    break
-                if answer is None:
-                    break
-                data = bytes(answer.data)
-                parts = {}
-                for i in members:
-                    start, stop = ranges[i]
-                    parts[numbers[i]] = data[start - first : stop - first]
-                wanted = sum(map(len, parts.values()))
-                self._stats.add(keys=len(members), requests=1, bytes_wanted=wanted, bytes_fetched=len(data))
-                yield parts
+                if len(members) > 1:
+                    parts = {numbers[i]: (ranges[i][0] - first, ranges[i][1] - first) for i in members}
+                    found.append(Together(Span(url, first, last, pin=pin), parts))
+        return found
+
+    def take_together(self, read: Together) -> dict[int, bytes]:
+        """Return the bytes of the spans that ``read`` serves; none where it fails: reading each alone tells why."""
+        try:
+            answer = self._fetch(read.span)
+        except (OSError, RefShardError):
+            return {}
+        if answer is None:
+            return {}
+        data = bytes(answer.data)
+        parts = {number: data[start:stop] for number, (start, stop) in read.parts.items()}
+        wanted = sum(map(len, parts.values()))
+        self._stats.add(keys=len(parts), requests=1, bytes_wanted=wanted, bytes_fetched=len(data))
+        return parts
 
     def find(self, keyspace: KeySpace, key: str, *, may_load: bool = False) -> Entry | None:
         """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
@@ -233,7 +257,9 @@ class Immediate:
         place = self._pool.place(span.url)
         if place is None:
             return None
+        began = time.perf_counter()
         answer = place[0].read_now(place[1], span.start, span.stop, span.pin, most)
+        self.is_slow = time.perf_counter() - began > SLOW
         if answer is None:
             return None
         if span.stop is None or len(answer.data) != span.stop - span.start:

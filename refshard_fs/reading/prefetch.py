@@ -27,6 +27,7 @@ ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 PLACES = 4 * WAVE  # that are remembered
 UNREAD = 64 << 10  # bytes that a chunk is taken to have, where none has been found yet
+UNREAD_SECONDS = 60.0  # in which nothing arrives, is announced or read, after which what is held gives its memory back
 MANY = 16  # keys from which on they may be nearly all of a shard
 
 
@@ -92,6 +93,9 @@ class Ahead:
         self._told: dict[str, int] = {}  # keys that the reader said would be read, and how often
         self._places: dict[str, Span] = {}  # where keys lie that have been looked up, and will be read,
         self._of: KeySpace | None = None  # of this one
+        self._feeding: set[asyncio.Task[None]] = set()  # what fetches announced keys
+        self._announced = 0  # so many times
+        self._watch: asyncio.TimerHandle | None = None
 
     def place(self, keyspace: KeySpace, key: str) -> Span | None:
         """Return where ``key``, which is read now, lies; None if it has not been looked up beforehand."""
@@ -229,6 +233,8 @@ class Ahead:
                 array.issued[number] = entry
                 places.append((key, entry))
         self._remember(array.keyspace, places)
+        if places:
+            self._watch_unread()
         return [span for _, span in places]
 
     def _growth(self, url: str) -> float:
@@ -237,6 +243,32 @@ class Ahead:
         if latency is None:
             return 4.0
         return 1.5 if latency < 0.002 else 3.0 if latency < 0.008 else 5.0
+
+    # ------------------------------------------------------------------ what nobody reads
+
+    def _watch_unread(self) -> None:
+        """See that what is held gives its memory back where nobody goes on reading."""
+        if self._watch is None:
+            loop = asyncio.get_running_loop()
+            self._watch = loop.call_later(UNREAD_SECONDS, _drop_unread, weakref.ref(self), self._progress)
+
+    @property
+    def _progress(self) -> int:
+        return self._announced + self._fetcher.progress
+
+    def drop_unread(self, progress: int) -> None:
+        """Take all announcements and guesses back, unless there was more ``progress`` meanwhile."""
+        self._watch = None
+        if progress != self._progress:
+            if self._told or self._fetcher.holds:
+                self._watch_unread()
+            return
+        for task in self._feeding:
+            task.cancel()
+        self._told.clear()
+        self._places.clear()
+        self.give_up()
+        self._fetcher.drop_unread()
 
     # ------------------------------------------------------------------ what the reader says
 
@@ -249,7 +281,12 @@ class Ahead:
         for key in keys:
             self._told[key] = self._told.get(key, 0) + 1
         spans: list[Span] = []
-        return Announced(keys, spans, self._lookups.start(self._feed(keyspace, keys, spans)))
+        feeding = self._lookups.start(self._feed(keyspace, keys, spans))
+        self._feeding.add(feeding)
+        feeding.add_done_callback(self._feeding.discard)
+        self._announced += 1
+        self._watch_unread()
+        return Announced(keys, spans, feeding)
 
     async def arrived(self, announced: Announced) -> None:
         """Wait until nothing more of what was told can arrive before some of it is read; cancelled, take it back."""
@@ -307,6 +344,12 @@ class Ahead:
             self._told[key] = count - 1
         else:
             self._told.pop(key, None)
+
+
+def _drop_unread(of: weakref.ref[Ahead], progress: int) -> None:
+    ahead = of()
+    if ahead is not None:
+        ahead.drop_unread(progress)
 
 
 def _found(keyspace: KeySpace, key: str) -> Entry | None:

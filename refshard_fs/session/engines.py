@@ -18,7 +18,6 @@ from refshard_fs.reading.failures import blame
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Found, Immediate
 from refshard_fs.reading.loading import Keep
-from refshard_fs.reading.repeats import Repeats
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.targets import Given, Pool, Versions
 
@@ -43,7 +42,6 @@ class Engines:
         self._home: weakref.ref[asyncio.AbstractEventLoop] | None = None  # the loop that read last
         self._deaf: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()  # loops that did not answer
         self._blocks = Cache(options.block_cache) if options.block_cache else None
-        self._repeats = Repeats()
         self._keep = _keep(options.index_cache)
         _all.add(self)
 
@@ -58,8 +56,7 @@ class Engines:
                 if engine is None:
                     pool = self._pool(loop)
                     options = self.options
-                    kept = self._repeats if self._blocks is None else self._blocks
-                    fetcher = Fetcher(pool, options.limits, options.budget, self.stats, kept)
+                    fetcher = Fetcher(pool, options.limits, options.budget, self.stats, self._blocks)
                     near = self._at_once_reader().reaches
                     longest = options.open.max_manifest_bytes
                     engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near, longest)

@@ -18,7 +18,7 @@ from refshard_fs.core.selection import Mode
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.failures import blame
-from refshard_fs.reading.immediate import SMALL
+from refshard_fs.reading.immediate import SMALL, Together
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.session.arrays import Arrays
 from refshard_fs.session.engines import running_loop
@@ -55,7 +55,7 @@ class Session(Opening):
         if entry is None:
             at_once = self._immediate or self._at_once_reader()
             entry = at_once.find(keyspace, request.key)
-            data = None if entry is None else at_once.take(request, entry)
+            data = None if entry is None else await at_once.take_soon(request, entry)
             if data is not None:
                 return data
         engine = engine or self.engine()
@@ -108,15 +108,26 @@ class Session(Opening):
             except Exception as e:  # noqa: BLE001  # of this one alone
                 out[number] = e
         size = 0
-        for parts in at_once.together(_small(requests, entries)):
-            for number, part in parts.items():
+        slow_groups: list[Together] = []
+        for group in at_once.together(_small(requests, entries)):
+            if at_once.blocks(group.span):
+                slow_groups.append(group)
+                continue
+            for number, part in at_once.take_together(group).items():
                 out[number] = part
                 size += len(part)
             size = await _yielding(size)
+        for parts in await asyncio.gather(*[asyncio.to_thread(at_once.take_together, g) for g in slow_groups]):
+            for number, part in parts.items():
+                out[number] = part
         late: list[tuple[int, Request, Entry | None]] = []
+        slow: list[tuple[int, Request, Entry]] = []
         for number, request in enumerate(requests):
             if out[number] is None:
                 entry = entries[number]
+                if entry is not None and at_once.blocks(entry):
+                    slow.append((number, request, entry))
+                    continue
                 try:
                     data = None if entry is None else at_once.take(request, entry)
                 except Exception as e:  # noqa: BLE001  # of this one alone
@@ -128,6 +139,13 @@ class Session(Opening):
                     out[number] = data
                     size = await _yielding(size + len(data))
             if tell is not None:
+                tell(1)
+        taking = [asyncio.to_thread(at_once.take, request, entry) for _, request, entry in slow]
+        for read, value in zip(slow, await asyncio.gather(*taking, return_exceptions=True), strict=True):
+            out[read[0]] = value
+            if value is None:
+                late.append(read)
+            elif tell is not None:
                 tell(1)
         if not late:
             return out

@@ -9,8 +9,8 @@ import pytest
 
 from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
+from refshard_fs.reading import dispatch, fetch, plan
 from refshard_fs.reading import dispatch as paces
-from refshard_fs.reading import fetch, plan
 from refshard_fs.reading.dispatch import FEW, Budget
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.plan import Limits
@@ -284,3 +284,16 @@ def test_what_is_expected_of_a_spare_block_is_spare_no_longer(monkeypatch: pytes
             pass
 
     run(use)
+
+
+@pytest.mark.parametrize("size", [50, 400])
+def test_whole_objects_of_unknown_size_stay_within_the_memory(http_server: RangeServer, size: int) -> None:
+    http_server.latency = 0.05
+    spans = [Span(http_server.put(f"/{i}", DATA[:size])) for i in range(60)]
+
+    async def use(fetcher: Fetcher) -> None:
+        fetcher.requests.budget = Budget(memory=1600)
+        assert await asyncio.gather(*read(fetcher, *spans)) == [DATA[:size]] * 60
+
+    run(use)
+    assert http_server.log.peak <= max(dispatch.UNSIZED_AT_ONCE, 1600 // size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,3 +138,32 @@ def test_a_file_that_was_replaced_is_an_error_for_the_keys_that_follow(file: Pat
     with pytest.raises(TargetChanged):
         fs.cat_file("a/3")
     assert {type(error) for error in fs.cat(KEYS, on_error="return").values()} == {TargetChanged}
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_an_event_loop_does_not_wait_for_one_slow_file_after_the_other(
+    file: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    monkeypatch.setattr(immediate, "TOUCHING", Limits(gap=-1))
+    read_at = local._read_at
+    under_way = peak = 0
+
+    def slow(file: Any, length: int, start: int) -> bytes:
+        nonlocal under_way, peak
+        under_way += 1
+        peak = max(peak, under_way)
+        time.sleep(0.005)
+        under_way -= 1
+        return read_at(file, length, start)
+
+    monkeypatch.setattr(local, "_read_at", slow)
+
+    async def read() -> list[bytes]:
+        fs = RefShardFileSystem(references(file), asynchronous=True, skip_instance_cache=True)
+        if together:
+            found = await fs._cat(KEYS)
+            return [found[key] for key in KEYS]
+        return await asyncio.gather(*map(fs._cat_file, KEYS))
+
+    assert asyncio.run(read()) == [DATA[100 * i : 100 * i + 100] for i in range(COUNT)]
+    assert peak > 1

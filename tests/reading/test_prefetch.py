@@ -12,6 +12,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.reading import dispatch as paces
+from refshard_fs.reading import prefetch
 from refshard_fs.reading.immediate import Immediate
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
@@ -229,3 +230,38 @@ def test_announced_keys_are_looked_up_once(chunked: Chunked, monkeypatch: pytest
         assert looks == [keys[3]]
 
     asyncio.run(read())
+
+
+def test_what_nobody_reads_for_long_gives_its_memory_back(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "UNREAD_SECONDS", 0.05)
+
+    async def announce() -> None:
+        fs = open_fs(chunked, asynchronous=True, max_memory=40 * CHUNK, max_block=10 * CHUNK)
+        await fs._prefetch("a", ...)
+        requests = fs._session.engine().fetcher.requests
+        assert requests.used > 0
+        async with asyncio.timeout(10):
+            while requests.used or requests.active:  # noqa: ASYNC110  # nothing changes when a timer begins
+                await asyncio.sleep(0.01)
+        assert chunked.fetched <= 40  # and the rest of what was announced is not fetched in its stead
+        await fs._prefetch(chunked.keys([200, 201]))
+        fetched = chunked.fetched
+        assert await fs._cat_file("a/200.0") == chunked.chunk(200)
+        assert chunked.fetched == fetched
+
+    asyncio.run(announce())
+
+
+def test_what_is_still_being_read_is_held(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "UNREAD_SECONDS", 0.3)
+
+    async def read() -> None:
+        fs = open_fs(chunked, asynchronous=True)
+        keys = chunked.keys(range(40))
+        await fs._prefetch(keys)
+        for at, key in enumerate(keys):
+            await asyncio.sleep(0.02)
+            assert await fs._cat_file(key) == chunked.chunk(at)
+
+    asyncio.run(read())
+    assert chunked.fetched == 40
