@@ -228,7 +228,7 @@ class Dispatch:
         return None
 
     def _size(self, job: Job) -> int:
-        """Return the bytes to set aside for ``job``: of unknown size, as many as the last such objects of its host had."""
+        """Return the bytes to set aside for ``job``: as many as the last objects had where its end is not known."""
         if job.stop is not None:
             return job.size
         if job.start < 0:
