@@ -782,10 +782,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return None if self._writer is None else self._writer.overlay.id
 
     def commit(self) -> None:
-        """Make all that was written durable in the source, whole or not at all; nothing happens if there is nothing.
+        """Make all that was written durable in the source; nothing happens if there is nothing.
+
+        A set of references is committed whole or not at all. Of a zarr hierarchy each object is put whole: chunks
+        first, metadata after them, removals at the end. If that fails, a note on the error says what was put.
 
         Raises ConflictError if somebody else wrote the source since it was opened, and ReadOnlyError if it cannot be
-        written: then it is as it was, and what was written is kept for `save` or another try.
+        written. What was written is then kept, for another try or for `save`.
         """
         self._writing("commit").commit()
 
@@ -799,14 +802,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def discard(self) -> None:
         """Forget all that was written and not committed, and remove its objects; reads see the source as it is now."""
         self._writing("discard").discard()
-
-    def recover(self) -> bool:
-        """Undo a commit to the zarr hierarchy that was cut short, and return True; False if there is none.
-
-        The next commit does so, too, but waits where nothing but time tells that a writer is dead: on object stores.
-        This does not: it is for who knows that nobody is at a commit.
-        """
-        return self._writing("recover").recover()
 
     # ------------------------------------------------------------------ references
 

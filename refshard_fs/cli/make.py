@@ -6,14 +6,14 @@ import math
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from refshard_fs.cli.command import Command, open_source, opening_arguments, options_of, pair, print_line, progress
+from refshard_fs.cli.command import Command, open_source, opening_arguments, options_of, pair, progress
 from refshard_fs.sets.append import append
 from refshard_fs.sets.concat import concat
 from refshard_fs.sets.rebase import rebase
 from refshard_fs.sets.snapshot import INLINE, snapshot
 from refshard_fs.writing.options import RECORD_SIZE
 
-__all__ = ["COMMANDS", "RECOVERING"]
+__all__ = ["COMMANDS"]
 
 DESTINATION = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, all else parquet"
 
@@ -153,15 +153,3 @@ COMMANDS = (
     ),
     Command("snapshot", "write references that hold a store to what it is now", _snapshot, _snapshot_arguments),
 )
-
-
-# ----------------------------------------------------------------------------------------------------
-# The command ``recover``: a commit that was cut short, undone at once.
-
-
-def _recover(arguments: Namespace) -> None:
-    undone = open_source(arguments, mode="a").recover()
-    print_line("the commit that was cut short is undone" if undone else "there is no commit that was cut short")
-
-
-RECOVERING = (Command("recover", "undo a commit to a zarr hierarchy whose writer is dead, at once", _recover),)

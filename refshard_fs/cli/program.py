@@ -185,7 +185,6 @@ COMMANDS: tuple[Command, ...] = (
     *inspect.PICTURING,
     *inspect.CHECKS,
     *make.COMMANDS,
-    *make.RECOVERING,
     *COMPLETION,
 )
 

@@ -66,14 +66,8 @@ class _Array(NamedTuple):
 def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Extras]]:
     """Return all that ``keyspace`` holds below ``prefix``, and what only a chunk manifest can say of chunks.
 
-    The latter by array and number. ConflictError while a commit to the hierarchy beneath goes on.
+    The latter by array and number.
     """
-    beneath = keyspace
-    while beneath.base is not None:
-        beneath = beneath.base
-    match beneath:
-        case Hierarchy(before=before):
-            before.check_settled()
     gathering = _Gathering(keyspace)
     yield from gathering.directory(prefix, None)
     arrays = gathering.arrays

@@ -17,8 +17,6 @@ from refshard_fs.formats import known_formats
 from refshard_fs.formats.chunk_manifest.declaration import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import LazyReferences, Look, ParquetKeySpace
-from refshard_fs.formats.zarr_hierarchy.commit_record import DIRECTORY as RECORDS
-from refshard_fs.formats.zarr_hierarchy.commit_record import NAME as RECORD
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.resolving import resolver
@@ -87,8 +85,6 @@ def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) ->
     fitting = [f for f in known.values() if f.recognises(probe)]
     if len(fitting) > 1:
         fitting = [f for f in fitting if not f.is_general]
-    if not fitting and probe.is_directory and not probe.names.isdisjoint((RECORDS, RECORD)):
-        raise NoSuchSource(f"{redacted(probe.url)}: the commit that is to make it is under way, or was cut short")
     if len(fitting) != 1:
         what = "a directory with " + (", ".join(sorted(probe.names)[:8]) or "nothing known in it")
         if not probe.is_directory:

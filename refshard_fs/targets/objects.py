@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
-import time
+import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from fsspec.asyn import sync
@@ -21,17 +21,34 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs.core.model import Facts
-from refshard_fs.formats.zarr_hierarchy.commit_record import is_reserved
 from refshard_fs.security.policy import locator
-from refshard_fs.targets.copying import copy
 from refshard_fs.targets.document import ABSENT, Absent, Condition, as_headers, check, conflict, is_version
-from refshard_fs.targets.local import HAS_LOCKS, facts_of, in_memory, is_draft, locked, replacing
+from refshard_fs.targets.local import facts_of, in_memory, is_draft, locked, replacing
 from refshard_fs.targets.pool import AT_HAND, Given
 from refshard_fs.targets.s3 import as_os_error, is_s3fs, speaking
 from refshard_fs.targets.store import LARGE, Fetched, fetch_any, fetch_local, fetch_s3, opened, put_s3
 from refshard_fs.targets.store import Buffer_transfers as Buffer
 
 __all__ = ["ABSENT", "Absent", "Condition", "Fetched", "Objects", "is_version"]
+
+
+class _Lock:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+_locks: weakref.WeakValueDictionary[str, _Lock] = weakref.WeakValueDictionary()  # by URL of a hierarchy on a server
+_locks_guard = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _locks_guard
+    _locks_guard = threading.Lock()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Objects:
@@ -48,14 +65,9 @@ class Objects:
         """Whether to ask for a version takes no request."""
         return isinstance(self._fs, LocalFileSystem | MemoryFileSystem)
 
-    @property
-    def excludes(self) -> bool:
-        """Whether who holds the `lock` knows that nobody else is at a commit."""
-        return isinstance(self._fs, MemoryFileSystem) or (isinstance(self._fs, LocalFileSystem) and HAS_LOCKS)
-
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other commits out, of this and of other processes, where that can be done."""
+        """Keep other commits of this process out; to local files, those of all processes of this machine."""
         match self._fs:
             case MemoryFileSystem():
                 with in_memory():
@@ -65,7 +77,12 @@ class Objects:
                 with locked(self._root):
                     yield
             case _:
-                yield
+                with _locks_guard:
+                    lock = _locks.get(self.url)
+                    if lock is None:
+                        lock = _locks[self.url] = _Lock()
+                with lock.lock:
+                    yield
 
     # ------------------------------------------------------------------ reading
 
@@ -100,7 +117,7 @@ class Objects:
     def found(self, prefix: str) -> dict[str, Facts]:
         """Return all objects below the directory ``prefix`` (empty: all there are), by name, as listings tell them.
 
-        Drafts of killed writers, and what commits keep, are not among them.
+        Drafts of killed writers are not among them.
         """
         self._fs.invalidate_cache()
         try:
@@ -109,30 +126,7 @@ class Objects:
             return {}
         stem = len(self._root) + 1
         objects = ((str(path), info) for path, info in found.items() if info.get("type") != "directory")
-        names = {path[stem:]: _told(info) for path, info in objects if not is_draft(path)}
-        return {name: facts for name, facts in names.items() if not is_reserved(name)}
-
-    @speaking()
-    def age(self, name: str) -> float | None:
-        """Return how many seconds ago the object ``name`` was written, by the store's clock if it has one.
-
-        None if that is not known.
-        """
-        path = self._path(name)
-        match self._fs:
-            case LocalFileSystem():
-                return time.time() - os.stat(path).st_mtime
-            case fs if is_s3fs(fs):
-                bucket, key, _ = fs.split_path(path)
-                head = fs.call_s3("head_object", Bucket=bucket, Key=key)
-                now = head["ResponseMetadata"]["HTTPHeaders"].get("date")
-                at = datetime.now(head["LastModified"].tzinfo) if now is None else parsedate_to_datetime(now)
-                return _seconds(head["LastModified"], at)
-        try:
-            modified: datetime = self._fs.modified(path)
-        except NotImplementedError:
-            return None
-        return _seconds(modified, datetime.now(modified.tzinfo))
+        return {path[stem:]: _told(info) for path, info in objects if not is_draft(path)}
 
     # ------------------------------------------------------------------ writing
 
@@ -173,23 +167,6 @@ class Objects:
         return None
 
     @speaking()
-    def copy(self, name: str, new: str, found: Facts | None = None) -> bool:
-        """Let the object ``new`` be what ``name`` is; return whether there is one.
-
-        Raises ConflictError if that is known to be another version than ``found``.
-        """
-        self.check(name, found)
-        try:
-            copy(self._fs, self._path(name), self._path(new), found)
-        except FileNotFoundError:
-            return False
-        except OSError as e:
-            if found is None or _status(e) != 412:
-                raise
-            raise conflict(self.url_of(name), found) from e
-        return True
-
-    @speaking()
     def remove(self, name: str, condition: Condition = None) -> None:
         """Let there be no object ``name``; one that is not there, whatever it was, is none already.
 
@@ -214,23 +191,12 @@ class Objects:
                 raise conflict(self.url_of(name), condition) from e
         fs.invalidate_cache(path)  # it is gone: also where it was removed, and the answer to that was lost
 
-    @speaking()
-    def clear(self, folder: str) -> None:
-        """Remove all objects below the directory ``folder``, and that."""
-        path = self._path(folder)
-        self._fs.invalidate_cache()
-        with contextlib.suppress(FileNotFoundError):
-            found = self._fs.find(path)
-            if found:
-                self._fs.rm(found)
-        self.tidy([f"{folder}/0"])
-
     def sweep(self, names: Iterable[str]) -> None:
         """Remove what killed processes left beside the objects ``names``; only while the `lock` is held."""
         if not isinstance(self._fs, LocalFileSystem):
             return
         for folder in {os.path.dirname(self._path(name)) for name in names}:
-            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
                 for entry in entries:
                     if is_draft(entry.name):
                         os.unlink(entry.path)
@@ -273,7 +239,8 @@ def _facts(fs: Any, path: str) -> Facts | None:
     try:
         match fs:
             case LocalFileSystem():
-                return facts_of(os.stat(path))
+                found = os.stat(path)
+                return None if stat.S_ISDIR(found.st_mode) else facts_of(found)
             case MemoryFileSystem():
                 answer = AT_HAND[MemoryFileSystem].read_now(path, 0, 0)
                 return None if answer is None else Facts(answer.size, answer.etag)
@@ -292,10 +259,6 @@ def _told(info: dict[str, Any]) -> Facts:
     etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
     modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
     return Facts(info.get("size"), None if etag is None else str(etag), None if modified is None else str(modified))
-
-
-def _seconds(first: datetime, second: datetime) -> float:
-    return (second - first).total_seconds()
 
 
 def _is(data: Buffer, parts: Sequence[Buffer]) -> bool:

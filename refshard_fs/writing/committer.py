@@ -15,7 +15,6 @@ from refshard_fs.session.in_memory_source import Held
 from refshard_fs.targets import Given
 from refshard_fs.targets.document import Document
 from refshard_fs.targets.store import Store
-from refshard_fs.writing.interrupts import Stop
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import Values
 
@@ -33,7 +32,6 @@ class Committing(msgspec.Struct, frozen=True, eq=False):
     given: Callable[[str], Given]
     options: WriteOptions
     values: Values  # what makes objects of values
-    stop: Stop  # whether it is to be stopped; asked where it can be undone
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -45,7 +43,6 @@ class DirectoryCommit:
 
     def __init__(self, committing: Committing, name: str) -> None:
         self._run = committing.run
-        self._stop = committing.stop
         self._edits = committing.edits
         self._base = committing.base
         root = str(committing.source).rstrip("/")

@@ -142,7 +142,7 @@ class _Commit(DirectoryCommit):
         unique: list[str] = []
         for array, names in self._renamed.items():
             for number, name in names.items():
-                if time.monotonic() > until or self._stop.is_set:
+                if time.monotonic() > until:
                     return
                 usual = partition_name(array, number)
                 if name is None:

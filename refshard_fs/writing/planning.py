@@ -117,21 +117,10 @@ class Plan(NamedTuple):
     prefixes: list[str]  # below which all objects go that are not put
     replaced: list[str]  # arrays whose shards go that are not put
     grown: list[Growth]  # arrays that were shorter: nothing is there that is not put
-    arrays: dict[str, str]  # in which the ``data`` lie, as far as that is known
-
-    def homes(self) -> dict[str, str]:
-        """Return the shards and other chunks, and the array that each lies in."""
-        return {shard.key: shard.array for shard in self.shards} | self.arrays
 
     def names(self) -> list[str]:
         """Return the names of all that may be put."""
-        return [*self.homes(), *(name for name, _ in self.documents)]
-
-    def visible(self) -> list[str]:
-        """Return those of them that readers see before the last of the documents tells of them."""
-        grown = {growth.path: growth for growth in self.grown}
-        hidden = {name for name, path in self.homes().items() if path in grown and grown[path].has(name)}
-        return [name for name in self.names() if name not in hidden]
+        return [*(shard.key for shard in self.shards), *self.data, *(name for name, _ in self.documents)]
 
 
 def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
@@ -161,7 +150,6 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
     whole, within = yield from _prefixes(view, arrays, edits)
     shards: dict[str, ShardPlan] = {}
     data: dict[str, Inline | Spooled | Span] = {}
-    homes: dict[str, str] = {}
     removed: list[str] = []
     for key, edit in [*((key, REMOVED) for key in within if key not in changes), *changes.items()]:
         if key in documents:
@@ -174,7 +162,7 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
         elif edit is REMOVED:
             removed.append(key)
         else:
-            data[key], homes[key] = edit, path
+            data[key] = edit
     return Plan(
         [_without_old_where_full(shard) for shard in shards.values()],
         data,
@@ -183,7 +171,6 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
         whole,
         list(arrays.replaced),
         list(grown.values()),
-        homes,
     )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Span, Steps
+from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.overlay import Base, Inherited, Overlay
 from refshard_fs.errors import ReadOnlyError, RefShardError
 from refshard_fs.session.session import Session
@@ -21,7 +19,6 @@ from refshard_fs.writing.staging import StagedValues, Values, clear, merge
 
 if TYPE_CHECKING:
     from refshard_fs.writing.assembly import Assembly
-    from refshard_fs.writing.interrupts import Stop
 
 __all__ = ["Writer"]
 
@@ -104,18 +101,15 @@ class Writer:
     # ------------------------------------------------------------------ commits
 
     def commit(self) -> None:
-        """Make all that was written durable in the source, whole or not at all."""
+        """Make all that was written durable in the source."""
         from refshard_fs.writing.costs import costs_of  # what commits: who reads need not wait for it
-        from refshard_fs.writing.interrupts import Stop, to_its_end
 
         self._refuse_elsewhere()
-        stop = Stop()
-        to_its_end(partial(self._commit, stop), stop)
+        self._commit()
         costs_of(self.overlay).tell()
 
-    def _commit(self, stop: Stop) -> None:
+    def _commit(self) -> None:
         from refshard_fs.writing.commit import Committing, commit  # as above
-        from refshard_fs.writing.recovery import recover_opened
 
         overlay, session = self.overlay, self._session
         with overlay.lock:
@@ -125,20 +119,11 @@ class Writer:
             if overlay.is_empty:
                 return
             base = self.base()
-            undone = recover_opened(base.keyspace, session.given)
-            if undone is not None:
-                overlay.reopen(undone)  # what was seen of these, where they lie, is of that commit
-                base = self.base()
             edits = overlay.savepoint()
             if self._options.data_url is not None:
                 self._store().settle(overlay.objects())
-
-            def run(key: str, steps: Callable[[], Steps[Any]]) -> Any:
-                stop.check()
-                return session.run(key, steps)
-
             source, values = session.options.source, self._values_over(base)
-            committing = Committing(source, base, edits, overlay, run, session.given, self._options, values, stop)
+            committing = Committing(source, base, edits, overlay, session.run, session.given, self._options, values)
             try:
                 stored = commit(committing)
             except RefShardError:  # nothing was committed
@@ -157,19 +142,6 @@ class Writer:
                 clear(self.overlay, self._store())
             left = self.overlay.drop()
         self._remove_objects(left)
-
-    def recover(self) -> bool:
-        """Undo a commit to the zarr hierarchy that was cut short, and return True; False if there is none."""
-        from refshard_fs.writing.interrupts import Stop, to_its_end
-        from refshard_fs.writing.recovery import recover_at
-
-        source = self._session.options.source
-        if not isinstance(source, str):
-            return False
-        undone = to_its_end(partial(recover_at, source, self._session.given(source)), Stop())
-        if undone:
-            self._session.invalidate()
-        return undone
 
     def savepoint(self) -> Edits:
         """Return what was written and not committed so far, for `roll_back`."""

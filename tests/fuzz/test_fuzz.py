@@ -37,7 +37,6 @@ FOUND = {
         b'{"zarr_format": 2, "shape": [4, 6], "chunks": [1, 2], "dtype": ",f4", "compressor": null, "fill_value": 0,'
         b' "order": "C", "filters": null, "shards": [2, 2], "shard_format": "morton_order"}',
     ),
-    "a record that nests without end": ("commit_record", b'{"a":' * 5000),
     "rows that are not there": ("kept_columns", b"\x01\x94\x90\x90\x91\x93\xa1a\x83\xa6counts\x91\x04\xa8encoding\x82"
                                 b"\xa4name\xa2v2\xa9separator\xa1.\xa6shards\x90\x94\x90\x90\x90\xc0\x80"),
 }  # fmt: skip

@@ -291,58 +291,10 @@ def test_a_large_object_is_read_and_put_without_memory_for_it(s3_server: Seaweed
         assert peak < 16 << 20
 
 
-def test_a_copy_is_the_object_that_was_copied_and_outlives_its_replacement(make: Make) -> None:
-    objects = make()
-    objects.put("a/b", [b"first"])
-    found = objects.facts("a/b")
-    assert objects.copy("a/b", "kept/0", found)
-    objects.put("a/b", [b"second"])
-    assert held(objects, "kept/0") == b"first"
-    for _ in range(2):
-        assert objects.copy("kept/0", "a/b")
-        assert held(make(), "a/b") == b"first"
-    assert objects.names("") == ["a/b", "kept/0"]
-    objects.clear("kept")
-    objects.clear("kept")
-    assert objects.names("") == ["a/b"]
-    assert not objects.copy("kept/0", "a/b")
-    objects.put("a/b", [b"another one"])
-    with pytest.raises(ConflictError, match="was another one"):
-        objects.copy("a/b", "kept/0", found)
-
-
-def test_what_is_put_back_is_the_version_that_was_kept(make: Make, request: pytest.FixtureRequest) -> None:
-    objects = make()
-    objects.put("a", [b"first"])
-    found = objects.facts("a")
-    objects.copy("a", "kept/0")
-    objects.put("a", [b"second"])
-    objects.copy("kept/0", "a")
-    if "other" not in request.node.name:
-        assert objects.facts("a") == found
-
-
-def test_a_file_that_no_hard_link_can_be_made_of_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(*args: object) -> None:
-        raise PermissionError("no links here")
-
-    monkeypatch.setattr("os.link", refusing)
-    (tmp_path / "target").write_bytes(b"linked")
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "a").symlink_to("../target")
-    objects = Objects(str(tmp_path / "x"), {})
-    assert objects.copy("a", "kept/0")
-    objects.put("a", [b"second"])
-    assert held(objects, "kept/0") == b"linked"
-    assert objects.copy("kept/0", "a")
-    assert held(objects, "a") == b"linked"
-    assert [path.name for path in tmp_path.rglob("*.tmp")] == []
-
-
 def test_a_server_that_cannot_be_reached_is_an_os_error() -> None:
     pytest.importorskip("s3fs")
     config = {"retries": {"max_attempts": 1}, "connect_timeout": 1}
     options = {"key": "a", "secret": "b", "endpoint_url": "http://127.0.0.1:9", "config_kwargs": config}
     objects = Objects("s3://bucket/x", options)
     with pytest.raises(OSError, match=r"127\.0\.0\.1"):
-        objects.copy("a", "b")
+        objects.facts("a")

@@ -1,6 +1,6 @@
-"""Processes that overwrite a hierarchy, or recover one, and are killed at a step: a script that forks one a line.
+"""Processes that overwrite a hierarchy and are killed at a step: a script that forks one a line.
 
-A line is JSON: path, "commit" or "recover", number of the step (from 0), and the state to write (`overwriting`). Each
+A line is JSON: path, number of the step (from 0), and the state to write (`overwriting`). Each
 call that changes something in the file system is a step, before which the process ends, as by ``kill -9``. The answer
 is the number of steps there were, or null of one that was killed.
 """
@@ -22,10 +22,10 @@ import refshard_fs.writing.commit  # noqa: F401  # once, not in each process
 from refshard_fs import RefShardFileSystem
 from tests.writes.overwriting import write
 
-STEPS = ("link", "replace", "unlink", "remove", "rmdir", "fsync", "mkdir")
+STEPS = ("replace", "unlink", "remove", "rmdir", "fsync", "mkdir")
 
 
-def run(path: str, what: str, last: int, number: int) -> int:
+def run(path: str, last: int, number: int) -> int:
     """Return how many steps it took."""
     count = 0
 
@@ -40,14 +40,10 @@ def run(path: str, what: str, last: int, number: int) -> int:
         return step
 
     fs = RefShardFileSystem(path, mode="a")
-    if what == "commit":
-        write(fs, number)
+    write(fs, number)
     for name in STEPS:
         setattr(os, name, stepping(getattr(os, name)))
-    if what == "commit":
-        fs.commit()
-    else:
-        fs.recover()
+    fs.commit()
     return count
 
 

@@ -1,7 +1,7 @@
 """Processes that commit to S3, for somebody to kill them: a script, which forks one for each line it reads.
 
-A line is JSON: URL, format, endpoint, value; of a hierarchy that is to be overwritten, the number of the state, or
-"recover". Each prints its number when all is written and commits when it is told to;
+A line is JSON: URL, format, endpoint, value; of a hierarchy that is to be overwritten, the number of the state.
+Each prints its number when all is written and commits when it is told to;
 "done" and its status is said of it then, or "dead" if it was killed.
 """
 
@@ -86,16 +86,13 @@ def begin(fs: RefShardFileSystem, format: str, value: str) -> None:
 
 def commit(url: str, format: str, endpoint: str, value: str) -> None:
     fs = opened(url, format, endpoint)
-    if format == "overwritten" and value != "recover":
+    if format == "overwritten":
         overwriting.write(fs, int(value))
-    elif format != "overwritten":
+    else:
         write(fs, format, value, json.loads(fs.cat_file("a/zarr.json"))["shape"][0])
     print(os.getpid(), flush=True)
     os.read(sys.stdin.fileno(), 100)
-    if value == "recover":
-        fs.recover()
-    else:
-        fs.commit()
+    fs.commit()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from refshard_fs import RefShardFileSystem
 from tests.shards.test_packing import LITTLE, sharding, version_3
 
-__all__ = ["begin", "found", "state", "values", "write"]
+__all__ = ["begin", "check_partly_committed", "found", "leftovers", "state", "values", "write"]
 
 ROWS, WIDTH = 8, 4  # of the sharded array, of which two rows are a shard of four chunks
 FILL = -1
@@ -82,10 +82,22 @@ def found(fs: RefShardFileSystem) -> dict[str, Any]:
     return {key: json.loads(data) if key.endswith("zarr.json") else data for key, data in read.items()}
 
 
+def check_partly_committed(shown: dict[str, Any], old: int, new: int) -> None:
+    """See that each key is as it was in one state or in the other, and that the root's document was put last."""
+    before, after = state(old), state(new)
+    for key in before.keys() | after.keys() | shown.keys():
+        assert shown.get(key) in (before.get(key), after.get(key)), f"{key} is neither old nor new"
+    if shown["zarr.json"] == after["zarr.json"]:
+        assert {key: shown.get(key) for key in after} == after, "metadata come after chunks, the root's last"
+    elif shown.get("p/zarr.json") == after["p/zarr.json"]:
+        chunks = {key for key in after if "/c/" in key}
+        assert all(shown.get(key) == after[key] for key in chunks), "metadata come after chunks"
+
+
 def leftovers(root: Path) -> list[str]:
     """Return what commits have left below a local hierarchy that is no key."""
     names = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return [name for name in names if ".refshard" in name or name.endswith(".tmp")]
+    return [name for name in names if name.endswith(".tmp")]
 
 
 def _chunk(number: int, place: int) -> bytes:

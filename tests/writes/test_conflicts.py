@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs import ConflictError, RefShardFileSystem
 from refshard_fs.targets.objects import Objects
-from refshard_fs.writing.hierarchy import ours
+from refshard_fs.writing.hierarchy import written_versions
 from tests.servers.s3 import SeaweedServer
 from tests.shards.test_packing import version_2
 from tests.writes.arrays import array
@@ -54,7 +54,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 @pytest.fixture
 def elsewhere() -> Callable[[], None]:
     """Makes this process forget what it wrote, as if another one had."""
-    return ours.clear
+    return written_versions.clear
 
 
 def chunk(number: int) -> bytes:

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.formats.zarr_hierarchy.commit_record import NAME
-from refshard_fs.targets.objects import Objects
 from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
@@ -33,6 +31,7 @@ pytestmark = [
 ]
 ALL = (*FORMATS, "zarr-hierarchy")
 ROWS = 10  # at most, of a hierarchy
+NEVER = 10**6  # requests: nobody is killed
 
 
 class DeadlyProxy(CountingProxy):
@@ -127,7 +126,7 @@ def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str
 
     now: Any = content("v" * 40) if is_set else {}
     url = made("v" * 40)
-    steps = commit(made("v" * 40), format, value_of(0, 44, 0), 10**6)
+    steps = commit(made("v" * 40), format, value_of(0, 44, 0), NEVER)
     assert steps is not None
     seen = set()
     for i in range(count):
@@ -145,70 +144,44 @@ def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str
         now = found
     assert seen == {True, False}, "some are killed before the commit, and some after"
     value = value_of(count + 1, 43, 0 if is_set else len({key.split("/")[2] for key in now}))
-    commit(url, format, value, 10**6)
+    commit(url, format, value, NEVER)
     fs = opened(url, format, server.endpoint_url, mode="r")
     assert (shown(fs) if is_set else rows(fs)) == (content(value) if is_set else rows_after(now, value))
 
 
-def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer, count: int, seed: int) -> None:
-    """Kill writers that overwrite a hierarchy, and those who recover it."""
-    chance = random.Random(seed)
-    s3 = {"target_options": server.storage_options}
+def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer, count: int, number: int) -> None:
+    """Kill writers that overwrite a hierarchy."""
 
-    def made(number: int) -> str:
+    def made() -> str:
         url = f"s3://killed/{uuid.uuid4().hex}/o.zarr"
-        overwriting.begin(url, number, **s3)
+        overwriting.begin(url, 1, target_options=server.storage_options)
         return url
 
-    def run(what: str, last: int = 10**6, where: str | None = None) -> int | None:
-        return commit(where or url, "overwritten", what, last)
-
-    def found() -> dict[str, Any]:
+    def found(url: str) -> dict[str, Any]:
         return overwriting.found(opened(url, "overwritten", server.endpoint_url, mode="r"))
 
-    url, now, seen = made(1), 1, set()
-    steps = run("2", where=made(1))
+    steps = commit(made(), "overwritten", str(number), NEVER)
     assert steps is not None
     for i in range(count):
-        number, last = i + 3, i * (steps - 1) // (count - 1)
-        run(str(number), last)
-        shown = found()
-        assert shown in (overwriting.state(now), overwriting.state(number)), f"torn at step {last} of {steps}"
-        now = number if shown == overwriting.state(number) else now
-        seen.add(now == number)
-        if chance.random() < 0.5:
-            run("recover", chance.randrange(60))
-            assert found() == overwriting.state(now)
-        run("recover")
-        assert found() == overwriting.state(now)
-        names = Objects(url, server.storage_options).names("")
-        assert {*names} == {_object_of(key) for key in overwriting.state(now)} | {"s/zarr.json"}, "as zarr finds it"
-        assert Objects(url, server.storage_options).facts(NAME) is None
-    assert seen == {True, False}, "some are killed before the commit, and some after"
-    run("2")
-    assert found() == overwriting.state(2)
+        url = made()
+        commit(url, "overwritten", str(number), i * (steps - 1) // (count - 1))
+        overwriting.check_partly_committed(found(url), 1, number)
+        commit(url, "overwritten", str(number), NEVER)
+        assert found(url) == overwriting.state(number), "the next commit finishes"
 
 
-def _object_of(key: str) -> str:
-    """The name of the object that holds ``key``: of the sharded array, two rows are one."""
-    match key.split("/"):
-        case ["s", "c", row, _]:
-            return f"s/c/{int(row) // 2}/0"
-    return key
-
-
-def test_an_overwriting_commit_killed_at_any_request_leaves_the_old_state_or_the_new(
+def test_an_overwriting_commit_killed_at_any_request_leaves_whole_objects_and_the_next_one_finishes(
     commits: Callable[..., int | None], s3_server: SeaweedServer
 ) -> None:
-    overwriting_rounds(commits, s3_server, 6, 1)
+    overwriting_rounds(commits, s3_server, 6, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_many_overwriting_commits_killed_at_requests_leave_the_old_state_or_the_new(
+def test_overwriting_commits_killed_at_many_requests_leave_whole_objects_and_the_next_one_finishes(
     commits: Callable[..., int | None], s3_server: SeaweedServer
 ) -> None:
-    overwriting_rounds(commits, s3_server, 50, 2)
+    overwriting_rounds(commits, s3_server, 50, 3)
 
 
 @pytest.mark.parametrize("format", ALL)

@@ -57,7 +57,7 @@ def is_last(format: str) -> Callable[[Head, bytes], bool]:
             return lambda head, body: head.path.endswith(".zmetadata")
         case "chunk-manifest":
             return lambda head, body: head.path.endswith("manifests/zarr.json")
-    return lambda head, body: b'"state":"done"' in body
+    return lambda head, body: head.path.endswith("a/zarr.json")
 
 
 def options(endpoint: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from refshard_fs.core.format import Format, Probe
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
-from refshard_fs.formats.zarr_hierarchy.commit_record import NAME
 
 __all__ = ["FORMAT"]
 
@@ -16,6 +15,4 @@ def _recognises(probe: Probe) -> bool:
     return consolidated is not None and b'"record_size"' not in consolidated.data  # of a parquet set
 
 
-FORMAT = Format(
-    "zarr-hierarchy", _recognises, "refshard_fs.formats.zarr_hierarchy.source", markers=(*NODE_DOCUMENTS, NAME)
-)
+FORMAT = Format("zarr-hierarchy", _recognises, "refshard_fs.formats.zarr_hierarchy.source", markers=NODE_DOCUMENTS)

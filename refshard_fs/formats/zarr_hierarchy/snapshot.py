@@ -35,9 +35,8 @@ def taken(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSe
 
     ``tell`` hears of how many more keys it is known what they are.
 
-    NotListable where neither listings nor consolidated metadata tell the keys; ConflictError while a commit goes on.
+    NotListable where neither listings nor consolidated metadata tell the keys.
     """
-    hierarchy.before.check_settled()
     if hierarchy.listable:
         pins = yield from _listed(hierarchy, tell)
         documents, grids = yield from _documents(hierarchy, pins)

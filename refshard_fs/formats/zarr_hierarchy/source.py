@@ -2,15 +2,13 @@
 
 Where the target can list, so does the hierarchy. Where it cannot (plain HTTP), groups are
 listed from consolidated metadata; what that does not tell is an error, never an empty
-listing, and reads are not concerned. While a commit is under way, or after one that was cut
-short, it shows what was there before (`before_commit`).
+listing, and reads are not concerned.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -18,14 +16,14 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Pin, Span, Stat, Steps
-from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
-from refshard_fs.errors import NoSuchSource, NotListable, TargetChanged, redacted
-from refshard_fs.formats.zarr_hierarchy.before_commit import NOTHING, Before
-from refshard_fs.formats.zarr_hierarchy.commit_record import DIRECTORY, NAME, CommitRecord, RecordIndex, is_reserved
+from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Stat, Steps
+from refshard_fs.core.zarrmeta import NODE_DOCUMENTS
+from refshard_fs.errors import NotListable
 from refshard_fs.security.policy import locator
 
 __all__ = ["Hierarchy", "open_"]
+
+OLD_RECORDS: Final = ".refshard"
 
 
 class Hierarchy(KeySpace):
@@ -33,33 +31,29 @@ class Hierarchy(KeySpace):
 
     url_of: Callable[[str], str]
 
-    def __init__(self, url: str, *, listable: bool, before: Before = NOTHING) -> None:
+    def __init__(self, url: str, *, listable: bool) -> None:
         self.url = url
         self.listable = listable
-        self.before = before
         self.url_of = locator(url)
         self.document_url = self.url_of("zarr.json")
 
     def lookup(self, key: str) -> Steps[Entry | None]:
-        if not _is_inside(key):
-            return None
-        entry = self._entry(key)
-        if entry is not None and not entry.optional and (yield Stat(entry.url, fresh=True)) is None:
-            reason = "the commit that kept it has ended since this was opened: open it again, or fs.invalidate_cache()"
-            raise TargetChanged(key, entry.url, reason)
-        return entry
+        yield from ()
+        return self._entry(key) if _is_inside(key) else None
 
-    def _entry(self, key: str) -> Span | None:
-        name = self.before.object_of(key)
-        # What a commit kept goes when it is done: whoever comes too late for it must not take the key for absent.
-        return None if name is None else Span(self.url_of(name), optional=not self.before.has(key))
+    def _entry(self, key: str) -> Span:
+        return Span(self.url_of(key), optional=True)
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         if prefix and not _is_inside(prefix):
             return None
         if self.listable:
-            names = yield from self.before.listed(self.url_of, prefix)
-            return None if names is None else sorted(names, key=lambda listed: listed.name)
+            names: Sequence[Listed] | None = yield Names(self.url_of(prefix))
+            if names is None:
+                return None
+            # Before the first release, records of commits were kept there: they are no part of the arrays.
+            shown = names if prefix else [listed for listed in names if listed.name != OLD_RECORDS]
+            return sorted(shown, key=lambda listed: listed.name)
         return _listing((yield from self.consolidated()), prefix, self.url)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
@@ -68,15 +62,14 @@ class Hierarchy(KeySpace):
         if not _is_inside(prefix):
             return False
         if self.listable:
-            return (yield from self.before.listed(self.url_of, prefix)) is not None
-        entries = filter(None, (self._entry(join(prefix, marker)) for marker in NODE_DOCUMENTS))
-        markers = yield tuple(Stat(entry.url) for entry in entries)
+            return (yield Names(self.url_of(prefix))) is not None
+        markers = yield tuple(Stat(self.url_of(join(prefix, marker))) for marker in NODE_DOCUMENTS)
         return any(facts is not None for facts in markers)
 
     def consolidated(self) -> Steps[Known]:
         """Return what consolidated metadata tells of the hierarchy; nothing where there is none."""
         documents = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
-        found = yield tuple(Load(entry, _Consolidated(name)) for name, entry in documents.items() if entry is not None)
+        found = yield tuple(Load(entry, _Consolidated(name)) for name, entry in documents.items())
         return next((known for known in found if known is not None and known.keys), Known())
 
 
@@ -139,29 +132,10 @@ def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:
 
 def _is_inside(key: str) -> bool:
     """Whether ``key`` names something below the prefix: no step of it climbs, stays in place or is empty."""
-    return not any(part in ("", ".", "..") for part in key.split("/")) and not is_reserved(key)
+    return not any(part in ("", ".", "..") for part in key.split("/"))
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a hierarchy of zarr, as it was before a commit that is not done."""
-    names: Iterable[Listed] | None = yield Names(probe.url)
-    before = NOTHING
-    if NAME in probe.names if names is None else any(listed.name == DIRECTORY for listed in names):
-        index = RecordIndex(locator(probe.url)(NAME), listed=names is not None)
-        before = Before((yield from _record(index)), probe.url)
-    nodes = probe.names.intersection((*NODE_DOCUMENTS, CONSOLIDATED))
-    if nodes and all(before.object_of(name) is None for name in nodes):
-        raise NoSuchSource(f"{redacted(probe.url)}: the commit that is to make it is under way, or was cut short")
-    return Hierarchy(probe.url, listable=names is not None, before=before)
-
-
-def _record(index: RecordIndex) -> Steps[CommitRecord | None]:
-    """Return the record of a commit as it is now; None if there is none (any more)."""
-    while True:
-        facts: Facts | None = yield Stat(index.where, fresh=True)
-        if facts is None:
-            return None
-        pin = Pin(facts.etag, facts.last_modified, facts.size)
-        with contextlib.suppress(TargetChanged):  # it is written several times in a commit
-            record: CommitRecord | None = yield Load(Span(index.where, optional=True, pin=pin), index)
-            return record
+    """Open a hierarchy of zarr."""
+    names: Sequence[Listed] | None = yield Names(probe.url)
+    return Hierarchy(probe.url, listable=names is not None)
