@@ -56,7 +56,7 @@ from refshard_fs.writing.writer import Writer
 if TYPE_CHECKING:
     from refshard_fs.formats.kerchunk_parquet.stream import Respell
     from refshard_fs.references.reference_set import ReferenceSet
-    from refshard_fs.tools.visualize import Picture
+    from refshard_fs.tools.map_drawing import Picture
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem", "tune_zarr"]
 
@@ -642,9 +642,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> refshard_fs.RefShardFileSystem(refs).visualize("a", slice(0, 2))
         <Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>
         """
-        from refshard_fs.tools.visualize import picture  # whoever draws none waits for none of it
+        from refshard_fs.tools.map import map_of  # whoever draws none waits for none of it
+        from refshard_fs.tools.map_drawing import Picture
 
-        return picture(self, array, select)
+        return Picture(map_of(self, array, select))
 
     def __repr__(self) -> str:
         # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.

@@ -23,7 +23,6 @@ from refshard_fs.tools.check import check
 from refshard_fs.tools.diff import Changes, Difference, compare
 from refshard_fs.tools.findings import Report
 from refshard_fs.tools.info import ArraySummary, Summary, summarise
-from refshard_fs.tools.visualize import picture
 
 __all__ = ["LOOKING", "CHECKS", "COMPARING", "PICTURING", "READING"]
 
@@ -262,7 +261,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _map(arguments: Namespace) -> None:
-    made = picture(open_source(arguments), arguments.array, arguments.select)
+    made = open_source(arguments).visualize(arguments.array, arguments.select)
     made.save(arguments.output)
     print_line(f"{arguments.output}: {made.scene.title}: {made.scene.text}")
 

@@ -6,6 +6,7 @@ Showing a filesystem reads nothing: what is not known yet is said to be so. Noth
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from html import escape
 from itertools import islice
 from typing import Final
@@ -24,7 +25,6 @@ __all__ = ["html_of"]
 
 ARRAYS: Final = 30  # that are listed
 TARGETS: Final = 5
-_DOCUMENTS: Final = ("zarr.json", ".zarray")
 
 
 def html_of(session: Session) -> str:
@@ -76,21 +76,11 @@ def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Iterator[str]:
 
 def _meta(keyspace: KeySpace, path: str) -> ArrayMeta | None:
     """Return what the metadata of an array says, if it takes no reading to know."""
-    for name in _DOCUMENTS:
-        steps = keyspace.lookup(join(path, name))
-        try:
-            next(steps)
-        except StopIteration as stop:
-            match stop.value:
-                case Inline(data):
-                    try:
-                        return zarrmeta.array_meta(zarrmeta.loads(data), name)
-                    except (ManifestError, ValueError):
-                        return None
-        except ManifestError:
-            return None
-        else:
-            steps.close()
+    for name in ("zarr.json", ".zarray"):
+        with suppress(ValueError, TypeError):  # it is damaged, or has to be read
+            entry = keyspace.find(join(path, name))
+            if isinstance(entry, Inline):
+                return zarrmeta.array_meta(zarrmeta.loads(entry.data), name)
     return None
 
 

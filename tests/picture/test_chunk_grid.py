@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.tools.chunk_map import MOST_COLUMNS, MOST_ROWS, NOTHING, plane_of
+from refshard_fs.tools.map import MOST_COLUMNS, MOST_ROWS, NOTHING, plane_of
 
 
 @settings(deadline=None)
@@ -44,6 +44,6 @@ def test_a_cell_shows_the_target_that_has_most_of_it() -> None:
 
 def test_leading_dimensions_become_rows() -> None:
     plane = plane_of((10, 2, 6), np.array([0, 12], np.uint64), np.array([0, 1]), None)
-    assert plane.fold.split == 1
+    assert plane.split == 1
     assert plane.shape == (10, 12)
     assert plane.target[1, 0] == 1

@@ -11,10 +11,10 @@ import pytest
 from refshard_fs.core.columns import ChunkTable
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.tools.chunk_map import chunk_map
-from refshard_fs.tools.map_layout import Box, Cell, Cells
+from refshard_fs.tools.map import chunk_map
+from refshard_fs.tools.map_drawing import Picture
+from refshard_fs.tools.map_layout import Box, Boxes, Label
 from refshard_fs.tools.survey import Chunks, Extents
-from refshard_fs.tools.visualize import Picture, picture
 from tests.picture.sources import in_files, many, source
 
 KINDS = list(many())
@@ -22,10 +22,10 @@ KINDS = list(many())
 
 def made(name: str, *, asked: bool) -> Picture:
     fs, select = many()[name]
-    return picture(fs, None, select if asked else None)
+    return fs.visualize(None, select if asked else None)
 
 
-def overlap(a: Cell, b: Cell) -> bool:
+def overlap(a: Box, b: Box) -> bool:
     return a.x < b.x + b.width and b.x < a.x + a.width and a.y < b.y + b.height and b.y < a.y + a.height
 
 
@@ -47,9 +47,8 @@ def test_no_text_lies_over_another_or_leaves_the_page(name: str, asked: bool) ->
 def test_no_shape_leaves_the_page_and_no_text_lies_on_one(name: str, asked: bool) -> None:
     scene = made(name, asked=asked).scene
     page, *shapes = scene.shapes
-    assert isinstance(page, Box)
-    cells = [Cell(s.x, s.y, s.width, s.height) for s in shapes if isinstance(s, Box)]
-    cells += [cell for s in shapes if isinstance(s, Cells) for cell in s.cells]
+    assert isinstance(page, Boxes)
+    cells = [box for shape in shapes if isinstance(shape, Boxes) for box in shape.boxes]
     for cell in cells:
         assert 0 <= cell.x <= cell.x + cell.width <= scene.width
         assert 0 <= cell.y <= cell.y + cell.height <= scene.height
@@ -80,7 +79,7 @@ def test_missing_inline_and_hidden_files_are_told() -> None:
 def test_each_chunk_has_a_cell_with_its_place() -> None:
     shown = made("few files", asked=False)
     titles = [
-        shape.title for shape in shown.scene.shapes if isinstance(shape, Box) and shape.title.startswith("chunk ")
+        shape.title for shape in shown.scene.shapes if isinstance(shape, Boxes) and shape.title.startswith("chunk ")
     ]
     assert len(titles) == 60
     assert "chunk 2, 1, 3: f3.nc" in titles
@@ -88,8 +87,8 @@ def test_each_chunk_has_a_cell_with_its_place() -> None:
 
 @pytest.mark.parametrize("count", [3, 101, 251, 256, 397])
 def test_the_last_line_of_a_folded_grid_may_be_short(count: int) -> None:
-    shapes = picture(source((count, 1), in_files(count))).scene.shapes
-    titles = [shape.title for shape in shapes if isinstance(shape, Box) and shape.title.startswith("chunk ")]
+    shapes = source((count, 1), in_files(count)).visualize().scene.shapes
+    titles = [shape.title for shape in shapes if isinstance(shape, Boxes) and shape.title.startswith("chunk ")]
     assert titles == [f"chunk {number}, 0" for number in range(count)]
 
 
@@ -103,20 +102,20 @@ def test_a_million_chunks_become_few_shapes() -> None:
     meta = ArrayMeta(2, counts, (1, 1), grid, "|u1", "C", {})
     extents = Extents("v", meta, Chunks.of_table(table, int))
     scene = Picture(chunk_map("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
-    cells = sum(len(shape.cells) if isinstance(shape, Cells) else 1 for shape in scene.shapes)
+    cells = sum(1 if isinstance(shape, Label) else len(shape.boxes) for shape in scene.shapes)
     assert cells < 8000
     assert "↓ dim 0 (1,000)   → dim 1 (1,000)  ·  a cell is 18 × 14 chunks" in [label.text for label in scene.labels]
 
 
 def test_the_largest_array_is_shown_where_none_is_named() -> None:
     fs = source((3,), in_files(1))
-    assert picture(fs).map.path == "air"
+    assert fs.visualize().map.path == "air"
     with pytest.raises(FileNotFoundError, match="'sea'"):
-        picture(fs, "sea")
+        fs.visualize("sea")
     with pytest.raises(ValueError, match="is of 'sea'"):
-        picture(fs, "air", "sea[0]")
+        fs.visualize("air", "sea[0]")
     with pytest.raises(IndexError):
-        picture(fs, "air", "[5]")
+        fs.visualize("air", "[5]")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_the_largest_array_is_shown_where_none_is_named() -> None:
     ],
 )
 def test_grey_means_what_the_legend_says(where: Any, missing: Any, meaning: str | None) -> None:
-    said = [label.text for label in picture(source((6,), where, missing), "air").scene.labels]
+    said = [label.text for label in source((6,), where, missing).visualize("air").scene.labels]
     assert [text for text in said if "missing" in text or "other bytes" in text] == (
         [] if meaning is None else [meaning]
     )

@@ -12,8 +12,8 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.selection import chunk_numbers
 from refshard_fs.reading.plan import MANY
-from refshard_fs.tools.chunk_map import parse_selection
-from refshard_fs.tools.visualize import Picture, picture
+from refshard_fs.tools.map import parse_selection
+from refshard_fs.tools.map_drawing import Picture
 from tests.servers.http import RangeServer
 
 
@@ -45,7 +45,7 @@ def test_a_selection_of_references_is_read_as_drawn(http_server: RangeServer, se
         },
     }
     fs = RefShardFileSystem(refs)
-    made = picture(fs, "a", selection)
+    made = fs.visualize("a", selection)
     assert sent(http_server) == []
     chosen = parse_selection(selection)[1]
     if how == "prefetch":
@@ -62,7 +62,7 @@ def test_a_selection_of_inner_chunks_is_read_as_drawn(http_server: RangeServer, 
         key = file.relative_to(folder).as_posix()
         refs[key] = [http_server.put(key, file.read_bytes())]
     fs = RefShardFileSystem(refs)
-    made = picture(fs, "", "[0:5, 2:7]")
+    made = fs.visualize("", "[0:5, 2:7]")
     http_server.log.clear()
     fs.cat(["c/0/0", "c/0/1", "c/1/0", "c/1/1"])
     assert sent(http_server) == drawn(made, http_server)
@@ -88,7 +88,7 @@ def test_many_references_are_planned_as_each_by_its_key_is(aside: dict[str, Any]
     if save:
         fs.save(str(tmp_path / "refs.parq"), "parquet")
         fs = RefShardFileSystem(str(tmp_path / "refs.parq"), max_gap=300)
-    asked = picture(fs, "a", "[5:-5]").map.asked
+    asked = fs.visualize("a", "[5:-5]").map.asked
     assert asked is not None
     planned = fs.plan([f"a/{n}" for n in range(5, count - 5) if n % 9 or f"a/{n}" in aside])
     assert len(planned) > 100

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from refshard_fs.tools.chunk_map import parse_selection
-from refshard_fs.tools.visualize import spelled
+from refshard_fs.tools.map import parse_selection, spelled
 
 
 @pytest.mark.parametrize(

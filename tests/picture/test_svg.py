@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pytest
 
 from refshard_fs.cli import main
-from refshard_fs.tools.visualize import picture
 from tests.picture.sources import in_files, many, source
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -39,7 +38,7 @@ def checked(text: str) -> ElementTree.Element:
 @pytest.mark.parametrize("name", list(many()))
 def test_it_is_well_formed_and_has_the_labels_of_its_scene(name: str) -> None:
     fs, select = many()[name]
-    made = picture(fs, None, select)
+    made = fs.visualize(None, select)
     root = checked(made._repr_svg_())
     texts = ["".join([e.text or "", *(child.tail or "" for child in e)]) for e in root.iter(f"{SVG}text")]
     assert texts == [label.text for label in made.scene.labels]
@@ -49,7 +48,7 @@ def test_it_is_well_formed_and_has_the_labels_of_its_scene(name: str) -> None:
 def test_hostile_keys_and_urls_are_text(evil: str) -> None:
     path = evil.replace("/", "_").replace("\x01", "").strip(".")
     fs = source((3,), lambda n: [f"s3://bucket/{evil}/{n}", n, 1], path=path or "a", dims=[evil])
-    made = picture(fs, None, (slice(0, 1),))
+    made = fs.visualize(None, (slice(0, 1),))
     root = checked(made._repr_svg_())
     assert any(evil[:5] in (e.text or "") for e in root.iter())
     page = made.encoded(".html").decode()
@@ -59,14 +58,14 @@ def test_hostile_keys_and_urls_are_text(evil: str) -> None:
 
 def test_nothing_that_gives_access_is_drawn() -> None:
     fs = source((3,), lambda n: [f"https://me:hush@host/{n}?token=secret&x=1", n, 1])
-    said = picture(fs, None, "air[:2]")._repr_html_()
+    said = fs.visualize(None, "air[:2]")._repr_html_()
     assert "https://...@host/" in said
     assert "hush" not in said
     assert "secret" not in said
 
 
 def test_colours_follow_day_and_night() -> None:
-    said = picture(source((3,), in_files(1)))._repr_svg_()
+    said = source((3,), in_files(1)).visualize()._repr_svg_()
     assert "@media(prefers-color-scheme:dark)" in said
     assert "<script" not in said
 
