@@ -118,6 +118,23 @@ class Engine(Lookups):
         self._batch.append(_Read(keyspace, request, future, guess, entry))
         return future
 
+    def read_many(
+        self, keyspace: KeySpace, requests: Sequence[Request], entries: Sequence[Entry | None]
+    ) -> list[asyncio.Future[bytes]]:
+        """Return a future for each of ``requests``, as `read` does, all of which are known: nothing is guessed of them.
+
+        ``entries`` tell where they are, None where that is to be looked up. No more than the budget's memory is under
+        way at once, but all results may wait for whoever takes them: who cannot have that asks for fewer at a time.
+        """
+        if not requests:
+            return []
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[bytes]] = [loop.create_future() for _ in requests]
+        self._depart_soon(loop)
+        for request, entry, future in zip(requests, entries, futures, strict=True):
+            self._batch.append(_Read(keyspace, request, future, False, entry))
+        return futures
+
     def held(self, keyspace: KeySpace, request: Request, entry: Entry) -> bytes | None:
         """Return the bytes of ``request``, which are at ``entry``, if they have arrived before they were asked for."""
         if not isinstance(entry, Span) or not request.is_whole:

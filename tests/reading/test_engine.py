@@ -89,6 +89,21 @@ def test_a_read_joins_the_request_that_holds_its_range(http_server: RangeServer)
     assert chunked.ranges == [(3, 6)]
 
 
+def test_many_requests_are_read_in_one_batch_each_with_its_own_bytes_or_error(chunked: Chunked) -> None:
+    async def read() -> list[Any]:
+        fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
+        keyspace, engine = await fs._session.keyspace(), fs._session.engine()
+        assert engine.read_many(keyspace, [], []) == []
+        requests = [Request("a/3.0"), Request("a/4.0", 1, 5), Request("a/999.0"), Request("a/5.0")]
+        entries = [None, None, None, Span(chunked.url, 5 * CHUNK, 6 * CHUNK)]
+        return await asyncio.gather(*engine.read_many(keyspace, requests, entries), return_exceptions=True)
+
+    whole, part, missing, known = asyncio.run(read())
+    assert (whole, part, known) == (chunked.chunk(3), chunked.chunk(4)[1:5], chunked.chunk(5))
+    assert isinstance(missing, FileNotFoundError)
+    assert len(chunked.ranges) == 1
+
+
 def test_far_ranges_stay_apart_and_near_ones_are_merged(chunked: Chunked) -> None:
     open_fs(chunked, max_gap=CHUNK).cat(chunked.keys([0, 2, 9]))
     assert chunked.ranges == [(0, 3), (9, 10)]
