@@ -6,16 +6,7 @@ import random
 
 import pytest
 
-from refshard_fs.core import checksums as module
 from refshard_fs.core.checksums import crc32c
-
-
-@pytest.fixture(autouse=True, params=["native", "numpy"])
-def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "numpy":
-        monkeypatch.setattr(module, "_native", lambda: None)
-    elif module._native() is None:
-        pytest.skip("google-crc32c is not installed")
 
 
 def bitwise(data: bytes) -> int:

@@ -216,6 +216,38 @@ def test_templates_reach_nothing(http_server: RangeServer) -> None:
         assert "environ" not in str(caught.value)
 
 
+def test_jinja_runs_templates_of_the_users_own_sets_and_of_allowed_ones_only(
+    http_server: RangeServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("jinja2")
+    http_server.put("/data", b"0123456789")
+    templates, refs = {"u": http_server.url}, {"k": ["{{ u|lower }}/data", 2, 3]}
+    source = manifest(http_server, refs, templates=templates)
+
+    def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+        return RefShardFileSystem(fo=fo, simple_templates=False, skip_instance_cache=True, **options)
+
+    for options in ({}, {"allow": ["s3://bucket/"]}, {"options": {http_server.url + "/": {}}}):
+        with pytest.raises(TargetNotAllowed, match=r"jinja2 .* elsewhere\. Add the set's own URL to allow="):
+            opened(source, **options).cat_file("k")
+    for allow in ("any", [http_server.url + "/"]):
+        assert opened(source, allow=allow).cat_file("k") == b"234"
+    document = {"version": 1, "templates": templates, "refs": refs}
+    (tmp_path / "refs.json").write_text(json.dumps(document))
+    for mine in (document, json.dumps(document).encode(), str(tmp_path / "refs.json")):
+        assert opened(mine).cat_file("k") == b"234"
+
+
+def test_jinja_does_not_run_templates_of_a_remote_part_of_a_set(http_server: RangeServer, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    remote = manifest(http_server, {"k": ["{{ u|lower }}", 2, 3]}, templates={"u": "x"})
+    (tmp_path / "joined.json").write_text(
+        json.dumps({"refshard": "concat", "dim": "time", "axes": {}, "sets": [[remote, 1]]})
+    )
+    with pytest.raises(TargetNotAllowed, match="jinja2"):
+        RefShardFileSystem(fo=str(tmp_path / "joined.json"), simple_templates=False).cat_file("k")
+
+
 def test_get_writes_nothing_outside_its_target(tmp_path: Path) -> None:
     for key in ("../evil", "a/../../evil", "/../evil", "a/\0", "..\\evil"):
         with pytest.raises(ValueError, match="key"):

@@ -180,6 +180,17 @@ class Admission(msgspec.Struct, frozen=True):
         """Whether names are to be checked that resolve to private addresses."""
         return not self.admits_all and not WEB & self.protocols
 
+    @property
+    def trusts_source(self) -> bool:
+        """Whether the manifest is the user's own, or one that ``allow=`` names."""
+        if self.source is None or is_trusted(self.source):
+            return True
+        named = dict.fromkeys(self.allow or (), True)
+        try:
+            return all(longest_prefix(named, canonical(link)) is not None for link in links(self.source))
+        except ValueError:
+            return False
+
     def admit(self, url: str) -> tuple[str, Access]:
         """Return the spelling of ``url`` that is to be opened, and with whose credentials; else TargetNotAllowed."""
         if self.admits_all:

@@ -15,7 +15,7 @@ import msgspec
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_size
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Load, Pin, Span, Steps
-from refshard_fs.errors import ManifestError, redacted
+from refshard_fs.errors import ManifestError, TargetNotAllowed, redacted
 from refshard_fs.formats.kerchunk_json.blocks import Reader
 from refshard_fs.formats.kerchunk_json.decompress import MAGIC, DamagedStream, Inflate, inflate_for
 from refshard_fs.formats.templates.templates import Templates, expand_gen
@@ -26,6 +26,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.resolving import resolver
 from refshard_fs.security import policy
+from refshard_fs.security.admission import Admission
 
 __all__ = ["Decoder", "JsonIndex", "open_", "parse", "parse_document"]
 
@@ -184,6 +185,13 @@ def _generate(builder: Gathering, entries: list[object], templates: Templates, w
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a JSON reference set."""
     where = redacted(probe.url)
+    rule = Admission() if options.rule_of is None else options.rule_of(probe.url)
+    if not options.simple_templates and not rule.trusts_source:
+        raise TargetNotAllowed(
+            probe.url,
+            "simple_templates=False has jinja2 run the templates of this set, which lies elsewhere",
+            "Add the set's own URL to allow= if you trust it, or leave simple_templates=False out",
+        )
     index = JsonIndex(where, options.template_overrides, options.simple_templates, options.max_manifest_bytes)
     whole = probe.facts is not None and probe.facts.size == len(probe.head)
     facts = probe.facts or Facts(None)

@@ -19,14 +19,11 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.templates.expressions import (
     INTEGERS,
     Binary,
-    Call,
     Expression,
     Name,
-    Negated,
-    Number,
     Source,
     TemplateLimits,
-    Text,
+    Value,
     parse,
 )
 
@@ -170,7 +167,7 @@ class _Scope:
                 return Constant("")
             case [str() as literal]:
                 return Constant(literal)
-            case [Number() | Text() | Name() | Call() | Negated() | Binary() as expression]:
+            case [Value() | Name() | Binary() as expression]:
                 return self.lower(expression)
         columns = [Constant(part) if isinstance(part, str) else self.lower(part) for part in parts]
         return self._joined(columns, 0)
@@ -180,19 +177,17 @@ class _Scope:
         if self.spent[0] > self.limits.steps:
             raise self.source.error(0, f"expanding it takes more than {self.limits.steps} steps")
         match expression:
-            case Number(value) | Text(value):
+            case Value(value):
                 return Constant(value)
-            case Name(name, position):
-                return self.variables[name] if name in self.variables else self._call(name, {}, position)
-            case Call(name, arguments, position):
+            case Name(name, None, position) if name in self.variables:
+                return self.variables[name]
+            case Name(name, arguments, position):
                 if name in self.variables:
                     raise self.source.error(position, f"{name!r} is a value, and takes no arguments")
-                return self._call(name, {key: self.lower(value) for key, value in arguments}, position)
-            case Negated(operand, position):
-                return self._integers("-", Constant(0), self._integer(self.lower(operand), "-", position), position)
+                return self._call(name, {key: self.lower(value) for key, value in arguments or ()}, position)
             case Binary("~", left, right, position):
                 return self._joined([self.lower(left), self.lower(right)], position)
-            case Binary("%", Text(pattern), right, position):
+            case Binary("%", Value(str(pattern)), right, position):
                 return self._padded(pattern, self._integer(self.lower(right), "%", position), position)
             case Binary(sign, left, right, position):
                 first, second = self.lower(left), self.lower(right)

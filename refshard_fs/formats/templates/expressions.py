@@ -21,15 +21,12 @@ from refshard_fs.errors import ManifestError
 
 __all__ = [
     "Binary",
-    "Call",
     "Expression",
     "INTEGERS",
+    "Value",
     "Name",
-    "Negated",
-    "Number",
     "Source",
     "TemplateLimits",
-    "Text",
     "clip",
     "parse",
 ]
@@ -52,7 +49,6 @@ class TemplateLimits(msgspec.Struct, frozen=True):
     generated: int = 10_000_000  # keys of all `gen` entries
     generated_steps: int = 1_000_000_000  # operations for all of those keys
     generated_text: int = 1024 * KIB * KIB  # characters of all of those keys and URLs
-    remembered_text: int = 8 * KIB * KIB  # characters of expanded texts that are kept
 
 
 def clip(text: str, length: int = 150) -> str:
@@ -72,42 +68,22 @@ class Source(msgspec.Struct, frozen=True):
         return ManifestError(f"{clip(self.name)} {clip(self.text)!r}{where}: {clip(reason, 400)}")
 
 
-class Number(msgspec.Struct, frozen=True):
-    """A literal integer, in `INTEGERS`."""
+class Value(msgspec.Struct, frozen=True):
+    """An integer of `INTEGERS`, or an unescaped text."""
 
-    value: int
-
-
-class Text(msgspec.Struct, frozen=True):
-    """A literal text, unescaped."""
-
-    value: str
+    value: int | str
 
 
 class Name(msgspec.Struct, frozen=True):
-    """A variable, or a template without arguments."""
+    """A variable or a template, with its arguments if it is called; ``position`` is 0-based in the source."""
 
     name: str
-    position: int
-
-
-class Call(msgspec.Struct, frozen=True):
-    """A template with its arguments; ``position`` is 0-based in the source, here as below."""
-
-    name: str
-    arguments: tuple[tuple[str, Expression], ...]
-    position: int
-
-
-class Negated(msgspec.Struct, frozen=True):
-    """Unary minus."""
-
-    operand: Expression
+    arguments: tuple[tuple[str, Expression], ...] | None
     position: int
 
 
 class Binary(msgspec.Struct, frozen=True):
-    """Two operands of one of + - * // % ** ~."""
+    """Two operands of one of + - * // % ** ~; a negated operand is subtracted from 0."""
 
     operator: str
     left: Expression
@@ -115,7 +91,7 @@ class Binary(msgspec.Struct, frozen=True):
     position: int
 
 
-Expression = Number | Text | Name | Call | Negated | Binary
+Expression = Value | Name | Binary
 
 _TOKEN = re.compile(
     r"""\s*(?: (?P<number>(?:0+|[1-9](?:_?[0-9])*)(?![\w.]))
@@ -145,7 +121,7 @@ def parse(source: Source, names: Container[str], limits: TemplateLimits) -> tupl
         end = text.find("}}", start)
         whole = text[start + 2 : end].strip()
         if end >= 0 and whole in names:
-            parts.append(Name(whole, start + 2))
+            parts.append(Name(whole, None, start + 2))
             position = end + 2
         else:
             if text[start + 2 : start + 3] in ("-", "+"):
@@ -187,7 +163,7 @@ class _Parser:
         return expression
 
     def _advance(self) -> None:
-        """Take the token at hand, and look at the next: `kind`, `lexeme`, `start`."""
+        """Go on to the next token: `kind`, `lexeme`, `start`."""
         match = _TOKEN.match(self.source.text, self.position)
         if match is None:
             self._refuse()
@@ -236,7 +212,7 @@ class _Parser:
         match kind, lexeme:
             case "sign", "-":
                 self._advance()
-                return Negated(self._unary(depth + 1), position)
+                return Binary("-", Value(0), self._unary(depth + 1), position)
             case "sign", "(":
                 self._advance()
                 inner = self._level(0, depth + 1)
@@ -247,15 +223,14 @@ class _Parser:
                 digits = lexeme.replace("_", "")
                 if len(digits) > 19 or int(digits) not in INTEGERS:
                     raise self.source.error(position, f"{lexeme[:40]} is more than 64 bits hold")
-                return Number(int(digits))
+                return Value(int(digits))
             case "text", _:
                 self._advance()
-                return Text(_ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1]))
+                return Value(_ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1]))
             case "name", _:
                 self._advance()
-                if (self.kind, self.lexeme) != ("sign", "("):
-                    return Name(lexeme, position)
-                return Call(lexeme, self._arguments(depth + 1), position)
+                called = (self.kind, self.lexeme) == ("sign", "(")
+                return Name(lexeme, self._arguments(depth + 1) if called else None, position)
         raise self._unexpected()
 
     def _arguments(self, depth: int) -> tuple[tuple[str, Expression], ...]:
@@ -263,10 +238,9 @@ class _Parser:
         arguments: dict[str, Expression] = {}
         while (self.kind, self.lexeme) != ("sign", ")"):
             name, position = self.lexeme, self.start
-            if self.kind != "name":
-                raise self.source.error(position, "a template takes keyword arguments: name(argument=value)")
+            is_name = self.kind == "name"
             self._advance()
-            if (self.kind, self.lexeme) != ("sign", "="):
+            if not is_name or self.lexeme != "=":
                 raise self.source.error(position, "a template takes keyword arguments: name(argument=value)")
             if name in arguments:
                 raise self.source.error(position, f"the argument {name!r} is given twice")

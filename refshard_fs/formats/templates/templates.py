@@ -1,6 +1,7 @@
 """Kerchunk v1 templates and `gen`: what a manifest wrote short, written out. A manifest cannot run code here. No I/O.
 
-By default templates are the small language of `expressions`; with ``simple=False`` they are jinja2's, in its sandbox.
+By default templates are the small language of `expressions`; with ``simple=False`` they are jinja2's, in its sandbox,
+for manifests that the user trusts.
 Either way an undefined name is an error, where jinja would leave a hole in the URL.
 Source: the kerchunk "References specification", version 1.
 """
@@ -56,8 +57,6 @@ class Templates:
             name: _definition(name, text) for name, text in chain(definitions.items(), (overrides or {}).items())
         }
         self._engine: _Engine = Compiler(self._sources, limits) if simple else _jinja(self._sources, limits)
-        self._remembered: dict[str, str] = {}
-        self._remembered_text = 0
         self._expanded_text = 0
 
     def __contains__(self, name: object) -> bool:
@@ -70,31 +69,21 @@ class Templates:
         """
         if "{{" not in text:
             return text
-        if variables:
-            return self._expanded(text, {name: _variable(name, value) for name, value in variables.items()})
-        found = self._remembered.get(text)
-        if found is None:
-            found = self._expanded(text, {})
-            self._expanded_text += len(found)
-            if self._expanded_text > self.limits.expanded_text:
-                raise ManifestError(f"all texts expand to more than {self.limits.expanded_text} characters")
-            if self._remembered_text > self.limits.remembered_text:
-                self._remembered, self._remembered_text = {}, 0
-            self._remembered[text] = found
-            self._remembered_text += len(text) + len(found)
+        columns = {name: _variable(name, value) for name, value in variables.items()}
+        found = next(str(value) for value in self.compile(text, columns).run(Rows(1, {})))
+        self._expanded_text += len(found)
+        if self._expanded_text > self.limits.expanded_text:
+            raise ManifestError(f"all texts expand to more than {self.limits.expanded_text} characters")
         return found
 
-    def compile(self, text: str, dimensions: Mapping[str, Column]) -> Column:
-        """Return the column that ``text`` expands to over ``dimensions``."""
-        return self._engine.compile(Source(text), dimensions)
-
-    def _expanded(self, text: str, variables: Mapping[str, Column]) -> str:
-        return next(str(value) for value in self._engine.compile(Source(text), variables).run(Rows(1, {})))
+    def compile(self, text: str, variables: Mapping[str, Column]) -> Column:
+        """Return the column that ``text`` expands to; ``variables`` are dimensions and constants."""
+        return self._engine.compile(Source(text), variables)
 
 
 def _jinja(sources: Mapping[str, Source], limits: TemplateLimits) -> _Engine:
     try:
-        from refshard_fs.formats.templates.sandbox import JinjaCompiler  # jinja2 is an extra
+        from refshard_fs.formats.templates.jinja import JinjaCompiler  # jinja2 is an extra
     except ImportError as error:
         if error.name != "jinja2":
             raise

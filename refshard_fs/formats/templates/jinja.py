@@ -1,0 +1,64 @@
+"""Templates by jinja2 (``simple_templates=False``), in its own sandbox. No I/O here.
+
+The sandbox keeps templates from Python's objects. Time and memory it does not bound, so this is for manifests that the
+user trusts: whoever opens a manifest sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.templates.evaluator import Column, Computed, Constant, Rows
+from refshard_fs.formats.templates.expressions import Source, TemplateLimits
+
+__all__ = ["JinjaCompiler"]
+
+COMPILED: Final = 256  # templates that are remembered
+
+
+class JinjaCompiler:
+    """Compiles texts that use the templates in ``definitions``; see `evaluator.Compiler`.
+
+    A template that holds ``{{`` is called with keyword arguments, others are texts. An undefined name is an error.
+    """
+
+    def __init__(self, definitions: Mapping[str, Source], limits: TemplateLimits) -> None:
+        environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+        self._template = lru_cache(COMPILED)(environment.from_string)
+        self._limits = limits
+        self._names = {
+            name: self._function(source) if "{{" in source.text else source.text for name, source in definitions.items()
+        }
+
+    def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
+        """Return the column of texts that ``source`` expands to."""
+        constants = {name: column.value for name, column in variables.items() if isinstance(column, Constant)}
+
+        def run(rows: Rows) -> Iterator[str]:
+            for row in range(rows.count):
+                values = {name: column[row] for name, column in rows.columns.items()}
+                yield self._render(source, {**constants, **values})
+
+        return Computed("text", self._limits.output, 1, 1, run)
+
+    def _function(self, source: Source) -> Callable[..., str]:
+        return lambda **arguments: self._render(source, arguments)
+
+    def _render(self, source: Source, variables: Mapping[str, Any]) -> str:
+        try:
+            text = self._template(source.text).render({**self._names, **variables})
+        except ManifestError:
+            raise
+        except RecursionError:
+            raise source.error(None, "its templates nest too deep, or one of them uses itself") from None
+        except Exception as error:  # a template may raise what Python's operators and methods do
+            raise source.error(None, str(error) or type(error).__name__) from error
+        if len(text) > self._limits.output:
+            raise source.error(None, f"the text is longer than {self._limits.output} characters")
+        return text
