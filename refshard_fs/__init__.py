@@ -23,7 +23,8 @@ from refshard_fs.errors import (
 )
 
 if TYPE_CHECKING:
-    from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem, tune_zarr
+    from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
+    from refshard_fs.session.tuning import tune_zarr
     from refshard_fs.sets.append import append
     from refshard_fs.sets.concat import concat
     from refshard_fs.sets.rebase import rebase
@@ -64,7 +65,7 @@ _MODULES = {  # of what is imported at its first use
     "rebase": "sets.rebase",
     "replace_reference_filesystem": "fs",
     "snapshot": "sets.snapshot",
-    "tune_zarr": "fs",
+    "tune_zarr": "session.tuning",
 }
 
 

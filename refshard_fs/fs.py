@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from glob import has_magic
 from operator import index
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -30,6 +29,7 @@ from refshard_fs.errors import ReadOnlyError, redacted
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
+from refshard_fs.reading.selection import Take
 from refshard_fs.session import listing
 from refshard_fs.session.arguments import NormalizingMeta, check_names
 from refshard_fs.session.async_filesystem import AsyncFileSystem
@@ -37,6 +37,7 @@ from refshard_fs.session.files import RefShardFile, RefShardMap, WrittenFile
 from refshard_fs.session.in_memory_source import Held, Source
 from refshard_fs.session.options import SessionOptions, route
 from refshard_fs.session.session import Session
+from refshard_fs.session.tuning import hook_zarr
 from refshard_fs.sharding.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
 from refshard_fs.writing.options import (
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from refshard_fs.references.reference_set import ReferenceSet
     from refshard_fs.tools.map_drawing import Picture
 
-__all__ = ["RefShardFileSystem", "replace_reference_filesystem", "tune_zarr"]
+__all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
 
 class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
@@ -226,6 +227,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        hook_zarr()
         check_names(kwargs, RefShardFileSystem.__init__)
         if shards not in ("inner", "whole"):
             raise ValueError(f"shards={shards!r}: it is 'inner' or 'whole'")
@@ -352,7 +354,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return data
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        hook_zarr()
         return await self._session.read(Request(self._strip_protocol(path), start, end))
+
+    async def _read_selection(self, keys: Sequence[str], take: Take, *, chunk_size: int, threads: bool) -> None:
+        await self._session.read_selection(keys, take, chunk_size=chunk_size, threads=threads)
 
     async def _cat_ranges(
         self,
@@ -911,22 +917,3 @@ def replace_reference_filesystem() -> None:
     'RefShardFileSystem'
     """
     fsspec.register_implementation("reference", RefShardFileSystem, clobber=True)
-
-
-def tune_zarr(concurrency: int = 128) -> AbstractContextManager[object]:
-    """Let zarr 3 ask for ``concurrency`` chunks at a time (its default is 10); works as a context manager, too.
-
-    Helps where what is read follows no pattern and was not announced (`RefShardFileSystem.prefetch`). It sets zarr's
-    ``async.concurrency``. NotImplementedError with zarr 2, which asks for all chunks at once.
-
-    >>> import refshard_fs, zarr
-    >>> with refshard_fs.tune_zarr(64):
-    ...     zarr.config.get("async.concurrency")
-    64
-    """
-    import zarr  # it may not be installed
-
-    config = getattr(zarr, "config", None)
-    if config is None:
-        raise NotImplementedError(f"zarr {zarr.__version__} asks for all chunks at a time, and has nothing to tune")
-    return cast("AbstractContextManager[object]", config.set({"async.concurrency": concurrency}))

@@ -27,7 +27,7 @@ writing
 tools
 fs
 sets
-cli universal_path xarray_backend
+cli universal_path xarray_backend zarr_pipeline
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
 PURE = ("references", "formats", "sharding")

@@ -20,6 +20,7 @@ from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.immediate import SMALL, Together
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
+from refshard_fs.reading.selection import Take, read_selection
 from refshard_fs.session.arrays import Arrays
 from refshard_fs.session.engines import running_loop
 from refshard_fs.session.opening import Opening
@@ -158,6 +159,27 @@ class Session(Opening):
         for (number, _, _), value in zip(late, await asyncio.gather(*futures, return_exceptions=True), strict=True):
             out[number] = value
         return out
+
+    async def read_selection(self, keys: Sequence[str], take: Take, *, chunk_size: int, threads: bool) -> None:
+        """Read the chunks of one selection, each handed on as it comes: see `reading.selection`."""
+        keyspace = await self.keyspace()
+        await read_selection(
+            keyspace,
+            keys,
+            take,
+            engine=self.engine,
+            immediate=self._at_once_reader(),
+            elsewhere=self._read_elsewhere,
+            chunk_size=chunk_size,
+            max_memory=self.options.budget.memory,
+            threads=threads,
+        )
+
+    def _read_elsewhere(self, request: Request) -> asyncio.Future[bytes] | None:
+        """Return a future of what another event loop was told to fetch ahead; None where none was."""
+        if len(self._engines) < 2 or self._expecting(request.key) is None:
+            return None
+        return asyncio.ensure_future(self.read(request))
 
     async def pieces(self, key: str, tell_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of ``key`` in order, in pieces of which few are in memory at a time."""

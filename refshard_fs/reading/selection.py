@@ -1,0 +1,220 @@
+"""A whole selection of chunks read at once: each is handed on as its bytes come, within bounds of memory.
+
+All keys are given to the engine together, so that they are looked up in rounds and fetched in few requests. What needs
+no event loop (local files, memory, inline data) is read in threads. The caller decodes: on the event loop, where that
+is Python's own work, or in threads beside the receiving, where a codec lets go of the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Inline, Packed, Span
+from refshard_fs.reading.engine import Engine, Request
+from refshard_fs.reading.immediate import Immediate
+
+__all__ = ["Take", "read_selection"]
+
+T = TypeVar("T")
+
+# Called with a chunk's place in the selection and its bytes; None for a key that does not exist.
+Take = Callable[[int, bytes | None], object]
+
+WORKERS: Final = os.cpu_count() or 1  # threads that decode at a time
+KEYS: Final = 4096  # look-ups in memory between two turns of the event loop: some ten milliseconds
+SHARE: Final = 4  # a quarter of the memory has to be free before more is asked for, so that requests stay large
+
+
+class _Chunk(NamedTuple):
+    """A key that is read, its place in the selection, and the bytes that it takes in memory until it is decoded."""
+
+    number: int
+    request: Request
+    entry: Entry | None
+    weight: int
+
+
+async def read_selection(
+    keyspace: KeySpace,
+    keys: Sequence[str],
+    take: Take,
+    *,
+    engine: Callable[[], Engine],
+    immediate: Immediate,
+    elsewhere: Callable[[Request], asyncio.Future[bytes] | None],
+    chunk_size: int,
+    max_memory: int,
+    threads: bool,
+) -> None:
+    """Call ``take(number, data)`` once for each of ``keys``, in the order of their arrival.
+
+    ``chunk_size`` is what a chunk is taken to need where its size is not known, in bytes; no more than ``max_memory``
+    bytes are under way or wait to be decoded, but for one chunk that is larger. With ``threads``, ``take`` is called in
+    threads, for several chunks at a time. ``elsewhere`` returns a future for what another event loop fetches already.
+
+    The first error ends the read, and what is under way for it; it names its key.
+    """
+    work = _Work(keys, take)
+    near: list[_Chunk] = []
+    far: deque[_Chunk] = deque()
+    for number, key in enumerate(keys):
+        if number % KEYS == KEYS - 1:
+            await asyncio.sleep(0)
+        try:
+            entry = immediate.find(keyspace, key)
+        except FileNotFoundError:
+            near.append(_Chunk(number, Request(key), None, 0))
+            continue
+        size = None if entry is None else entry.size
+        chunk = _Chunk(number, Request(key), entry, chunk_size if size is None else size)
+        if _is_near(entry, immediate):
+            near.append(chunk)
+        else:
+            far.append(chunk)
+    try:
+        work.split(near, WORKERS, lambda some: work.read_here(some, immediate))
+        if far:
+            await _read_far(far, keyspace, work, engine(), elsewhere, max_memory, threads)
+    finally:
+        await work.finish()
+
+
+def _is_near(entry: Entry | None, immediate: Immediate) -> bool:
+    match entry:
+        case Inline():
+            return True
+        case Span(url) | Packed(Span(url)):
+            return immediate.reaches(url)
+    return False
+
+
+class _Work:
+    """What is done in threads: a few jobs at a time, each of several chunks."""
+
+    def __init__(self, keys: Sequence[str], take: Take) -> None:
+        self._keys = keys
+        self._take = take
+        self._jobs: set[asyncio.Future[None]] = set()
+        self._error: BaseException | None = None
+        self.on_end: Callable[[], object] = lambda: None
+
+    def decode(self, number: int, data: bytes | None) -> None:
+        try:
+            self._take(number, data)
+        except Exception as e:
+            e.add_note(f"while {self._keys[number]!r} was decoded")
+            raise
+
+    def read_here(self, chunks: Sequence[_Chunk], immediate: Immediate) -> None:
+        for chunk in chunks:
+            data = None
+            if chunk.entry is not None:
+                try:
+                    data = immediate.take(chunk.request, chunk.entry)
+                except FileNotFoundError:  # the object would be the key, and is not there
+                    pass
+                else:
+                    assert data is not None, "only what is reached without an event loop is read here"
+            self.decode(chunk.number, data)
+
+    def split(self, items: Sequence[T], workers: int, job: Callable[[Sequence[T]], None]) -> None:
+        """Run ``job`` with parts of ``items``, one for each of so many threads."""
+        loop = asyncio.get_running_loop()
+        for first in range(min(workers, len(items))):
+            future = loop.run_in_executor(None, job, items[first::workers])
+            self._jobs.add(future)
+            future.add_done_callback(self._ended)
+
+    def _ended(self, future: asyncio.Future[None]) -> None:
+        self._jobs.discard(future)
+        if not future.cancelled():
+            self._error = self._error or future.exception()
+        self.on_end()
+
+    @property
+    def running(self) -> int:
+        return len(self._jobs)
+
+    def check(self) -> None:
+        """Raise the first error of what has ended."""
+        if self._error is not None:
+            raise self._error
+
+    async def finish(self) -> None:
+        """Wait for all jobs: they write into the caller's memory."""
+        while self._jobs:
+            await asyncio.wait(self._jobs)
+        self.check()
+
+
+async def _read_far(
+    waiting: deque[_Chunk],
+    keyspace: KeySpace,
+    work: _Work,
+    engine: Engine,
+    elsewhere: Callable[[Request], asyncio.Future[bytes] | None],
+    max_memory: int,
+    threads: bool,
+) -> None:
+    woken = asyncio.Event()
+    work.on_end = woken.set
+    pending: dict[asyncio.Future[bytes], _Chunk] = {}
+    arrived: list[asyncio.Future[bytes]] = []
+    decoded: list[int] = []  # weights of what threads have decoded
+    used = 0
+
+    def came(future: asyncio.Future[bytes]) -> None:
+        arrived.append(future)
+        woken.set()
+
+    def ask() -> int:
+        taken = 0
+        while waiting and (used + taken + waiting[0].weight <= max_memory or not (used + taken)):
+            chunk = waiting.popleft()
+            future = elsewhere(chunk.request) or engine.read(keyspace, chunk.request, chunk.entry, guess=False)
+            pending[future] = chunk
+            future.add_done_callback(came)
+            taken += chunk.weight
+        return taken
+
+    ready: list[tuple[_Chunk, bytes | None]] = []
+
+    def decode(some: Sequence[tuple[_Chunk, bytes | None]]) -> None:
+        for chunk, data in some:
+            work.decode(chunk.number, data)
+        decoded.append(sum(chunk.weight for chunk, _ in some))
+
+    try:
+        used = ask()
+        while pending or ready or work.running or waiting:
+            await woken.wait()
+            woken.clear()
+            work.check()
+            some, arrived[:] = arrived[:], []
+            for future in some:
+                chunk = pending.pop(future)
+                try:
+                    ready.append((chunk, future.result()))
+                except FileNotFoundError:
+                    ready.append((chunk, None))
+            if not threads:
+                for chunk, data in ready:
+                    work.decode(chunk.number, data)
+                    used -= chunk.weight
+                ready = []
+            elif ready and work.running < WORKERS:
+                work.split(ready, WORKERS - work.running, decode)
+                ready = []
+            while decoded:
+                used -= decoded.pop()
+            if waiting and (used <= max_memory - max_memory // SHARE or not used):
+                used += ask()
+    finally:
+        for future in pending:
+            future.remove_done_callback(came)
+            future.cancel()

@@ -1,0 +1,70 @@
+"""What is set in zarr: that it hands whole selections to us, and how many chunks it asks for at a time."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+__all__ = ["hook_zarr", "pipeline_problem", "tune_zarr"]
+
+VARIABLE = "REFSHARD_ZARR_PIPELINE"  # 0 in the environment leaves zarr's own pipeline
+
+_hooked = False  # once in a process: whoever sets zarr's pipeline after that is left alone
+_problem: str | None = None
+
+
+def hook_zarr() -> None:
+    """Have zarr 3 hand us whole selections of our arrays (`refshard_fs.zarr_pipeline`), if it has been imported.
+
+    Called wherever zarr may come to us first. Reading works without it too, a chunk at a time.
+    """
+    global _hooked, _problem
+    if _hooked or "zarr.core.array" not in sys.modules:
+        return
+    _hooked = True
+    if os.environ.get(VARIABLE, "1").lower() in ("0", "false", "no", "off"):
+        _problem = f"turned off by {VARIABLE}"
+        return
+    try:
+        if not _pipeline().install():
+            _problem = "another pipeline is set: zarr.config's codec_pipeline.path"
+    except Exception as e:  # noqa: BLE001  # whatever a later zarr has changed, reading goes on
+        _problem = f"this zarr has changed: {type(e).__name__}: {e}"
+
+
+def pipeline_problem() -> str | None:
+    """Return why zarr does not hand us whole selections, where it has been imported and could."""
+    return _problem
+
+
+def _pipeline() -> Any:
+    return importlib.import_module("refshard_fs.zarr_pipeline")
+
+
+def tune_zarr(concurrency: int | None = 128, *, pipeline: bool | None = None) -> AbstractContextManager[object]:
+    """Set how zarr 3 reads; works as a context manager, too, which sets back what was.
+
+    ``concurrency``: chunks that zarr asks for at a time (its ``async.concurrency``, 10 by default; None leaves that).
+    Arrays in a `RefShardFileSystem` do not need it: of these, whole selections are read at once. ``pipeline`` turns
+    that off (False) and on (True) for arrays that are opened from now on. NotImplementedError with zarr 2, which asks
+    for all chunks at once.
+
+    >>> import refshard_fs, zarr
+    >>> with refshard_fs.tune_zarr(64):
+    ...     zarr.config.get("async.concurrency")
+    64
+    """
+    import zarr  # it may not be installed
+
+    global _hooked
+    config = getattr(zarr, "config", None)
+    if config is None:
+        raise NotImplementedError(f"zarr {zarr.__version__} asks for all chunks at a time, and has nothing to tune")
+    changes: dict[str, Any] = {} if concurrency is None else {"async.concurrency": concurrency}
+    if pipeline is not None:
+        _hooked = True
+        changes |= _pipeline().setting(pipeline)
+    return cast("AbstractContextManager[object]", config.set(changes))

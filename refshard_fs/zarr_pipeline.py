@@ -1,0 +1,172 @@
+"""Whole selections through zarr's codec pipeline: what zarr asks for is read at once, and decoded as it comes.
+
+zarr 3 hands all chunks of a selection to its codec pipeline in one call. For arrays that lie in a `RefShardFileSystem`,
+the pipeline made here gives all of their keys to the filesystem together: they are looked up in rounds, fetched in few
+requests at full concurrency within ``max_memory``, and decoded as they come. zarr's own pipeline asks for each chunk by
+itself, ten at a time (``async.concurrency``). Arrays in other stores have the pipeline that zarr would have made.
+
+Nothing of zarr is replaced: its setting ``codec_pipeline.path`` names our class, where it still had zarr's default (see
+`install`). ``REFSHARD_ZARR_PIPELINE=0`` in the environment and ``tune_zarr(pipeline=False)`` turn that off.
+
+Source: zarr-python's `zarr.abc.codec.CodecPipeline`. On zarr 3.4 decoding is that of its `FusedCodecPipeline`; 3.1 to
+3.3 have none, and decode with their own pipeline what was read at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from fsspec.implementations.dirfs import DirFileSystem
+from zarr.abc.codec import CodecPipeline
+from zarr.core import codec_pipeline
+from zarr.core.array import create_codec_pipeline
+from zarr.core.config import config
+from zarr.registry import register_pipeline
+from zarr.storage import FsspecStore, StorePath
+
+from refshard_fs.core.keys import join
+from refshard_fs.fs import RefShardFileSystem
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+    from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
+    from zarr.core.metadata import ArrayMetadata
+
+__all__ = ["RefShardCodecPipeline", "SelectionPipeline", "install", "setting"]
+
+SETTING: Final = "codec_pipeline.path"
+
+_Fused: Any = getattr(codec_pipeline, "FusedCodecPipeline", None)  # since zarr 3.4
+_decode_and_scatter: Any = getattr(codec_pipeline, "decode_and_scatter_chunk", None)
+_Base: Any = _Fused or codec_pipeline.BatchedCodecPipeline
+_to_make: ContextVar[Any] = ContextVar("_to_make", default=None)
+
+
+class RefShardCodecPipeline(CodecPipeline):
+    """What zarr asks for pipelines: it makes ours for our arrays, and zarr's own for all others."""
+
+    @classmethod
+    def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Any:
+        """Return the pipeline of one array."""
+        token = _to_make.set(SelectionPipeline if _filesystem(store) is not None else _of_zarr())
+        try:
+            return create_codec_pipeline(array_metadata)  # which comes back to `from_codecs`
+        finally:
+            _to_make.reset(token)
+
+    @classmethod
+    def from_codecs(cls, codecs: Iterable[Any], **options: Any) -> Any:
+        """Return the pipeline of ``codecs``: zarr's, but for the array that is being made; not for codecs within it."""
+        made = _to_make.get() or _of_zarr()
+        _to_make.set(None)
+        return made.from_codecs(codecs, **options)
+
+
+class SelectionPipeline(_Base):
+    """The codec pipeline of one array in a `RefShardFileSystem`."""
+
+    async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
+        """Read the chunks of one selection into ``out``: the fill value where one is missing; other failures raise."""
+        batch = list(batch_info)
+        found = _filesystem(batch[0][0].store) if batch and isinstance(batch[0][0], StorePath) else None
+        if found is None or self.supports_partial_decode:  # sharded arrays that are left whole read their parts
+            return await super().read(batch, out, drop_axes)
+        fs, root = found
+        keys = [join(root, getter.path) for getter, *_ in batch]
+        spec = batch[0][1]
+        size = math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
+        transform = getattr(self, "sync_transform", None)
+        if transform is None or _decode_and_scatter is None:
+            return await self._read_first(fs, keys, size, batch, out, drop_axes)
+        results: list[Any] = [None] * len(batch)
+
+        def take(number: int, data: bytes | None) -> None:
+            _, spec, chunk_selection, out_selection, _ = batch[number]
+            results[number] = _decode_and_scatter(
+                None if data is None else spec.prototype.buffer.from_bytes(data),
+                out,
+                chunk_spec=spec,
+                chunk_selection=chunk_selection,
+                out_selection=out_selection,
+                drop_axes=drop_axes,
+                decode=transform.decode_chunk,
+            )
+
+        await fs._read_selection(keys, take, chunk_size=size, threads=self._is_compressed)
+        return tuple(results)
+
+    async def _read_first(
+        self, fs: RefShardFileSystem, keys: list[str], size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
+    ) -> Any:
+        """Read as many chunks as memory allows, and have zarr's pipeline decode them, until there are no more."""
+        results: list[Any] = []
+        step = max(1, fs._session.options.budget.memory // max(size, 1))
+        for first in range(0, len(batch), step):
+            some = batch[first : first + step]
+            held: list[bytes | None] = [None] * len(some)
+            await fs._read_selection(keys[first : first + step], held.__setitem__, chunk_size=size, threads=False)
+            read = [(_Held(data), *info) for data, (_, *info) in zip(held, some, strict=True)]
+            try:
+                results += await super().read(read, out, drop_axes) or ()
+            except Exception as e:
+                e.add_note(f"while chunks were decoded, {keys[first]!r} and the {len(some) - 1} that follow")
+                raise
+        return tuple(results)
+
+    @property
+    def _is_compressed(self) -> bool:
+        """Whether decoding is work of a codec, which lets go of the interpreter's lock."""
+        return bool(self.bytes_bytes_codecs) or getattr(self.array_bytes_codec, "compressor", None) is not None
+
+
+class _Held:
+    """The bytes of a chunk, as zarr's pipelines ask for them."""
+
+    def __init__(self, data: bytes | None) -> None:
+        self._data = data
+
+    async def get(self, prototype: BufferPrototype, byte_range: Any = None) -> Buffer | None:
+        return None if self._data is None else prototype.buffer.from_bytes(self._data)
+
+
+def _filesystem(store: Any) -> tuple[RefShardFileSystem, str] | None:
+    """Return the filesystem of ours that ``store`` reads, and the key of its root; None for all other stores."""
+    if not isinstance(store, FsspecStore) or type(store).get is not FsspecStore.get:
+        return None
+    fs, path = store.fs, store.path.strip("/")
+    while type(fs) is DirFileSystem:
+        fs, path = fs.fs, f"{fs.path}/{path}"
+    return (fs, fs._strip_protocol(path)) if isinstance(fs, RefShardFileSystem) else None
+
+
+# ------------------------------------------------------------------ zarr's setting
+
+
+def _default() -> str:
+    path: str = config.defaults[0]["codec_pipeline"]["path"]
+    return path
+
+
+def _of_zarr() -> Any:
+    """Return zarr's own pipeline."""
+    module, _, name = _default().rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def setting(ours: bool) -> dict[str, str]:
+    """Return zarr's setting that has our pipeline made for our arrays, or zarr's for all."""
+    made: Any = RefShardCodecPipeline  # abstract: only what it makes is used
+    register_pipeline(made)
+    return {SETTING: f"{__name__}.{RefShardCodecPipeline.__qualname__}" if ours else _default()}
+
+
+def install() -> bool:
+    """Have zarr make our pipeline for our arrays, unless it is set to make another than its own; return if it will."""
+    ours = setting(True)
+    if config.get(SETTING) == _default():
+        config.set(ours)
+    return bool(config.get(SETTING) == ours[SETTING])

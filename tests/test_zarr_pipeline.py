@@ -1,0 +1,421 @@
+"""Whole selections through zarr's codec pipeline: the values that zarr's own gives, in fewer and larger requests."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+zarr = pytest.importorskip("zarr", minversion="3.1")
+
+from fsspec.implementations.dirfs import DirFileSystem  # noqa: E402  # zarr may be absent
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from zarr.core.codec_pipeline import BatchedCodecPipeline  # noqa: E402
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore  # noqa: E402
+
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem, tune_zarr  # noqa: E402
+from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
+from tests.servers.http import RangeServer  # noqa: E402
+
+CHUNK = 1000  # bytes
+CHUNKS = 64
+
+
+@pytest.fixture(autouse=True)
+def _pipeline() -> Iterator[None]:
+    with tune_zarr(None, pipeline=True):
+        yield
+
+
+def store_of(source: Any, **options: Any) -> FsspecStore:
+    fs = RefShardFileSystem(source, asynchronous=True, skip_instance_cache=True, **options)
+    return FsspecStore(fs, read_only=True, path="")
+
+
+def references(url: str, **changes: Any) -> dict[str, Any]:
+    """Return a reference set of one array of uncompressed chunks, which lie side by side in one file."""
+    meta = {"zarr_format": 2, "shape": [CHUNKS * CHUNK], "chunks": [CHUNK], "dtype": "|u1", "order": "C"}
+    document = json.dumps({**meta, "filters": None, "compressor": None, "fill_value": 7, **changes})
+    return {"a/.zarray": document} | {f"a/{i}": [url, i * CHUNK, CHUNK] for i in range(CHUNKS)}
+
+
+PAYLOAD = np.random.default_rng(0).integers(0, 255, CHUNKS * CHUNK, np.uint8).tobytes()
+
+
+def opened(source: Any, **options: Any) -> Any:
+    array = zarr.open_array(store_of(source, **options), path="a", mode="r")
+    assert type(array._async_array.codec_pipeline) is SelectionPipeline
+    return array
+
+
+# ------------------------------------------------------------------ one batch a selection
+
+
+def test_a_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> None:
+    url = http_server.put("/x", PAYLOAD)
+    array = opened(references(url), readahead=0)
+    with zarr.config.set({"async.concurrency": 1}):  # zarr's own bound is not between us and the network
+        assert bytes(array[:]) == PAYLOAD
+    assert len(http_server.requests("/x")) == 1
+    assert http_server.bytes_sent == len(PAYLOAD)
+
+
+def test_points_are_all_under_way_at_once(http_server: RangeServer) -> None:
+    url = http_server.put("/x", PAYLOAD)
+    http_server.latency = 0.2
+    array = opened(references(url), readahead=0, max_gap=-1)
+    points = np.arange(0, len(PAYLOAD), 2 * CHUNK)
+    assert bytes(array.vindex[points]) == bytes(PAYLOAD[p] for p in points)
+    assert len(http_server.requests("/x")) == CHUNKS // 2
+    assert http_server.log.peak > 10
+
+
+def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> None:
+    url = http_server.put("/x", PAYLOAD)
+    array = opened(references(url))
+    for first in range(0, 32, 4):
+        assert bytes(array[first * CHUNK : (first + 2) * CHUNK]) == PAYLOAD[first * CHUNK : (first + 2) * CHUNK]
+    assert http_server.bytes_sent == 16 * CHUNK
+
+
+def test_shards_are_looked_up_together(http_server: RangeServer, tmp_path: Path) -> None:
+    values = np.arange(64 * 64, dtype="<u4").reshape(64, 64)
+    zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)
+    for file in (p for p in tmp_path.rglob("*") if p.is_file()):
+        http_server.put(f"/s/{file.relative_to(tmp_path)}", file.read_bytes())
+    array = opened(f"{http_server.url}/s")
+    http_server.clear()
+    assert (array[0:64:20, 3] == values[0:64:20, 3]).all()
+    assert len(http_server.requests()) <= 8  # four indexes, together, and four chunks, together
+
+
+@pytest.mark.parametrize("wrap", ["path", "dirfs", "consolidated"])
+def test_it_is_there_however_the_store_is_made(wrap: str, http_server: RangeServer) -> None:
+    url = http_server.put("/x", PAYLOAD)
+    refs = {f"g/{k}": v for k, v in references(url).items()} | {"g/.zgroup": '{"zarr_format": 2}'}
+    if wrap == "consolidated":
+        documents = {k.removeprefix("g/"): json.loads(v) for k, v in refs.items() if isinstance(v, str)}
+        refs["g/.zmetadata"] = json.dumps({"zarr_consolidated_format": 1, "metadata": documents})
+    fs: Any = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True)
+    if wrap == "dirfs":
+        store = FsspecStore(DirFileSystem("g", fs, asynchronous=True), read_only=True, path="/")
+    else:
+        store = FsspecStore(fs, read_only=True, path="g")
+    array = zarr.open_group(store, mode="r", use_consolidated=wrap == "consolidated")["a"]
+    assert type(array._async_array.codec_pipeline) is SelectionPipeline
+    assert bytes(array[:]) == PAYLOAD
+    assert len(http_server.requests("/x")) == 1
+
+
+def test_memory_bounds_what_waits_to_be_decoded(http_server: RangeServer) -> None:
+    size, count = 1 << 18, 48
+    url = http_server.put("/x", bytes(size * count))
+    meta = {"zarr_format": 2, "shape": [size * count], "chunks": [size], "dtype": "|u1", "order": "C"}
+    document = json.dumps({**meta, "filters": None, "compressor": None, "fill_value": 0})
+    refs = {"a/.zarray": document} | {f"a/{i}": [url, i * size, size] for i in range(count)}
+    array = opened(refs, max_memory=4 << 20)
+    array[:size]
+    out = array[:0]
+    tracemalloc.start()
+    out = array[:]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert out.nbytes == size * count
+    assert peak < out.nbytes + 3 * (4 << 20)
+
+
+# ------------------------------------------------------------------ the same values as zarr's own pipeline
+
+DTYPES = ["|b1", "<i2", ">f4", "<f8", "<c8", "<M8[ns]", "|S3"]
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+    """Return arguments of ``create_array``, and values, of which some chunks are the fill value."""
+    dimensions = draw(st.integers(0, 3))
+    shape = tuple(draw(st.integers(0 if i else 1, 9)) for i in range(dimensions))
+    chunks = tuple(draw(st.integers(1, 5)) for _ in range(dimensions))
+    dtype = draw(st.sampled_from(DTYPES))
+    seed = draw(st.integers(0, 999))
+    values = np.random.default_rng(seed).integers(0, 3, shape).astype("|S3" if dtype == "|S3" else "i8").astype(dtype)
+    version = draw(st.sampled_from([2, 3]))
+    options: dict[str, Any] = {"chunks": chunks, "zarr_format": version, "shape": shape, "dtype": values.dtype}
+    if draw(st.booleans()):
+        options["compressors"] = None
+    if version == 2:
+        options["order"] = draw(st.sampled_from("CF"))
+        options["chunk_key_encoding"] = {"name": "v2", "separator": draw(st.sampled_from("./"))}
+    elif dimensions > 1 and draw(st.booleans()):
+        options["filters"] = [zarr.codecs.TransposeCodec(order=tuple(reversed(range(dimensions))))]
+    return options, values
+
+
+@st.composite
+def selections(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[str, Any]:
+    kind = draw(st.sampled_from(["basic", "orthogonal", "points", "mask"]))
+    if kind == "mask":
+        return kind, np.random.default_rng(draw(st.integers(0, 99))).integers(0, 2, shape).astype(bool)
+    if kind == "points" and shape and all(shape):
+        count = draw(st.integers(1, 6))
+        return kind, tuple(np.array([draw(st.integers(0, n - 1)) for _ in range(count)]) for n in shape)
+    if kind == "orthogonal" and shape and all(shape):
+        return kind, tuple(np.array(sorted({draw(st.integers(0, n - 1)) for _ in range(3)})) for n in shape)
+    parts: list[Any] = []
+    for n in shape:
+        if n and draw(st.booleans()):
+            parts.append(draw(st.integers(0, n - 1)))
+        else:
+            first = draw(st.integers(0, n))
+            parts.append(slice(first, draw(st.integers(first, n)), draw(st.integers(1, 3))))
+    return "basic", tuple(parts)
+
+
+def take(array: Any, kind: str, selection: Any) -> Any:
+    match kind:
+        case "points":
+            return array.vindex[selection]
+        case "orthogonal":
+            return array.oindex[selection]
+        case "mask" if array.ndim:
+            return array.get_mask_selection(selection)
+    return array[...] if kind == "mask" else array[selection]
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_values_are_those_of_zarrs_own_pipeline(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    options, values = data.draw(arrays())
+    root = tmp_path_factory.mktemp("z")
+    with tune_zarr(None, pipeline=False):
+        try:
+            made = zarr.create_array(LocalStore(root), name="a", **options)
+        except (TypeError, ValueError):
+            return  # no array of zarr's
+        made[...] = values
+        own = zarr.open_array(LocalStore(root), path="a", mode="r")
+    array = opened(str(root))
+    for _ in range(4):
+        kind, selection = data.draw(selections(values.shape))
+        expected, found = np.asarray(take(own, kind, selection)), np.asarray(take(array, kind, selection))
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("version", [2, 3])
+def test_texts_structs_and_objects_are_as_zarr_reads_them(tmp_path: Path, version: Any) -> None:
+    kinds = {
+        "text": np.array(["a", "bc", "", "déf"] * 5, dtype=np.dtypes.StringDType()),
+        "struct": np.array([(1, 2.5), (3, 4.5)] * 10, dtype=[("x", "<i4"), ("y", "<f8")]),
+        "unicode": np.array(["a", "bcd"] * 10, dtype="<U3"),
+    }
+    for name, values in kinds.items():
+        zarr.create_array(LocalStore(tmp_path), name=name, data=values, chunks=3, zarr_format=version)
+    store = store_of(str(tmp_path))
+    for name, values in kinds.items():
+        array = zarr.open_array(store, path=name, mode="r")
+        assert np.asarray(array[2:19]).tolist() == values[2:19].tolist()
+
+
+def test_blocks_zero_sizes_and_no_dimensions(tmp_path: Path) -> None:
+    values = np.arange(20.0).reshape(4, 5)
+    zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(3, 2))
+    zarr.create_array(LocalStore(tmp_path), name="empty", shape=(0, 5), chunks=(3, 2), dtype="i4")
+    zarr.create_array(LocalStore(tmp_path), name="one", data=np.array(5))
+    store = store_of(str(tmp_path))
+    array = zarr.open_array(store, path="a", mode="r")
+    assert (array.blocks[1, 0:2] == values[3:, :4]).all()
+    assert array[0:0].shape == (0, 5)
+    assert zarr.open_array(store, path="empty", mode="r")[:].shape == (0, 5)
+    assert zarr.open_array(store, path="one", mode="r")[...] == 5
+
+
+def test_chunks_that_do_not_exist_are_the_fill_value(http_server: RangeServer) -> None:
+    refs = references(http_server.put("/x", PAYLOAD))
+    del refs["a/3"], refs["a/63"]
+    found = bytes(opened(refs)[:])
+    assert found[3 * CHUNK : 4 * CHUNK] == found[63 * CHUNK :] == bytes([7]) * CHUNK
+    assert found[: 3 * CHUNK] == PAYLOAD[: 3 * CHUNK]
+
+
+def test_writes_are_zarrs_own(tmp_path: Path) -> None:
+    values = np.arange(100, dtype="<i4").reshape(10, 10)
+    zarr.create_array(LocalStore(tmp_path / "x"), name="a", data=values, chunks=(4, 4), fill_value=0)
+    fs = RefShardFileSystem(str(tmp_path / "x"), mode="a", skip_instance_cache=True, asynchronous=True)
+    array = zarr.open_array(FsspecStore(fs, path=""), path="a", mode="r+")
+    array[3:7, 2:9] = 0
+    array[0, 0] = 77
+    values[3:7, 2:9] = 0
+    values[0, 0] = 77
+    assert (array[:] == values).all()
+    asyncio.run(fs._commit()) if hasattr(fs, "_commit") else fs.commit()
+    assert (zarr.open_array(LocalStore(tmp_path / "x"), path="a", mode="r")[:] == values).all()
+
+
+# ------------------------------------------------------------------ failures
+
+
+@pytest.mark.parametrize("kind", [404, 403, 500, "short_body", "reset"])
+def test_a_failure_in_the_middle_names_its_key_and_leaves_nothing(kind: Any, http_server: RangeServer) -> None:
+    url = http_server.put("/x", PAYLOAD)
+    refs = references(url) | {"a/40": [http_server.put("/bad", PAYLOAD), 0, CHUNK]}
+    array = opened(refs, retries=0)
+    http_server.fault(kind, "/bad")
+    with pytest.raises(ReferenceNotReachable, match="a/40"):
+        array[:]
+    http_server.heal()
+    assert bytes(array[: 40 * CHUNK]) == PAYLOAD[: 40 * CHUNK]
+    assert bytes(array[40 * CHUNK : 41 * CHUNK]) == PAYLOAD[:CHUNK]
+
+
+def test_a_chunk_that_cannot_be_decoded_names_its_key(tmp_path: Path) -> None:
+    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(100.0), chunks=10)
+    (tmp_path / "a/c/3").write_bytes(b"not zstd")
+    array = opened(str(tmp_path))
+    with pytest.raises(Exception, match=r".") as caught:
+        array[:]
+    assert any("a/c/" in note for note in caught.value.__notes__)
+
+
+def test_a_cancelled_read_stops_its_requests(http_server: RangeServer) -> None:
+    url = http_server.put("/x", PAYLOAD)
+    fs = RefShardFileSystem(references(url), asynchronous=True, skip_instance_cache=True)
+
+    async def run() -> int:
+        array = await zarr.api.asynchronous.open_array(
+            store=FsspecStore(fs, read_only=True, path=""), path="a", mode="r"
+        )
+        await array.getitem(slice(0, 1))
+        http_server.latency = 30
+        task = asyncio.ensure_future(array.getitem(slice(CHUNK, None)))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        http_server.latency = 0
+        assert bytes(await array.getitem(slice(CHUNK, None))) == PAYLOAD[CHUNK:]
+        return len([t for t in asyncio.all_tasks() if t is not asyncio.current_task() and "read" in repr(t.get_coro())])
+
+    assert asyncio.run(run()) == 0
+
+
+def test_threads_read_at_the_same_time(http_server: RangeServer) -> None:
+    array = opened(references(http_server.put("/x", PAYLOAD)))
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        chance = np.random.default_rng(seed)
+        for _ in range(20):
+            first, last = sorted(chance.integers(0, len(PAYLOAD), 2))
+            if bytes(array[first:last]) != PAYLOAD[first:last]:
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# ------------------------------------------------------------------ whose pipeline it is
+
+
+def test_arrays_of_other_stores_have_zarrs_own_pipeline(tmp_path: Path) -> None:
+    class Wrapped(WrapperStore[Any]):
+        pass
+
+    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
+    others = [LocalStore(tmp_path), MemoryStore(), Wrapped(LocalStore(tmp_path))]
+    for store in others:
+        array = zarr.create_array(store, name="b", data=np.arange(10), chunks=(3,), shards=(6,), overwrite=True)
+        assert type(array._async_array.codec_pipeline) is BatchedCodecPipeline
+        assert (array[:] == np.arange(10)).all()
+
+
+def test_a_pickled_array_of_another_store_does_not_need_us(tmp_path: Path) -> None:
+    array = zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
+    assert b"refshard" not in pickle.dumps(array).replace(str(tmp_path).encode(), b"")
+
+
+def test_a_pickled_array_of_ours_reads_elsewhere(tmp_path: Path) -> None:
+    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
+    code = "import pickle, sys; print(int(pickle.load(sys.stdin.buffer)[:].sum()))"
+    found = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(opened(str(tmp_path))), capture_output=True)
+    assert found.stdout.strip() == b"45", found.stderr
+
+
+SCRIPT = """
+import json, sys, warnings
+{before}
+from refshard_fs import RefShardFileSystem
+fs = RefShardFileSystem(sys.argv[1], asynchronous=True)
+import zarr
+from zarr.storage import FsspecStore
+array = zarr.open_array(FsspecStore(fs, read_only=True, path=""), path="a", mode="r")
+print(type(array._async_array.codec_pipeline).__name__, int(array[:].sum()))
+"""
+
+
+MINE = """
+import zarr
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+class Mine(BatchedCodecPipeline): pass
+zarr.registry.register_pipeline(Mine)
+zarr.config.set({"codec_pipeline.path": "__main__.Mine"})
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "environment", "name"),
+    [
+        ("", {}, "SelectionPipeline"),
+        ("import zarr", {}, "SelectionPipeline"),
+        ("", {"REFSHARD_ZARR_PIPELINE": "0"}, "BatchedCodecPipeline"),
+        (MINE, {}, "Mine"),
+        ("import sys; sys.modules['refshard_fs.zarr_pipeline'] = None", {}, "BatchedCodecPipeline"),
+    ],
+    ids=["zarr later", "zarr first", "turned off", "another is set", "cannot be imported"],
+)
+def test_it_is_simply_there_unless_it_is_turned_off(
+    before: str, environment: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT.format(before=before), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert run.stdout.startswith(name), run.stderr
+    assert run.stdout.split()[-1] == "45"
+
+
+def test_loops_of_ones_own_end_and_leave_nothing(http_server: RangeServer) -> None:
+    refs = references(http_server.put("/x", PAYLOAD))
+
+    async def read() -> bytes:
+        fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True)
+        store = FsspecStore(fs, read_only=True, path="")
+        array = await zarr.api.asynchronous.open_array(store=store, path="a", mode="r")
+        return bytes(await array.getitem(slice(None)))
+
+    for _ in range(5):
+        assert asyncio.run(read()) == PAYLOAD
+    gc.collect()
