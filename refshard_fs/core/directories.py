@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Callable, Sequence
 from itertools import compress
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple, Protocol, overload
+from typing import Any, Final, Literal, Protocol, overload
 
 import msgspec
 import numpy as np
@@ -17,6 +16,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, UInt64s
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, normalise, parent
 from refshard_fs.core.model import Listed
+from refshard_fs.core.zarrmeta import NODE_DOCUMENTS
 
 __all__ = [
     "Listing",
@@ -24,7 +24,6 @@ __all__ = [
     "by_name",
     "chunk_names",
     "chunks_below",
-    "directory_of_chunks",
     "has_chunks_below",
     "tree",
 ]
@@ -135,82 +134,35 @@ def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str]
     return names, places.view(np.uint64)
 
 
-class _Level(NamedTuple):
-    """A directory of chunks ``first`` to ``first + size``: those of one place in the first ``depth`` dimensions."""
+def chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing | list[Listed]:
+    """Return what lies directly below the directory ``path`` (relative to the array) of a table's chunks, by name.
 
-    first: int
-    size: int
-    depth: int
-
-
-def chunks_below(table: ChunkTable, below: str, stem: str = "") -> Listing | list[Listed]:
-    """Return what lies directly below the directory ``below`` (relative to the array) of a table's chunks, by name.
-
-    ``stem`` is that directory's path, for a `Listing`.
+    ``stem`` is the directory's whole path and a slash, for a `Listing`.
     """
-    grid = table.grid
-    match _level(grid, below):
-        case None:
-            return []
-        case "c":
-            return [Listed("c", None, True)] if table else []
-        case "":
-            paths, numbers = chunk_names(grid, table.present(), stem)
-            return Listing(stem, paths, table.sizes(numbers))
-        case _Level(first, size, depth):
-            places = table.present(first, first + size) - np.uint64(first)
-            if depth < len(grid.counts) - 1:
-                coords = places // np.uint64(size // grid.counts[depth])  # ascending, as the numbers are
-                coords = coords[np.flatnonzero(np.diff(coords, prepend=coords[:1] + np.uint64(1)))]
-                return [Listed(name, None, True) for name in sorted(map(str, coords.tolist()))]
-            paths, places = chunk_names(ChunkGrid((size,), _BARE), places, stem)
-            return Listing(stem, paths, table.sizes(places + np.uint64(first)))
+    directory = table.grid.directory(path)
+    if directory is None:
+        return []
+    start, stop, step = directory.numbers.start, directory.numbers.stop, directory.numbers.step
+    present = table.present(start, stop)
+    if not directory.is_leaf:
+        children = (present - np.uint64(start)) // np.uint64(step)  # ascending, as the numbers are
+        firsts = present[np.flatnonzero(np.diff(children, prepend=children[:1] + np.uint64(1)))]
+        return [Listed(name, None, True) for name in sorted(map(directory.child, firsts.tolist()))]
+    if not table.grid.is_nested:
+        paths, numbers = chunk_names(table.grid, present, stem)
+        return Listing(stem, paths, table.sizes(numbers))
+    paths, places = chunk_names(ChunkGrid((len(directory.numbers),), _BARE), present - np.uint64(start), stem)
+    return Listing(stem, paths, table.sizes(places + np.uint64(start)))
 
 
-def directory_of_chunks(grid: ChunkGrid, below: str) -> tuple[int, ...] | None:
-    """Return the leading coordinates that the directory ``below`` (relative to the array) stands for, if it is one."""
-    match _level(grid, below):
-        case None:
-            return None
-        case _Level(first, _, depth):
-            return grid.coords(first)[:depth]
-    return ()
-
-
-def has_chunks_below(table: ChunkTable, below: str) -> bool:
-    """Whether ``below`` is a directory of chunks."""
-    match _level(table.grid, below):
-        case None:
-            return False
-        case _Level(first, size, _):
-            return bool(len(table.present(first, first + size)))
-    return bool(table)
-
-
-def _level(grid: ChunkGrid, below: str) -> _Level | Literal["c", ""] | None:
-    """Return the directory ``below``: "" where all chunks lie in it, "c" where that is all; None if there is none."""
-    encoding, counts = grid.encoding, grid.counts
-    if encoding.separator != "/" or not counts:
-        return None if below else ""
-    parts = below.split("/") if below else []
-    if encoding.name == "default":
-        if not parts:
-            return "c"
-        if parts.pop(0) != "c":
-            return None
-    coords = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 20]
-    if list(map(str, coords)) != parts or len(coords) >= len(counts):
-        return None
-    first = grid.number_of(coords + [0] * (len(counts) - len(coords)))
-    depth = len(coords)
-    return None if first is None else _Level(first, math.prod(counts[depth:]), depth)
+def has_chunks_below(table: ChunkTable, path: str) -> bool:
+    """Whether ``path`` is a directory of chunks that there are."""
+    directory = table.grid.directory(path)
+    return directory is not None and len(table.present(directory.numbers.start, directory.numbers.stop)) > 0
 
 
 # ----------------------------------------------------------------------------------------------------
 # The groups and arrays of a source as a tree. Metadata is read, and no chunk is listed or looked up.
-
-
-_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")
 
 
 class Browsed(Protocol):
@@ -246,7 +198,7 @@ def tree(fs: Browsed, path: str = "", depth: int | None = None) -> Node:
 
 def _node(fs: Browsed, path: str, text: dict[str, bytes], depth: int | None) -> Node:
     kind: Literal["group", "directory"] = "directory"
-    for name in _DOCUMENTS:
+    for name in NODE_DOCUMENTS:
         if name in text:
             key = repr(join(path, name))
             meta = zarrmeta.array_meta(zarrmeta.object_in(text[name], key), key)
@@ -264,7 +216,7 @@ def _node(fs: Browsed, path: str, text: dict[str, bytes], depth: int | None) -> 
 def _texts(fs: Browsed, paths: list[str]) -> dict[str, dict[str, bytes]]:
     """Return the metadata documents, by name, that lie in each of ``paths``."""
     found: dict[str, dict[str, bytes]] = {path: {} for path in paths}
-    keys = [join(path, name) for path in paths for name in _DOCUMENTS]
+    keys = [join(path, name) for path in paths for name in NODE_DOCUMENTS]
     for key, text in (fs.cat(keys, on_error="omit") if keys else {}).items():
         path, name = parent(key)
         found[path][name] = text

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["ChunkGrid", "ChunkKeyEncoding", "is_number", "is_within", "join", "normalise", "parent"]
+__all__ = ["ChunkDirectory", "ChunkGrid", "ChunkKeyEncoding", "is_number", "is_within", "join", "normalise", "parent"]
 
 _RUNS = re.compile(r"/{2,}")
 _SMALL = {str(number): number for number in range(2048)}  # found sooner than made, and only as a key spells them
@@ -90,6 +90,28 @@ def _large(parts: list[str]) -> tuple[int, ...] | None:
     return coords if list(map(str, coords)) == parts and min(coords, default=0) >= 0 else None
 
 
+class ChunkDirectory(msgspec.Struct, frozen=True):
+    """A directory of the chunk keys of ``grid``, as if all of its chunks existed.
+
+    Its children are chunks, or (not ``is_leaf``) directories of them. They begin with the chunks ``numbers``, and
+    ``numbers.step`` chunks lie in each. All of them have the coordinates ``leading`` first.
+    """
+
+    grid: ChunkGrid
+    path: str
+    leading: tuple[int, ...]
+    numbers: range
+    is_leaf: bool
+
+    def child(self, number: int) -> str:
+        """Return the name of the child that is chunk ``number``, or has it."""
+        if not self.grid.is_nested:
+            return self.grid.tail(number)
+        if not self.path and self.grid.encoding.name == "default":
+            return "c"
+        return str((number - self.numbers.start) // self.numbers.step)
+
+
 class ChunkGrid(msgspec.Struct, frozen=True):
     """The chunks of one array: how many along each dimension, and how their keys are spelled.
 
@@ -146,6 +168,54 @@ class ChunkGrid(msgspec.Struct, frozen=True):
                 return None
             number = number * count + coord
         return number
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the directory that a chunk lies in depends on its coordinates."""
+        return self.encoding.separator == "/" and len(self.counts) > (self.encoding.name == "v2")
+
+    def leading(self, path: str) -> tuple[int, ...] | None:
+        """Return the coordinates that all chunks in the directory ``path`` of the array have first.
+
+        None where no chunk key has that directory, or (the array's own) all lie in ``c``. Coordinates may lie outside.
+        """
+        if not self.is_nested:
+            return None if path else ()
+        parts = path.split("/") if path else []
+        if self.encoding.name == "default":
+            if not parts or parts.pop(0) != "c":
+                return None
+        if len(parts) >= len(self.counts) or not all(map(is_number, parts)):
+            return None
+        return tuple(map(int, parts))
+
+    def directory_of(self, leading: Sequence[int]) -> str:
+        """Return the directory, relative to the array, of the chunks that begin with ``leading``: see there."""
+        if not self.is_nested:
+            return ""
+        return "/".join([*(["c"] if self.encoding.name == "default" else []), *map(str, leading)])
+
+    def directory(self, path: str) -> ChunkDirectory | None:
+        """Return what lies in the directory ``path`` of the array; None if no chunk of the grid does."""
+        leading = self.leading(path)
+        if leading is None:
+            is_array = not path and self.size
+            return ChunkDirectory(self, path, (), range(0, self.size, self.size), False) if is_array else None
+        depth = len(leading)
+        first = self.number_of([*leading, *[0] * (len(self.counts) - depth)])
+        if first is None:
+            return None
+        if not self.is_nested:
+            return ChunkDirectory(self, path, (), range(self.size), True)
+        below = math.prod(self.counts[depth + 1 :])
+        numbers = range(first, first + self.counts[depth] * below, below)
+        return ChunkDirectory(self, path, leading, numbers, depth == len(self.counts) - 1)
+
+    def has_name(self, name: str, *, is_directory: bool) -> bool:
+        """Whether ``name``, directly below the array, is a chunk, or a directory in which chunks lie."""
+        if is_directory:
+            return self.is_nested and self.leading(name) is not None
+        return self.encoding.decode(name, len(self.counts)) is not None
 
     def holds(self, coords: Sequence[int]) -> bool:
         """Whether ``coords``, as a key spells them, are those of a chunk."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, UInt64s
-from refshard_fs.core.directories import directory_of_chunks
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import place
@@ -76,13 +75,10 @@ class _Editing:
         if number is not None:
             self._tables[path] = _kept(table, numbers[numbers != number])
             return
-        coords = directory_of_chunks(table.grid, below)
-        if coords is None:
-            return
-        size = int(np.prod(table.grid.counts[len(coords) :], dtype=np.uint64))
-        first = table.grid.number_of([*coords, *[0] * (len(table.grid.counts) - len(coords))]) or 0
-        inside = (numbers >= first) & (numbers < first + size)
-        self._tables[path] = _kept(table, numbers[~inside])
+        directory = table.grid.directory(below)
+        if directory is not None:
+            inside = (numbers >= directory.numbers.start) & (numbers < directory.numbers.stop)
+            self._tables[path] = _kept(table, numbers[~inside])
 
     def put(self, key: str, edit: Edit) -> None:
         at = place(self._grids, key)

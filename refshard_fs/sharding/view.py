@@ -1,7 +1,7 @@
 """The unsharded view: any key space, its sharded arrays shown as ordinary arrays of their inner chunks. No I/O here.
 
 An inner chunk is a part of whatever its base says the shard is: a range of a file, a member
-of an archive, bytes at hand. Indexes are asked for one level at a time and remembered by
+of an archive, bytes in memory. Indexes are asked for one level at a time and remembered by
 whoever reads them. Metadata is rewritten; everything else passes through byte for byte. An
 array whose shards cannot be read in ranges passes through whole, and `ShardView.reports`
 says why.
@@ -10,46 +10,37 @@ says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import product
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from refshard_fs.core.documents import Documents, Shown, grid_of
-from refshard_fs.core.keys import ChunkGrid, is_number, join, parent
+from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, together
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.sharding.layout import Cut, Level, ShardLayout, Step, Table, TableIndex, shard_formats
+from refshard_fs.sharding.layout import Level, ShardLayout, Step, Table, TableIndex, shard_formats
+from refshard_fs.sharding.places import (
+    ArrayRows,
+    ShardRows,
+    chunk_coords,
+    expand,
+    in_shard,
+    places_of,
+    room_of,
+    rows_of,
+    shard_directory,
+    split,
+)
 
-__all__ = [
-    "ArrayRows",
-    "InShard",
-    "Room",
-    "Seen",
-    "ShardRows",
-    "ShardView",
-    "Unshard",
-    "below_c",
-    "coords_of",
-    "expand",
-    "in_shard",
-    "is_chunks",
-    "leading",
-    "may_hold_shards",
-    "outer_directory",
-    "place",
-    "places_of",
-    "room_of",
-    "rows_of",
-    "split",
-]
+__all__ = ["Seen", "ShardView", "Unshard"]
 
-# ----------------------------------------------------------------------------------------------------
-# Metadata as the unsharded view shows it: sharded arrays as arrays of their inner chunks. No I/O here.
+T = TypeVar("T")
+
+_FULL = 0.75  # of the chunks of a shard: from here on its other bytes are not worth telling apart
+_BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
 
 
 class Seen(NamedTuple):
@@ -90,222 +81,6 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
         return rewrite
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where an inner chunk lies among the shards of its array: in which, and where in that. By arithmetic alone.
-
-
-Coords: TypeAlias = tuple[int, ...]
-
-
-class InShard(NamedTuple):
-    """Where a chunk lies: the key and number of its shard, how many chunks that has room for, and the chunk's place."""
-
-    shard: str
-    coords: tuple[int, ...]
-    lengths: tuple[int, ...]
-    place: tuple[int, ...]
-
-
-def coords_of(layout: ShardLayout, path: str, key: str) -> tuple[int, ...] | None:
-    """Return the coordinates of the chunk ``key`` of the array at ``path``; None if it is no key of a chunk."""
-    grid = layout.grid
-    return grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
-
-
-def split(layout: ShardLayout, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
-    """Return the coordinates of the shard that holds the chunk at ``coords``, its lengths, and the chunk's place in it.
-
-    Raises IndexError beyond the last of shards that have sizes of their own.
-    """
-    if not coords:
-        return (), (), ()
-    if layout.grid.shards:
-        return _split_equally(layout.grid.shards, coords)
-    shard, places, lengths = zip(*map(_cut, layout.cuts, coords), strict=True)
-    return shard, lengths, places
-
-
-def _split_equally(lengths: Coords, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
-    shard: list[int] = []
-    places: list[int] = []
-    for coord, length in zip(coords, lengths):  # noqa: B905  # as many as the grid has, at half the cost
-        number, place = divmod(coord, length)
-        shard.append(number)
-        places.append(place)
-    return tuple(shard), lengths, tuple(places)
-
-
-def place(layout: ShardLayout, path: str, coords: Sequence[int]) -> InShard:
-    """Return where the chunk at ``coords`` lies; IndexError as `split`."""
-    shard, lengths, places = split(layout, coords)
-    return InShard(join(path, layout.grid.encoding.encode(shard)), shard, lengths, places)
-
-
-def _cut(cut: Cut, coord: int) -> tuple[int, int, int]:
-    return cut.shard(coord)
-
-
-def in_shard(layout: ShardLayout, path: str, key: str) -> InShard | None:
-    """Return where the chunk ``key`` of the array at ``path`` lies; None if it is no key of a chunk."""
-    coords = coords_of(layout, path, key)
-    if coords is None:
-        return None
-    try:
-        return place(layout, path, coords)
-    except IndexError:
-        return None
-
-
-# ----------------------------------------------------------------------------------------------------
-# Names of inner chunks and of the directories they lie in, from the names of shards. No I/O here.
-
-
-Shard = tuple[tuple[int, ...], Iterator[tuple[str, tuple[int, ...]]]]
-
-
-def _nested(layout: ShardLayout) -> bool:
-    """Whether chunk keys of this array have slashes that depend on their coordinates."""
-    encoding, ndim = layout.grid.encoding, len(layout.grid.counts)
-    return encoding.separator == "/" and ndim >= (1 if encoding.name == "default" else 2)
-
-
-def below_c(layout: ShardLayout) -> bool:
-    """Whether all chunks of this array lie in its directory ``c``."""
-    return layout.grid.encoding.name == "default" and _nested(layout)
-
-
-def leading(layout: ShardLayout, tail: str) -> tuple[int, ...] | None:
-    """Return the leading coordinates that the directory ``tail`` of an array stands for; None if it holds no chunks."""
-    parts = tail.split("/")
-    if not tail or not _nested(layout) or (below_c(layout) and parts.pop(0) != "c"):
-        return None
-    if len(parts) >= len(layout.grid.counts) or not all(map(is_number, parts)):
-        return None
-    return tuple(map(int, parts))
-
-
-def outer_directory(layout: ShardLayout, fixed: Sequence[int]) -> str | None:
-    """Return the directory, relative to the array, of the shards of chunks that begin with ``fixed``; None outside."""
-    numbers = []
-    for coord, count, cut in zip(fixed, layout.grid.counts, layout.cuts, strict=False):
-        if coord >= count:
-            return None
-        numbers.append(str(cut.shard(coord)[0]))
-    return "/".join(["c", *numbers] if below_c(layout) else numbers)
-
-
-def is_chunks(layout: ShardLayout, listed: Listed) -> bool:
-    """Whether what lies directly below an array is a shard, or a directory of shards alone."""
-    if listed.is_directory:
-        return _nested(layout) and not below_c(layout) and is_number(listed.name)
-    return layout.grid.encoding.decode(listed.name, len(layout.grid.counts)) is not None
-
-
-def may_hold_shards(tail: str) -> bool:
-    """Whether the directory ``tail`` of an array may hold shards of it, or directories of them."""
-    first, *others = tail.split("/")
-    return (first == "c" or is_number(first)) and all(map(is_number, others))
-
-
-def expand(layout: ShardLayout, fixed: tuple[int, ...], names: Sequence[Listed]) -> tuple[list[str], list[Shard]]:
-    """Return the directories of inner chunks, and the shards with the chunks to look for, in a directory of shards.
-
-    ``fixed`` are the coordinates that the directory stands for; ``names``, what lies in that of
-    the shards. A chunk comes as its name in the directory and its coordinates.
-    """
-    grid, cuts = layout.grid, layout.cuts
-    depth, ndim = len(fixed), len(grid.counts)
-    if not _nested(layout):
-        found = (grid.encoding.decode(listed.name, ndim) for listed in names if not listed.is_directory)
-        return [], [(shard, _all_chunks(layout, shard)) for shard in found if shard is not None]
-    is_last = depth == ndim - 1
-    numbers = [int(n.name) for n in names if n.is_directory != is_last and is_number(n.name)]
-    inside = {number: [i for i in cuts[depth].chunks(number) if i < grid.counts[depth]] for number in numbers}
-    if not is_last:
-        return [str(i) for chunks in inside.values() for i in chunks], []
-    outer = tuple(cut.shard(coord)[0] for cut, coord in zip(cuts, fixed, strict=False))
-    return [], [((*outer, n), ((str(i), (*fixed, i)) for i in chunks)) for n, chunks in inside.items()]
-
-
-def _all_chunks(layout: ShardLayout, shard: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    cut = zip(layout.cuts, shard, layout.grid.counts, strict=True)
-    for coords in product(*(range(r.start, min(r.stop, count)) for c, n, count in cut for r in (c.chunks(n),))):
-        yield layout.grid.encoding.encode(coords), coords
-
-
-# ----------------------------------------------------------------------------------------------------
-# All chunks of one shard as columns: their numbers in the array's grid, and where in the shard they lie. Pure.
-#
-# This is for whoever wants to know of every chunk there is: looked up one by one, a million would take minutes.
-
-
-class Room(NamedTuple):
-    """Where a shard lies in the grid of inner chunks, how many it has room for, and the index that it has."""
-
-    origin: tuple[int, ...]
-    lengths: tuple[int, ...]
-    level: Level
-
-
-class ShardRows(NamedTuple):
-    """The chunks of one shard, in no order; ``starts`` and ``lengths`` are bytes within the shard, ``entry``."""
-
-    entry: Entry
-    numbers: npt.NDArray[np.uint64]
-    starts: npt.NDArray[np.uint64]
-    lengths: npt.NDArray[np.uint64]
-
-
-class ArrayRows(NamedTuple):
-    """All of a sharded array: its shards' chunks, and what else lies below it: keys with sizes, and directories."""
-
-    shards: list[ShardRows]
-    others: list[tuple[str, int | None]]
-    directories: list[str]
-
-
-def room_of(layout: ShardLayout, shard: Sequence[int]) -> Room | None:
-    """Return the room of the shard with coordinates ``shard``; None where its chunks lie in shards of their own."""
-    ranges = [cut.chunks(number) for cut, number in zip(layout.cuts, shard, strict=True)]
-    lengths = tuple(map(len, ranges))
-    if not all(lengths):
-        return None
-    steps = layout.steps([0] * len(lengths), lengths)
-    return Room(tuple(r.start for r in ranges), lengths, steps[0].level) if len(steps) == 1 else None
-
-
-def places_of(layout: ShardLayout, lengths: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Return, for each slot of a shard of ``lengths`` chunks, the place in C order of the chunk in it; -1 for none."""
-    places = np.ndindex(*lengths)
-    slots = np.fromiter((layout.steps(place, lengths)[0].slot for place in places), np.int64, math.prod(lengths))
-    found = np.full(int(slots.max(initial=-1)) + 1, -1, np.int64)
-    found[slots] = np.arange(len(slots))
-    return found
-
-
-def rows_of(layout: ShardLayout, room: Room, places: npt.NDArray[np.int64], entry: Entry, table: Table) -> ShardRows:
-    """Return the chunks that the index ``table`` of a shard has; ``places`` are those of its slots."""
-    counts = layout.grid.counts
-    taken = np.array(table.taken(), np.int64)
-    taken = taken[taken < len(places)]
-    taken = taken[places[taken] >= 0]
-    coords = np.unravel_index(places[taken], room.lengths) if room.lengths else ()
-    inside = np.ones(len(taken), bool)
-    number = np.zeros(len(taken), np.int64)
-    for at, first, count in zip(coords, room.origin, counts, strict=True):
-        inside &= at + first < count
-        number = number * count + at + first
-    found = [located for slot in taken[inside].tolist() if (located := table.locate(slot)) is not None]
-    pairs = np.array(found, np.uint64).reshape(-1, 2)
-    return ShardRows(entry, number[inside].astype(np.uint64), pairs[:, 0], pairs[:, 1])
-
-
-T = TypeVar("T")
-
-_FULL = 0.75  # of the chunks of a shard: from here on its other bytes are not worth telling apart
-_BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
-
-
 class ShardView(View):
     """The keys of ``base``, inner chunks in place of shards, but for the arrays ``whole``.
 
@@ -343,7 +118,7 @@ class ShardView(View):
     def seen(self, path: str) -> Steps[Seen | None]:
         """Return what is known of the array at ``path``, reading its metadata if need be; None if there is none."""
         if path not in self._documents.arrays:
-            yield from together([self._documents.lookup(join(path, name)) for name in ("zarr.json", ".zarray")])
+            yield from together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
         return self._documents.arrays.get(path)
 
     def array_of(self, key: str) -> Steps[str | None]:
@@ -362,12 +137,13 @@ class ShardView(View):
         path, layout = yield from self._array_of(key)
         if layout is None:
             return (yield from self.base.lookup(key))
-        coords = coords_of(layout, path, key)
+        coords = chunk_coords(layout, path, key)
         if coords is None:
             return (yield from self.base.lookup(key))
         if not layout.grid.holds(coords):
             return None
-        name, _, lengths, places = place(layout, path, coords)
+        shard, lengths, places = split(layout, coords)
+        name = join(path, layout.grid.encoding.encode(shard))
         entry = yield from self.base.lookup(name)
         for step in layout.steps(places, lengths):
             if entry is None:
@@ -383,7 +159,7 @@ class ShardView(View):
         for number, key in enumerate(keys):
             path = self._documents.known(key)
             layout = None if path is None else self._documents.arrays[path].layout
-            coords = None if layout is None or path is None else coords_of(layout, path, key)
+            coords = None if layout is None or path is None else chunk_coords(layout, path, key)
             if layout is None or path is None or coords is None or not layout.grid.holds(coords):
                 found.append(self.single_lookup(number, key))
                 continue
@@ -428,11 +204,11 @@ class ShardView(View):
 
     def is_empty(self, key: str) -> Steps[bool]:
         path, layout = yield from self._array_of(key)
-        coords = None if layout is None else coords_of(layout, path, key)
+        coords = None if layout is None else chunk_coords(layout, path, key)
         if layout is not None and coords is not None:
             if not layout.grid.holds(coords):
                 return False
-            key = place(layout, path, coords).shard
+            key = join(path, layout.grid.encoding.encode(split(layout, coords)[0]))
         return (yield from self.base.is_empty(key))
 
     def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
@@ -510,7 +286,7 @@ class ShardView(View):
                     tail = join(prefix, listed.name)
                     coords = layout.grid.encoding.decode(tail, len(layout.grid.counts))
                     if listed.is_directory:
-                        (below if may_hold_shards(tail) else directories).append(tail)
+                        (directories if layout.grid.leading(tail) is None else below).append(tail)
                     elif coords is None:
                         others.append((join(path, tail), listed.size))
                     else:
@@ -524,7 +300,7 @@ class ShardView(View):
         at = yield from self._chunk_directory(prefix)
         if at is not None:
             path, layout, fixed = at
-            outer = outer_directory(layout, fixed)
+            outer = shard_directory(layout, fixed)
             names = None if outer is None else (yield from self.base.children(join(path, outer)))
             return None if names is None else (yield from self._chunks(path, layout, fixed, names))
         names = yield from self.base.children(prefix)
@@ -534,9 +310,10 @@ class ShardView(View):
         seen = self._documents.arrays.get(prefix)
         if seen is None or seen.layout is None:
             return names
-        others = [listed for listed in names if not is_chunks(seen.layout, listed)]
-        if below_c(seen.layout):
-            return others
+        grid = seen.layout.grid
+        if grid.leading("") is None:  # all chunks lie in "c"
+            return names
+        others = [n for n in names if not grid.has_name(n.name, is_directory=n.is_directory)]
         chunks = yield from self._chunks(prefix, seen.layout, (), names)
         return sorted(others + chunks, key=lambda listed: listed.name)
 
@@ -545,7 +322,7 @@ class ShardView(View):
         if at is None:
             return (yield from self.base.is_directory(prefix))
         path, layout, fixed = at
-        outer = outer_directory(layout, fixed)
+        outer = shard_directory(layout, fixed)
         return outer is not None and (yield from self.base.is_directory(join(path, outer)))
 
     def _chunk_directory(self, prefix: str) -> Steps[tuple[str, ShardLayout, tuple[int, ...]] | None]:
@@ -553,7 +330,8 @@ class ShardView(View):
         path, layout = yield from self._array_of(prefix)
         if layout is None:
             return None
-        fixed = leading(layout, prefix[len(path) + 1 :] if path else prefix)
+        below = prefix[len(path) + 1 :] if path else prefix
+        fixed = layout.grid.leading(below) if below else None
         return None if fixed is None else (path, layout, fixed)
 
     def _chunks(

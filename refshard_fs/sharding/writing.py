@@ -18,7 +18,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.sharding.layout import ShardLayout, shard_formats
 from refshard_fs.sharding.view import Seen, ShardView, Unshard
 
-__all__ = ["Restored", "inside", "resharded", "restored", "sharded_by"]
+__all__ = ["Restored", "resharded", "restored", "sharded_by"]
 
 # ----------------------------------------------------------------------------------------------------
 # Metadata that was written for an array as the view shows it, made that of the array as it is stored. No I/O here.
@@ -121,12 +121,6 @@ def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
     rewriting = _Resharding(stored, view.options)
     document = DocumentIndex(path, name, -1, rewriting).decode(data)
     return Restored(document.data, {array: seen.layout for array, seen in document.arrays.items()})
-
-
-def inside(layout: ShardLayout, shard: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many chunks along each dimension of ``shard`` are of the array; the rest of an edge shard is not."""
-    cuts = zip(layout.cuts, shard, layout.grid.counts, strict=True)
-    return tuple(max(min(c.chunks(number).stop, count) - c.chunks(number).start, 0) for c, number, count in cuts)
 
 
 def sharded_by(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:

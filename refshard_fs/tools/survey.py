@@ -30,7 +30,8 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.session.recognition import beneath
 from refshard_fs.session.session import Session
-from refshard_fs.sharding.view import ArrayRows, ShardRows, ShardView
+from refshard_fs.sharding.places import ArrayRows, ShardRows
+from refshard_fs.sharding.view import ShardView
 
 __all__ = ["INLINE", "Chunks", "Extents", "Fault", "Place", "Positions", "Survey", "Surveyed", "array_of", "batches"]
 __all__ += ["contents", "survey"]

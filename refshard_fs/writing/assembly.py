@@ -23,8 +23,7 @@ from refshard_fs.core.overlay import Overlay
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import RefShardError
 from refshard_fs.sharding.layout import Buffer, Misfit, ShardLayout
-from refshard_fs.sharding.view import InShard, in_shard
-from refshard_fs.sharding.writing import inside
+from refshard_fs.sharding.places import ChunkInShard, in_shard, inside
 from refshard_fs.writing.planning import ShardPlan, array_at
 
 __all__ = ["Assembly", "assembly_of"]
@@ -178,7 +177,7 @@ class Assembly:
         """Do nothing: what was put is what was written."""
 
 
-def _begun(layout: ShardLayout, at: InShard) -> _Filling:
+def _begun(layout: ShardLayout, at: ChunkInShard) -> _Filling:
     return _Filling(layout, at.lengths, math.prod(inside(layout, at.coords)), {})
 
 

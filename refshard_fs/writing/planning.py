@@ -19,8 +19,9 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.sharding.layout import Buffer, Misfit, ShardLayout
-from refshard_fs.sharding.view import InShard, ShardView, in_shard
-from refshard_fs.sharding.writing import inside, restored
+from refshard_fs.sharding.places import ChunkInShard, in_shard, inside
+from refshard_fs.sharding.view import ShardView
+from refshard_fs.sharding.writing import restored
 
 __all__ = ["Growth", "Plan", "ShardPlan", "array_at", "bytes_of", "growth", "keys_of", "packed", "planned"]
 
@@ -264,7 +265,7 @@ def keys_of(view: KeySpace, prefix: str) -> Steps[list[str]]:
 
 def _gather(
     shards: dict[str, ShardPlan],
-    at: InShard,
+    at: ChunkInShard,
     array: str,
     layout: ShardLayout,
     payload: Inline | Spooled | None,

@@ -12,7 +12,7 @@ from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.sharding.index import OffsetsLevel
 from refshard_fs.sharding.layout import Cut, Equal, Ragged
 from refshard_fs.sharding.nested import Nest, NestedLayout
-from refshard_fs.sharding.view import split
+from refshard_fs.sharding.places import split
 
 COUNTS = (7, 6)
 MAKERS: dict[str, tuple[tuple[Cut, ...], tuple[int, ...]]] = {

@@ -15,7 +15,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.checksums import checked
 from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
-from refshard_fs.core.directories import Listing, by_name, chunks_below, directory_of_chunks, has_chunks_below
+from refshard_fs.core.directories import Listing, by_name, chunks_below, has_chunks_below
 from refshard_fs.core.documents import Documents
 from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import REMOVED, Edits
@@ -271,7 +271,7 @@ class ManifestView(View):
         path, grid = yield from self._array_of(prefix)
         if grid is not None:
             below = prefix[len(path) + 1 :] if path else prefix
-            fixed = directory_of_chunks(grid, below)
+            fixed = grid.leading(below)
             if fixed is not None:
                 return chunks_below((yield from self._listed(path, grid, fixed)), below, prefix + "/") or None
         names = yield from self.base.children(prefix)
@@ -281,7 +281,7 @@ class ManifestView(View):
         grid = self._grid(prefix)
         if grid is None:
             return names
-        others = [listed for listed in names if not _is_chunks(grid, listed)]
+        others = [listed for listed in names if not grid.has_name(listed.name, is_directory=listed.is_directory)]
         chunks = chunks_below((yield from self._listed(prefix, grid, ())), "", prefix + "/" if prefix else "")
         match chunks:
             case Listing() if not any(listed.is_directory for listed in others):
@@ -294,7 +294,7 @@ class ManifestView(View):
         path, grid = yield from self._array_of(prefix)
         if grid is not None:
             below = prefix[len(path) + 1 :] if path else prefix
-            fixed = directory_of_chunks(grid, below)
+            fixed = grid.leading(below)
             if fixed is not None:
                 return has_chunks_below((yield from self._listed(path, grid, fixed)), below)
         return (yield from self.base.is_directory(prefix))
@@ -375,13 +375,6 @@ def _pinned(entry: Entry | None) -> Steps[Entry | None]:
 
 def _coords(grid: ChunkGrid, path: str, key: str) -> tuple[int, ...] | None:
     return grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
-
-
-def _is_chunks(grid: ChunkGrid, listed: Listed) -> bool:
-    """Whether what lies directly below an array is a chunk of it, or a directory of chunks."""
-    if listed.is_directory:
-        return directory_of_chunks(grid, listed.name) is not None
-    return grid.encoding.decode(listed.name, len(grid.counts)) is not None
 
 
 def _numbers(name: str, stem: str, count: int) -> tuple[int, ...] | None:

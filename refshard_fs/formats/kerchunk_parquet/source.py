@@ -15,12 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, is_number, join, normalise, parent
+from refshard_fs.core.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
@@ -102,42 +102,6 @@ def _renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str 
                 raise ManifestError(f"{where}: {number!r}: {name!r} is no partition of {array!r} and its file")
             known[int(number)] = name
     return found
-
-
-class _Level(NamedTuple):
-    """A directory of chunk keys: each child begins at one of ``numbers``, and has ``step`` chunks below it."""
-
-    numbers: range
-    is_leaf: bool
-    name: Callable[[int], str]
-
-
-def _level(grid: ChunkGrid, rest: str) -> _Level | None:
-    """Return what lies in directory ``rest`` (relative to the array) of a grid's chunk keys, as if all existed."""
-    counts, encoding = grid.counts, grid.encoding
-    default = encoding.name == "default"
-    if encoding.separator == "." or not counts or (len(counts) == 1 and not default):
-        return None if rest else _Level(range(grid.size), True, grid.tail)
-    parts = rest.split("/") if rest else []
-    if default:
-        if not parts:
-            return _Level(range(0, grid.size, max(grid.size, 1)), False, lambda number: "c")
-        if parts.pop(0) != "c":
-            return None
-    if len(parts) >= len(counts):
-        return None
-    first, inside = 0, grid.size
-    for part, count in zip(parts, counts, strict=False):
-        if not is_number(part) or int(part) >= count:
-            return None
-        inside //= count
-        first += int(part) * inside
-    step = inside // max(counts[len(parts)], 1) or 1
-    return _Level(
-        range(first, first + inside, step),
-        len(parts) == len(counts) - 1,
-        lambda number: str((number - first) // step),
-    )
 
 
 class ParquetKeySpace(KeySpace):
@@ -288,19 +252,19 @@ class ParquetKeySpace(KeySpace):
         if prefix in self._directories():
             return True
         for array, rest in self._arrays_at(prefix):
-            level = _level(self.grids[array], rest)
+            level = self.grids[array].directory(rest)
             if level is not None and (yield from self._any(array, level.numbers.start, level.numbers.stop)):
                 return True
         return False
 
     def _chunks_below(self, array: str, rest: str) -> Steps[list[Listed]]:
-        level = _level(self.grids[array], rest)
+        level = self.grids[array].directory(rest)
         if level is None or not level.numbers:
             return []
         start, stop, step = level.numbers.start, level.numbers.stop, level.numbers.step
         if len(level.numbers) == 1 and not level.is_leaf:
             there = yield from self._any(array, start, stop)
-            return [Listed(level.name(start), None, True)] if there else []
+            return [Listed(level.child(start), None, True)] if there else []
         out: list[Listed] = []
         seen = -1
         numbers = yield from self.stored(array, start, stop)
@@ -314,12 +278,12 @@ class ParquetKeySpace(KeySpace):
                 rows = partition.present(max(start - base, 0), min(stop - base, len(partition)))
                 if level.is_leaf:
                     sizes = partition.sizes(rows)
-                    out += [Listed(level.name(base + r), size) for r, size in zip(rows, sizes, strict=True)]
+                    out += [Listed(level.child(base + r), size) for r, size in zip(rows, sizes, strict=True)]
                     continue
                 for child in dict.fromkeys((base + row - start) // step for row in rows):
                     if child > seen:
                         seen = child
-                        out.append(Listed(level.name(start + child * step), None, True))
+                        out.append(Listed(level.child(start + child * step), None, True))
         return out
 
     def _any(self, array: str, start: int, stop: int) -> Steps[bool]:

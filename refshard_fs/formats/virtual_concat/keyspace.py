@@ -231,7 +231,7 @@ class Joined(KeySpace):
             names = yield from self.first.children(prefix)
             return None if names is None else (yield from self._documents.sized(prefix, names))
         rest = prefix[len(path) :].strip("/") if path else prefix
-        fixed = _fixed(known.grid, rest)
+        fixed = known.grid.leading(rest) if rest else None
         if fixed is None:
             return (yield from self.first.children(prefix)) if rest else (yield from self._array(path, known, prefix))
         if known.is_held:  # one chunk, of which the directory "c" is all there may be
@@ -242,8 +242,8 @@ class Joined(KeySpace):
             number, local = _local(known, fixed[known.axis])
             part = yield from self._part(number, path, known)
             fixed = (*fixed[: known.axis], local, *fixed[known.axis + 1 :])
-            return (yield from part.children(_directory(path, known.grid, fixed)))
-        found = yield from self._of_parts(path, known, _directory(path, known.grid, fixed), len(fixed))
+            return (yield from part.children(join(path, known.grid.directory_of(fixed))))
+        found = yield from self._of_parts(path, known, join(path, known.grid.directory_of(fixed)), len(fixed))
         return found or None
 
     def is_directory(self, prefix: str) -> Steps[bool]:
@@ -257,12 +257,12 @@ class Joined(KeySpace):
         assert grid is not None
         names = yield from self.first.children(prefix)
         shown = yield from self._documents.sized(prefix, names or ())
-        others = [n for n in shown if not _is_chunk(grid, n)]
+        others = [n for n in shown if not grid.has_name(n.name, is_directory=n.is_directory)]
         if known.is_held:
             head, _, deeper = grid.tail(0).partition("/")
             chunk = Listed(head, None, True) if deeper else Listed(head, self._size_held())
             return sorted([*others, chunk], key=by_name)
-        below = [n for n in shown if n.name == "c" and _is_chunk(grid, n)]
+        below = [n for n in shown if n.name == "c" and grid.has_name(n.name, is_directory=n.is_directory)]
         chunks = below if below else (yield from self._of_parts(path, known, path, 0))
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
@@ -294,35 +294,6 @@ def _local(known: Axis, coord: int) -> tuple[int, int]:
     """Return the part that has the chunks at ``coord`` along its axis, and where in it they are."""
     number = bisect_right(known.starts, coord) - 1
     return number, coord - known.starts[number]
-
-
-def _fixed(grid: ChunkGrid, rest: str) -> tuple[int, ...] | None:
-    """Return the leading coordinates that directory ``rest`` of an array stands for; None: it is none of chunks."""
-    parts = rest.split("/") if rest else []
-    if grid.encoding.separator == ".":
-        return None
-    if grid.encoding.name == "default":
-        if parts[:1] != ["c"]:
-            return None
-        del parts[0]
-    elif not parts:
-        return None
-    if len(parts) >= len(grid.counts) or not all(map(is_number, parts)):
-        return None
-    return tuple(map(int, parts))
-
-
-def _directory(path: str, grid: ChunkGrid, fixed: Sequence[int]) -> str:
-    head = ["c"] if grid.encoding.name == "default" else []
-    return join(path, "/".join([*head, *map(str, fixed)]))
-
-
-def _is_chunk(grid: ChunkGrid, listed: Listed) -> bool:
-    if grid.encoding.separator == ".":
-        return grid.encoding.decode(listed.name, len(grid.counts)) is not None
-    if grid.encoding.name == "default":
-        return listed.name == "c"
-    return is_number(listed.name)
 
 
 def _renamed(known: Axis, listed: Listed, start: int, depth: int) -> str | None:
