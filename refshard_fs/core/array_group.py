@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
+from refshard_fs.core.version_3 import version_3
 from refshard_fs.errors import ManifestError
 
-__all__ = ["ArrayGroup", "Chunks", "Described", "ENCODINGS", "array_document", "configured", "documents"]
+__all__ = ["ArrayDescription", "ArrayGroup", "Chunks", "documents"]
 
 LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the number is only what a header says
 
@@ -85,36 +89,63 @@ def _all(path: str, grid: ChunkGrid) -> list[Listed]:
 
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
+_DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
 
 
-class Described(Protocol):
-    """An array that can tell what zarr's metadata has to say of it."""
+class ArrayDescription(msgspec.Struct, frozen=True):
+    """What zarr's metadata is to say of an array; ``where`` begins errors, ``order`` is that within a chunk.
+
+    ``compressor`` and ``fill_value`` are as version 2 spells them. Version 3 must have a fill value: without one, it is
+    zero, and xarray masks nothing by it.
+    """
+
+    where: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: Literal["C", "F"]
+    compressor: Mapping[str, Any] | None
+    dimensions: Sequence[str]
+    attributes: Mapping[str, Any]
+    fill_value: Any = None
+
+    def grid(self, zarr_format: int) -> ChunkGrid:
+        """Return the chunks and their keys."""
+        return ChunkGrid.regular(self.shape, self.chunks, ENCODINGS[zarr_format])
 
     def metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield name and content of the array's metadata documents."""
+        """Yield name and content of the metadata documents."""
+        attributes = {**self.attributes, _DIMENSIONS: self._dimensions()}
+        document = {
+            "zarr_format": 2,
+            "shape": self.shape,
+            "chunks": self.chunks,
+            "dtype": self.dtype.str if self.dtype.names is None else self.dtype.descr,
+            "compressor": self.compressor,
+            "fill_value": self.fill_value,
+            "order": self.order,
+            "filters": None,
+            "dimension_separator": ENCODINGS[2].separator,
+        }
+        if zarr_format == 3:
+            yield "zarr.json", version_3(document, self.dtype, ENCODINGS[3], attributes, self.where)
+            return
+        if self.compressor is not None:  # of which version 2 says less
+            document["compressor"] = {name: value for name, value in self.compressor.items() if name != "typesize"}
+        yield ".zarray", document
+        yield ".zattrs", attributes
+
+    def _dimensions(self) -> list[str]:
+        """Return the dimensions' names: those that the attributes give, if they name each one."""
+        match self.attributes.get(_DIMENSIONS):
+            case [*names] if len(set(map(str, names))) == len(self.shape) and all(type(n) is str for n in names):
+                return names
+        return list(self.dimensions)
 
 
-def configured(name: str, **configuration: Any) -> dict[str, Any]:
-    """Return a codec, grid or key encoding as zarr v3 spells it."""
-    return {"name": name, "configuration": configuration}
-
-
-def array_document(
-    shape: Sequence[int], chunks: Sequence[int], dimensions: Sequence[str], attributes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return an array's zarr v3 metadata, but for its data type, fill value and codecs."""
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "chunk_grid": configured("regular", chunk_shape=chunks),
-        "chunk_key_encoding": configured("default", separator=ENCODINGS[3].separator),
-        "attributes": attributes,
-        "dimension_names": dimensions,
-    }
-
-
-def documents(arrays: Mapping[str, Described], attributes: Mapping[str, Any], zarr_format: int) -> dict[str, bytes]:
+def documents(
+    arrays: Mapping[str, ArrayDescription], attributes: Mapping[str, Any], zarr_format: int
+) -> dict[str, bytes]:
     """Return all metadata of a group with ``arrays`` and ``attributes``, by key; consolidated in the root's."""
     members = {
         (path if zarr_format == 3 else join(path, name)): document

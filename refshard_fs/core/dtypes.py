@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.zarrmeta import is_divided, zarr_major
 from refshard_fs.errors import ManifestError
 
-__all__ = ["COUNTABLE", "count", "counts", "object_in", "parse_dtype", "shown", "version_2", "version_3"]
+__all__ = ["COUNTABLE", "count", "counts", "object_in", "parse_dtype", "shown"]
 
 # ----------------------------------------------------------------------------------------------------
 # Fields of small JSON documents, checked as they are taken out; errors name document and field.
@@ -69,11 +69,7 @@ def _count(value: object, field: str, where: str, least: int) -> int:
 LONGEST: Final = 1 << 16  # characters of a dtype's name
 MOST_ELEMENTS: Final = 1 << 10  # of an array within a field
 MOST_FIELDS: Final = 1 << 16  # of all arrays within fields, where each element is a field
-LONGEST_FILL: Final = 1 << 24  # bytes of a fill value that has to be spelled
 _NATIVE = re.compile(r"[A-Za-z]")  # such names state no byte order
-
-_PLAIN: Final = frozenset("biufc")
-_UNKNOWN: Final = frozenset(["float96", "float128", "complex192", "complex256"])  # to zarr v3
 
 
 def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
@@ -159,52 +155,3 @@ def _spread_fields(dtype: np.dtype[Any]) -> int:
         elements = math.prod(shape)
         total += 1 if elements > MOST_ELEMENTS else elements * (1 + _spread_fields(base))
     return total
-
-
-def version_2(dtype: np.dtype[Any]) -> Any:
-    """Return ``dtype`` as zarr v2 metadata has it."""
-    return dtype.str if dtype.names is None else dtype.descr
-
-
-def version_3(dtype: np.dtype[Any], where: str) -> tuple[Any, Any, str | None]:
-    """Return data type, a neutral fill value and byte order (None: of single bytes), as zarr v3 metadata has them."""
-    order = {"<": "little", ">": "big"}.get(dtype.str[0])
-    if dtype.kind == "V" and dtype.itemsize > LONGEST_FILL:
-        raise ManifestError(f"{where}: zarr v3 spells a fill value of {dtype.itemsize} bytes; zarr_format=2 shows it")
-    match dtype.kind:
-        case kind if kind in _PLAIN and dtype.name not in _UNKNOWN:
-            zero = {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(kind, 0)
-            return dtype.name, zero, order
-        case "S":
-            return {"name": "null_terminated_bytes", "configuration": {"length_bytes": dtype.itemsize}}, "", None
-        case "U":
-            return {"name": "fixed_length_utf32", "configuration": {"length_bytes": dtype.itemsize}}, "", order
-        case "V" if dtype.names is None:
-            fill = _zeros(dtype.itemsize)
-            return {"name": "raw_bytes", "configuration": {"length_bytes": dtype.itemsize}}, fill, None
-        case "V":
-            # "structured" is what zarr 3.1 called it; later ones take it for their "struct".
-            data_type = {"name": "structured", "configuration": {"fields": list(_fields(dtype, where))}}
-            return data_type, _zeros(dtype.itemsize), "little"
-        case "M" | "m":
-            unit, factor = np.datetime_data(dtype)
-            name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
-            return {"name": name, "configuration": {"unit": unit, "scale_factor": factor}}, 0, order
-    raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}; zarr_format=2 shows it")
-
-
-def _fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
-    for name in dtype.names or ():
-        if dtype[name].subdtype is not None:
-            shape = dtype[name].shape
-            raise ManifestError(f"{where}: zarr v3 has no field {name!r} of shape {shape}; zarr_format=2 shows it")
-        data_type, _, order = version_3(dtype[name], where)
-        if order == "big":
-            raise ManifestError(f"{where}: zarr v3 has no big-endian field {name!r}; zarr_format=2 shows it")
-        yield [name, data_type]
-
-
-def _zeros(size: int) -> str:
-    """Return ``size`` zero bytes in base64."""
-    whole, rest = divmod(size, 3)
-    return "AAAA" * whole + ("", "AA==", "AAA=")[rest]

@@ -15,7 +15,7 @@ import zarr
 
 from refshard_fs import ManifestError, concat
 from refshard_fs.cli import main
-from refshard_fs.formats.chunk_manifest.version_3 import array_3
+from refshard_fs.core.version_3 import array_3
 from tests.manifests.test_chunk_manifest import metadata, needs_zarr_3, opened, write
 
 pytest.importorskip("pyarrow")

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayGroup, documents
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, documents
 from refshard_fs.core.dtypes import counts, parse_dtype, shown
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
@@ -23,13 +23,12 @@ from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz.blosc import (
     BODY,
     LARGEST,
-    BloscArray,
-    Compressor,
     FrameHeader,
     FrameIndex,
     Piece,
     Refilled,
     Verified,
+    compressor,
     made,
     parse,
 )
@@ -295,13 +294,13 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     base = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size, apart=True)
     frames = Superchunk(url, base, size, header, table)
     rows = _rows(array, header, url)
-    compressor = Compressor("blosclz", 5, 1, max(header.typesize, 1))
+    frame = compressor("blosclz", 5, 1, max(header.typesize, 1))
     if header.frames:
         ((_, first),) = yield from frames.locate(0, 1)
-        compressor = Compressor(first.codec, 5, first.shuffle, first.typesize)
+        frame = compressor(first.codec, 5, first.shuffle, first.typesize)
     dimensions = tuple(f"dim_{axis}" for axis in range(len(array.shape)))
-    shown_as = BloscArray(
-        url, array.shape, array.chunks(rows), array.dtype, array.order, compressor, dimensions, array.attributes
+    shown_as = ArrayDescription(
+        url, array.shape, array.chunks(rows), array.dtype, array.order, frame, dimensions, array.attributes
     )
     whole = documents({DATA: shown_as}, {}, options.zarr_format)
     chunks = SuperchunkChunks(frames, rows * array.row_size, verify=options.verify)

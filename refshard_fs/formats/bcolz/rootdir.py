@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayGroup, documents
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, documents
 from refshard_fs.core.dtypes import COUNTABLE, count, counts, object_in, parse_dtype, shown
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
@@ -26,11 +26,10 @@ from refshard_fs.formats.bcolz.blosc import (
     BODY,
     EXPANSION,
     LARGEST,
-    BloscArray,
-    Compressor,
     FrameHeader,
     Piece,
     Refilled,
+    compressor,
     made,
     parse,
 )
@@ -133,7 +132,7 @@ def _documents(url: str, names: tuple[str, ...], where: tuple[str, ...]) -> Step
 class Carray(msgspec.Struct, frozen=True):
     """A carray as its documents describe it."""
 
-    array: BloscArray
+    array: ArrayDescription
     chunks: CarrayChunks
 
     @property
@@ -154,7 +153,7 @@ def _carray(url: str, found: list[bytes | None], row: str, prefix: str, zarr_for
     doc = object_in(storage, where)
     dtype = parse_dtype(doc.get("dtype"), where, zarr_format)
     chunklen = count(doc, "chunklen", where, 1)
-    compressor = _compressor(doc.get("cparams"), where, dtype)
+    cparams = _cparams(doc.get("cparams"), where, dtype)
     if sizes is None:
         raise ManifestError(f"{relative_to(url, SIZES)} is missing: nothing else tells the shape")
     shape = _shape(sizes, relative_to(url, SIZES), dtype)
@@ -165,7 +164,7 @@ def _carray(url: str, found: list[bytes | None], row: str, prefix: str, zarr_for
         raise ManifestError(f"{where}: its 'chunklen' {chunklen} makes chunks of more than a frame's {LARGEST} bytes")
     dimensions = (row, *(f"{prefix}{axis}" for axis in range(1, len(shape))))
     chunks = (rows, *(max(extent, 1) for extent in shape[1:]))
-    array = BloscArray(where, shape, chunks, dtype, "C", compressor, dimensions, attrs)
+    array = ArrayDescription(where, shape, chunks, dtype, "C", cparams, dimensions, attrs)
     return Carray(array, CarrayChunks(url, shape[0], rows, row_size, dtype))
 
 
@@ -182,7 +181,7 @@ def _shape(data: bytes, where: str, dtype: np.dtype[Any]) -> tuple[int, ...]:
     return shape
 
 
-def _compressor(cparams: object, where: str, dtype: np.dtype[Any]) -> Compressor:
+def _cparams(cparams: object, where: str, dtype: np.dtype[Any]) -> dict[str, Any]:
     match cparams:
         case {**given}:
             codec = given.get("cname", "blosclz")  # the only one, before 0.8
@@ -193,7 +192,7 @@ def _compressor(cparams: object, where: str, dtype: np.dtype[Any]) -> Compressor
                 raise ManifestError(f"{where}: its 'cname' is {shown(codec)}, no codec of blosc")
             match level, shuffle:
                 case int(), bool() | 0 | 1 | 2 if 0 <= level <= 9:
-                    return Compressor(codec, int(level), int(shuffle), min(dtype.itemsize, 255))
+                    return compressor(codec, int(level), int(shuffle), min(dtype.itemsize, 255))
     raise ManifestError(f"{where}: its 'cparams' is {shown(cparams)}, not how blosc compresses")
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join, parent
+from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import NAME
-from refshard_fs.formats.chunk_manifest.version_3 import array_3, group_3
 from refshard_fs.formats.kerchunk_parquet.partition import Partition
 from refshard_fs.formats.kerchunk_parquet.writing import check_name, is_utf8
 from refshard_fs.references.values import object_in, spelled

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ENCODINGS, array_document, configured
-from refshard_fs.core.dtypes import COUNTABLE, count, counts, object_in, shown, version_2, version_3
-from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.array_group import ArrayDescription
+from refshard_fs.core.dtypes import COUNTABLE, count, counts, object_in, shown
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.nested import MortonCode
@@ -55,45 +54,19 @@ class Scale(msgspec.Struct, frozen=True):
         """Whether each chunk is a gzip stream."""
         return self.sharding is not None and self.sharding.data_encoding == "gzip"
 
-    def grid(self, zarr_format: int) -> ChunkGrid:
-        """Return the chunks and their keys."""
-        return ChunkGrid.regular(self.shape, self.chunks, ENCODINGS[zarr_format])
+    @property
+    def description(self) -> ArrayDescription:
+        """What zarr's metadata says of the array."""
+        compressor = {"id": "gzip", "level": 1} if self.is_gzip else None
+        return ArrayDescription(
+            self.key, self.shape, self.chunks, self.dtype, "F", compressor, DIMENSIONS, self.attributes, fill_value=0
+        )
 
     def extents(self, coords: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the chunk at ``coords``, as it is stored: it ends where the volume does."""
         return tuple(
             min(chunk, size - coord * chunk) for chunk, size, coord in zip(self.chunks, self.shape, coords, strict=True)
         )
-
-    def metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield name and content of the metadata documents."""
-        if zarr_format == 3:
-            yield "zarr.json", self._version_3()
-            return
-        yield (
-            ".zarray",
-            {
-                "zarr_format": 2,
-                "shape": self.shape,
-                "chunks": self.chunks,
-                "dtype": version_2(self.dtype),
-                "compressor": {"id": "gzip", "level": 1} if self.is_gzip else None,
-                "fill_value": 0,
-                "order": "F",
-                "filters": None,
-                "dimension_separator": ENCODINGS[2].separator,
-            },
-        )
-        yield ".zattrs", {**self.attributes, "_ARRAY_DIMENSIONS": DIMENSIONS}
-
-    def _version_3(self) -> dict[str, Any]:
-        data_type, fill_value, endian = version_3(self.dtype, self.key)
-        codecs = [configured("transpose", order=[3, 2, 1, 0])]
-        codecs.append(configured("bytes", endian=endian) if endian else {"name": "bytes"})
-        if self.is_gzip:
-            codecs.append(configured("gzip", level=1))
-        shown = {"data_type": data_type, "fill_value": fill_value, "codecs": codecs}
-        return {**array_document(self.shape, self.chunks, DIMENSIONS, self.attributes), **shown}
 
 
 class Volume(NamedTuple):

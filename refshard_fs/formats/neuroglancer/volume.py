@@ -230,7 +230,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if document is None:
         raise ManifestError(f"{probe.url} is no precomputed volume: it has no {INFO}")
     volume = parse_info(document.data, relative_to(probe.url, INFO))
-    grids = {name: scale.grid(options.zarr_format) for name, scale in volume.scales.items()}
-    shown = {INFO: document.data, **documents(volume.scales, volume.attributes, options.zarr_format)}
+    arrays = {name: scale.description for name, scale in volume.scales.items()}
+    grids = {name: array.grid(options.zarr_format) for name, array in arrays.items()}
+    shown = {INFO: document.data, **documents(arrays, volume.attributes, options.zarr_format)}
     chunks = {name: _chunks(probe.url, scale, grids[name]) for name, scale in volume.scales.items()}
     return ArrayGroup(shown, grids, chunks, volume.reports)
