@@ -16,7 +16,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.overlay import Base
 from refshard_fs.errors import ManifestError, NoSuchSource
-from refshard_fs.formats.virtual_concat.keyspace import Joined
+from refshard_fs.formats.virtual_concat.keyspace import ConcatKeySpace
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
@@ -69,7 +69,7 @@ def append(
     )
     base = fs._writing("append").base()
     match beneath(base.keyspace):
-        case Joined() as joined:
+        case ConcatKeySpace() as joined:
             _append_line(fs, base, joined, fo, dim, frozenset(same), options)
             callback.set_size(1)
             callback.relative_update(1)
@@ -175,7 +175,7 @@ def _is_same(before: Value | None, now: Value) -> bool:
 def _append_line(
     fs: RefShardFileSystem,
     base: Base,
-    joined: Joined,
+    joined: ConcatKeySpace,
     fo: Any,
     dim: str,
     same: frozenset[str],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ManifestError, NotListable, RefShardFileSystem, TargetNotAllowed
-from refshard_fs.formats.virtual_concat import keyspace as joined
+from refshard_fs.formats.virtual_concat import keyspace as concat_keyspace
 from tests.servers.http import RangeServer
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
 
@@ -186,7 +186,7 @@ def test_documents_of_documents_promise_no_more_names_than_there_may_be(
         sets = [[f"{level - 1}.json", 2 * 10 ** (level - 1)]] * 10
         document = {"refshard": "concat", "dim": "x", "axes": {"a": 0}, "length": 2 * 10**level, "sets": sets}
         (tmp_path / f"{level}.json").write_text(json.dumps(document))
-    monkeypatch.setattr(joined, "LISTED", 500)
+    monkeypatch.setattr(concat_keyspace, "LISTED", 500)
     assert len(opened(str(tmp_path / "2.json")).ls("a")) == 201
     fs = opened(str(tmp_path / "4.json"))
     assert fs.cat_file("a/19999") == b"y"

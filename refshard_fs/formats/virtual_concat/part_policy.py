@@ -1,23 +1,42 @@
-"""Look-ups in a document of somebody else's, within one of the user's own: held to what that document may reach.
+"""Parts that are somebody else's, within a document of the user's: they reach what such a set may reach. No I/O here.
 
-The engine judges what a source asks for as the source's. What a part of it asks for is judged here, as the part's, on
-its way there; no I/O. Where a part may read something only without the user's credentials, it may not read it at all.
+The engine judges what a source asks for by the rule for the source. What a part of it asks for is judged here, by the
+rule for the part. What the part might read only without the user's credentials, it may not read at all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from refshard_fs.core.model import Inline, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.core.keyspace import KeySpace, View
+from refshard_fs.core.model import Entry, Listed, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import Access, Admission
 
-__all__ = ["judged"]
+__all__ = ["AdmittedView", "admitted"]
 
 T = TypeVar("T")
 
 
-def judged(steps: Steps[T], rule: Admission) -> Steps[T]:
+class AdmittedView(View):
+    """A part whose look-ups are held to ``rule``."""
+
+    def __init__(self, base: KeySpace, rule: Admission) -> None:
+        super().__init__(base)
+        self._rule = rule
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        return (yield from admitted(self.base.lookup(key), self._rule))
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        return (yield from admitted(self.base.children(prefix), self._rule))
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        return (yield from admitted(self.base.is_directory(prefix), self._rule))
+
+
+def admitted(steps: Steps[T], rule: Admission) -> Steps[T]:
     """Return what ``steps`` return; TargetNotAllowed where they need, or return, what ``rule`` does not admit."""
     if rule.admits_all:
         return (yield from steps)
@@ -46,8 +65,6 @@ def _judge(result: object, rule: Admission) -> None:
     match result:
         case Span(url) | Packed(Span(url)):
             _admit(url, rule)
-        case Inline():
-            pass
 
 
 def _admit(url: str, rule: Admission) -> None:
