@@ -33,7 +33,7 @@ def test_there_is_one_version() -> None:
     assert _distribution().version == refshard_fs.__version__
 
 
-EXTRAS = ["jinja2", "pyarrow", "xarray", "zarr", "dask", "pandas", "kerchunk", "rich"]
+EXTRAS = ["jinja2", "pyarrow", "xarray", "zarr", "dask", "pandas", "kerchunk"]
 
 
 def _python(code: str, folder: Path) -> list[str]:

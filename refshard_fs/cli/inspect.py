@@ -1,45 +1,49 @@
-"""Commands that show what a source holds: ``info``, ``ls``, ``tree``."""
+"""Commands that show what a source holds, check it, compare it, draw it, and read its keys."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections import Counter
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from fsspec.callbacks import Callback
 
-from refshard_fs.cli.command import Command, open_source, positive, print_json, print_line, print_table, progress
+from refshard_fs.cli.command import (
+    Command,
+    Style,
+    argument,
+    open_source,
+    positive,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+)
 from refshard_fs.core.directories import Node, tree
 from refshard_fs.core.formatting import bytes_text, count_text, shape_text
 from refshard_fs.core.keys import normalise
 from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.tools.check import check
-from refshard_fs.tools.diff import Changes, Difference, compare
-from refshard_fs.tools.findings import Report
-from refshard_fs.tools.info import ArraySummary, Summary, summarise
+from refshard_fs.tools.diff import compare
+from refshard_fs.tools.info import ArraySummary, summarise
 
-__all__ = ["LOOKING", "CHECKS", "COMPARING", "PICTURING", "READING"]
+__all__ = ["COMMANDS"]
 
 
 def _info(arguments: Namespace) -> None:
     found = summarise(open_source(arguments))
+    source = redacted(arguments.source)
     if arguments.json:
-        print_json({"source": redacted(arguments.source), **msgspec.to_builtins(found)})
-    else:
-        print_line(redacted(arguments.source), "bold")
-        _print_summary(found)
-
-
-def _print_summary(found: Summary) -> None:
+        print_json({"source": source, **msgspec.to_builtins(found)})
+        return
+    print_line(source, "bold")
     version = "" if found.version is None else f" version {found.version}"
-    zarr = "".join(f", zarr v{number}" for number in found.zarr_formats)
-    print_line(f"{found.format}{version}{zarr}")
+    print_line(f"{found.format}{version}" + "".join(f", zarr v{number}" for number in found.zarr_formats))
     unsized = f" ({found.unsized:,} of unknown size)" if found.unsized else ""
     unlisted = " and chunks that cannot be listed" if any(array.present is None for array in found.arrays) else ""
     print_line(
@@ -49,44 +53,42 @@ def _print_summary(found: Summary) -> None:
     )
     if found.arrays:
         print_line()
-        _print_arrays(found.arrays)
+        heading = ["array", "shape", "chunk", "shard", "dtype", "codecs", "chunks", "bytes"]
+        rows = list(map(_array_row, found.arrays))
+        if all(array.shards is None for array in found.arrays):
+            for row in (*rows, heading):
+                del row[heading.index("shard")]
+        print_table(heading, rows, ["bytes"])
     targets = found.targets
     if targets.count:
         protocols = ", ".join(f"{name} {count:,}" for name, count in targets.protocols.items())
+        references = count_text(targets.references, "reference")
         print_line()
-        print_line(
-            f"{count_text(targets.count, 'target')} ({protocols}): {count_text(targets.references, 'reference')}, "
-            f"{bytes_text(targets.bytes)}"
-        )
-        rows = [(target.url, f"{target.references:,}", bytes_text(target.bytes)) for target in targets.top]
-        if targets.count > len(rows):
-            rows.append((f"and {targets.count - len(rows):,} more", "", ""))
-        print_table(("target", "references", "bytes"), rows, ("left", "right", "right"))
+        print_line(f"{count_text(targets.count, 'target')} ({protocols}): {references}, {bytes_text(targets.bytes)}")
+        some = [(target.url, f"{target.references:,}", bytes_text(target.bytes)) for target in targets.top]
+        if targets.count > len(some):
+            some.append((f"and {targets.count - len(some):,} more", "", ""))
+        print_table(("target", "references", "bytes"), some, ["references", "bytes"])
     if found.warnings:
         print_line()
     for warning in found.warnings:
         print_line(f"warning: {warning}", "yellow")
 
 
-def _print_arrays(arrays: tuple[ArraySummary, ...]) -> None:
-    sharded = any(array.shards is not None for array in arrays)
-    rows = []
-    for array in arrays:
-        known = "not listable" if array.present is None else f"{array.present:,}"
-        present = f"{known} of {'?' if array.possible is None else f'{array.possible:,}'}"
-        stray = f" (+{array.stray:,} outside)" if array.stray else ""
-        chunk = "varied" if array.chunks is None else shape_text(array.chunks)
-        shard = [] if not sharded else ["-" if array.shards is None else shape_text(array.shards)]
-        codecs = ", ".join(array.codecs) or "none"
-        row = [array.name or "/", shape_text(array.shape), chunk, *shard, array.dtype, codecs, present + stray]
-        rows.append([*row, "?" if array.present is None else bytes_text(array.bytes)])
-    heading = ["array", "shape", "chunk", *(["shard"] if sharded else []), "dtype", "codecs", "chunks", "bytes"]
-    print_table(heading, rows, [*(["left"] * (len(heading) - 1)), "right"])  # type: ignore[list-item]  # literals
-
-
-def _ls_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", nargs="?", default="", help="a directory or a key; default: the root")
-    parser.add_argument("-l", "--long", action="store_true", help="sizes in bytes too")
+def _array_row(array: ArraySummary) -> list[str]:
+    present = "not listable" if array.present is None else f"{array.present:,}"
+    possible = "?" if array.possible is None else f"{array.possible:,}"
+    stray = f" (+{array.stray:,} outside)" if array.stray else ""
+    return [
+        array.name or "/",
+        shape_text(array.shape),
+        "varied" if array.chunks is None else shape_text(array.chunks),
+        "-" if array.shards is None else shape_text(array.shards),
+        array.dtype,
+        ", ".join(array.codecs) or "none",
+        f"{present} of {possible}{stray}",
+        "?" if array.present is None else bytes_text(array.bytes),
+    ]
 
 
 def _ls(arguments: Namespace) -> None:
@@ -94,24 +96,17 @@ def _ls(arguments: Namespace) -> None:
     if arguments.json:
         print_json([{name: entry[name] for name in ("name", "type", "size")} for entry in entries])
         return
-    names = [entry["name"] + ("/" if entry["type"] == "directory" else "") for entry in entries]
-    if arguments.long:
-        sizes = [_size(entry) for entry in entries]
-        width = max(map(len, sizes), default=0)
-        names = [f"{size:>{width}}  {name}" for size, name in zip(sizes, names, strict=True)]
-    for name in names:
-        print_line(name)
+    sizes = [_size(entry) for entry in entries]
+    width = max(map(len, sizes), default=0)
+    for entry, size in zip(entries, sizes, strict=True):
+        name = entry["name"] + ("/" if entry["type"] == "directory" else "")
+        print_line(f"{size:>{width}}  {name}" if arguments.long else name)
 
 
 def _size(entry: dict[str, Any]) -> str:
     if entry["type"] == "directory":
         return "-"
     return "?" if entry["size"] is None else str(entry["size"])
-
-
-def _tree_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", nargs="?", default="", help="a group or an array; default: the root")
-    parser.add_argument("-L", "--depth", metavar="N", type=positive, help="levels of groups below PATH")
 
 
 def _tree(arguments: Namespace) -> None:
@@ -137,24 +132,6 @@ def _label(node: Node, name: str) -> str:
     return name + ("" if name == "/" else "/") + (" ..." if node.cut else "")
 
 
-LOOKING = (
-    Command("info", "format, groups, arrays, targets, and chunks present of possible", _info, json=True),
-    Command("ls", "keys directly below a path", _ls, _ls_arguments, json=True),
-    Command("tree", "groups and arrays, with shapes and dtypes", _tree, _tree_arguments, json=True),
-)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The command ``check``: what is wrong with a source.
-
-
-def _check_arguments(parser: ArgumentParser) -> None:
-    depth = parser.add_mutually_exclusive_group()
-    depth.add_argument("--head", action="store_true", help="ask each target, read no chunk (default)")
-    depth.add_argument("--read", metavar="N", type=positive, help="read N chunks too, evenly spaced over all")
-    depth.add_argument("--full", action="store_true", help="read all chunks, and decode them where zarr is installed")
-
-
 def _check(arguments: Namespace) -> int:
     fs = open_source(arguments, index_cache=False)  # as it is now, not as it was
     with progress("check") as shown:
@@ -164,117 +141,67 @@ def _check(arguments: Namespace) -> int:
             report = check(fs, "read", sample=arguments.read, callback=shown)
         else:
             report = check(fs, callback=shown)
+    source = redacted(arguments.source)
     if arguments.json:
-        print_json(
-            {"source": redacted(arguments.source), "has_errors": report.has_errors, **msgspec.to_builtins(report)}
-        )
-    else:
-        print_line(redacted(arguments.source), "bold")
-        _print_report(report)
-    return int(report.has_errors)
-
-
-def _print_report(report: Report) -> None:
+        print_json({"source": source, "has_errors": report.has_errors, **msgspec.to_builtins(report)})
+        return int(report.has_errors)
+    print_line(source, "bold")
     print_line(
         f"keys {report.keys:,}, arrays {report.arrays:,}, chunks {report.chunks:,} (missing {report.missing:,}), "
         f"targets {report.targets:,}; read {report.read:,} chunks, {report.bytes_read:,} bytes, "
         f"decoded {report.decoded:,}"
     )
     for finding in report.findings:
-        where = ": ".join(filter(None, (finding.key, finding.url)))
-        print_line(f"{finding.severity}: {finding.kind}: {where}{': ' if where else ''}{finding.text}")
-    shown = Counter(finding.kind for finding in report.findings)
-    for kind, count in sorted(report.counts.items()):
-        if count > shown[kind]:
-            print_line(f"{kind}: {count - shown[kind]:,} more")
+        where = [part for part in (finding.key, finding.url) if part]
+        print_line(": ".join([finding.severity, finding.kind, *where, finding.text]))
+    left = Counter(report.counts)
+    left.subtract(finding.kind for finding in report.findings)
+    for kind in sorted(+left):
+        print_line(f"{kind}: {left[kind]:,} more")
     for note in report.notes:
         print_line(f"note: {note}")
     if not report.findings:
         print_line("nothing wrong was found")
-
-
-CHECKS = (
-    Command("check", "what is wrong with metadata, ranges, targets and data", _check, _check_arguments, json=True),
-)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The command ``diff``: what differs between two sources.
+    return int(report.has_errors)
 
 
 def _diff(arguments: Namespace) -> int:
     found = compare(open_source(arguments, "A"), open_source(arguments, "B"))
     if arguments.json:
         print_json({"same": found.is_empty, **msgspec.to_builtins(found)})
-    else:
-        _print_difference(found)
-    return int(not found.is_empty)
-
-
-def _print_difference(found: Difference) -> None:
-    for what, added, removed in (
-        ("group", found.groups_added, found.groups_removed),
-        ("array", found.arrays_added, found.arrays_removed),
-        ("metadata", found.metadata_added, found.metadata_removed),
+        return int(not found.is_empty)
+    for what, removed, added in (
+        ("group", found.groups_removed, found.groups_added),
+        ("array", found.arrays_removed, found.arrays_added),
+        ("metadata", found.metadata_removed, found.metadata_added),
     ):
-        for path in removed:
-            print_line(f"- {what} {path or '/'}", "red")
-        for path in added:
-            print_line(f"+ {what} {path or '/'}", "green")
+        _print_keys(f"- {what}", "red", len(removed), removed)
+        _print_keys(f"+ {what}", "green", len(added), added)
     for document in found.metadata_changed:
         print_line(f"~ metadata {document.key}: {', '.join(document.fields)}", "yellow")
     for changes in found.keys:
-        _print_changes(changes)
+        what = "keys that are no chunks" if changes.path is None else f"chunks of {changes.path or '/'}"
+        counts = ((changes.removed, "removed"), (changes.added, "added"), (changes.changed, "changed"))
+        print_line(f"{what}: " + ", ".join(f"{count:,} {name}" for count, name in counts if count))
+        _print_keys("  -", "red", changes.removed, changes.some_removed)
+        _print_keys("  +", "green", changes.added, changes.some_added)
+        _print_keys("  ~", "yellow", changes.changed, changes.some_changed)
     for path in found.not_compared:
         print_line(f"? chunks of {path or '/'} cannot be listed in both sources, and were not compared", "yellow")
+    return int(not found.is_empty)
 
 
-def _print_changes(changes: Changes) -> None:
-    what = "keys that are no chunks" if changes.path is None else f"chunks of {changes.path or '/'}"
-    counts = ((changes.removed, "removed"), (changes.added, "added"), (changes.changed, "changed"))
-    print_line(f"{what}: " + ", ".join(f"{count:,} {name}" for count, name in counts if count))
-    _print_keys("-", "red", changes.removed, changes.some_removed)
-    _print_keys("+", "green", changes.added, changes.some_added)
-    _print_keys("~", "yellow", changes.changed, changes.some_changed)
-
-
-def _print_keys(sign: str, style: Literal["red", "green", "yellow"], count: int, some: tuple[str, ...]) -> None:
+def _print_keys(sign: str, style: Style, count: int, some: tuple[str, ...]) -> None:
     for key in some:
-        print_line(f"  {sign} {key}", style)
+        print_line(f"{sign} {key or '/'}", style)
     if count > len(some):
-        print_line(f"  {sign} and {count_text(count - len(some), 'more', 'more')}", style)
-
-
-COMPARING = (Command("diff", "arrays, metadata and references that differ", _diff, sources=("A", "B"), json=True),)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The command ``map``: a picture of where an array's bytes lie.
-
-
-def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("array", metavar="ARRAY", nargs="?", help="path of the array; default: the largest")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="where to write it: FILE.svg, FILE.html or FILE.png"
-    )
-    parser.add_argument("--select", metavar="TEXT", help='mark the requests that a slice causes: "air[0:10, :, :]"')
+        print_line(f"{sign} and {count - len(some):,} more", style)
 
 
 def _map(arguments: Namespace) -> None:
     made = open_source(arguments).visualize(arguments.array, arguments.select)
     made.save(arguments.output)
     print_line(f"{arguments.output}: {made.scene.title}: {made.scene.text}")
-
-
-PICTURING = (Command("map", "draw where an array's bytes lie, and the requests for a slice", _map, _arguments),)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Commands that read keys: ``cat``, ``get``.
-
-
-def _cat_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("keys", metavar="KEY", nargs="+", help="written one after the other")
 
 
 def _cat(arguments: Namespace) -> None:
@@ -284,43 +211,32 @@ def _cat(arguments: Namespace) -> None:
     sys.stdout.buffer.flush()
 
 
-def _get_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("key", metavar="KEY", help="a key; with -r, a directory or '' for all")
-    parser.add_argument(
-        "destination", metavar="DEST", nargs="?", help="a file or a directory; default: the last part of KEY"
-    )
-    parser.add_argument("-r", "--recursive", action="store_true", help="all keys below KEY, into the directory DEST")
-
-
 def _get(arguments: Namespace) -> None:
     fs, key = open_source(arguments), normalise(arguments.key)
-    name = key.rpartition("/")[2]
+    above, _, name = key.rpartition("/")
     with progress("get") as shown:
         if arguments.recursive:
-            _get_all(fs, key, arguments.destination or name or ".", shown)
+            destination = arguments.destination or name or "."
+            keys = fs.find(key)
+            if not keys:
+                raise FileNotFoundError(key)
+            root = above if keys == [key] else key
+            files = {found: _below(destination, found[len(root) + 1 :] if root else found) for found in keys}
+            _write(fs, files, destination, shown)
             return
         destination = arguments.destination or name
         if not name or fs.isdir(key):
             raise IsADirectoryError(f"{key or '/'} is a directory: -r gets all keys below it")
         if os.path.isdir(destination):
             destination = os.path.join(destination, name)
-        _put(fs, {key: destination}, os.path.dirname(destination) or ".", shown)
+        _write(fs, {key: destination}, os.path.dirname(destination) or ".", shown)
 
 
-def _get_all(fs: RefShardFileSystem, key: str, destination: str, shown: Callback) -> None:
-    keys = fs.find(key)
-    if not keys:
-        raise FileNotFoundError(key)
-    cut = len(key) + 1 if key and keys != [key] else len(key.rpartition("/")[0]) + 1 if "/" in key else 0
-    _put(fs, {name: _below(destination, name[cut:]) for name in keys}, destination, shown)
-
-
-def _put(fs: RefShardFileSystem, files: dict[str, str], directory: str, shown: Callback) -> None:
-    """Write keys to files; all are fetched aside, in ``directory``, before the first one appears."""
+def _write(fs: RefShardFileSystem, files: dict[str, str], directory: str, shown: Callback) -> None:
+    """Write keys to files; all are fetched into a directory of their own before the first one appears."""
     os.makedirs(directory, exist_ok=True)
-    aside = tempfile.mkdtemp(prefix=".refshard-", dir=directory)
-    try:
-        parts = [os.path.join(aside, str(number)) for number in range(len(files))]
+    with tempfile.TemporaryDirectory(prefix=".refshard-", dir=directory) as fetched:
+        parts = [os.path.join(fetched, str(number)) for number in range(len(files))]
         if len(files) == 1:
             fs.get_file(*files, *parts, callback=shown)  # it counts bytes
         else:
@@ -330,8 +246,6 @@ def _put(fs: RefShardFileSystem, files: dict[str, str], directory: str, shown: C
                 open(part, "wb").close()
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             os.replace(part, path)
-    finally:
-        shutil.rmtree(aside)
 
 
 def _below(directory: str, name: str) -> str:
@@ -343,7 +257,38 @@ def _below(directory: str, name: str) -> str:
     return path
 
 
-READING = (
-    Command("cat", "write the bytes of keys to stdout", _cat, _cat_arguments),
-    Command("get", "copy a key, or all keys below a path, to files", _get, _get_arguments),
+_ROOT: Any = {"nargs": "?", "default": ""}
+_LS = [
+    argument("path", "a directory or a key; default: the root", "PATH", **_ROOT),
+    argument("-l --long", "sizes in bytes too"),
+]
+_TREE = [
+    argument("path", "a group or an array; default: the root", "PATH", **_ROOT),
+    argument("-L --depth", "levels of groups below PATH", "N", type=positive),
+]
+_CAT = [argument("keys", "written one after the other", "KEY", nargs="+")]
+_GET = [
+    argument("key", "a key; with -r, a directory or '' for all", "KEY"),
+    argument("destination", "a file or a directory; default: the last part of KEY", "DEST", nargs="?"),
+    argument("-r --recursive", "all keys below KEY, into the directory DEST"),
+]
+_MAP = [
+    argument("array", "path of the array; default: the largest", "ARRAY", nargs="?"),
+    argument("-o --output", "where to write it: FILE.svg, FILE.html or FILE.png", "FILE", required=True),
+    argument("--select", 'mark the requests that a slice causes: "air[0:10, :, :]"', "TEXT"),
+]
+_CHECK = [
+    argument("--head", "ask each target, read no chunk (default)", group="depth"),
+    argument("--read", "read N chunks too, evenly spaced over all", "N", group="depth", type=positive),
+    argument("--full", "read all chunks, and decode them where zarr is installed", group="depth"),
+]
+COMMANDS = (
+    Command("info", "format, groups, arrays, targets, and chunks present of possible", _info, json=True),
+    Command("ls", "keys directly below a path", _ls, _LS, json=True),
+    Command("tree", "groups and arrays, with shapes and dtypes", _tree, _TREE, json=True),
+    Command("cat", "write the bytes of keys to stdout", _cat, _CAT),
+    Command("get", "copy a key, or all keys below a path, to files", _get, _GET),
+    Command("diff", "arrays, metadata and references that differ", _diff, sources=("A", "B"), json=True),
+    Command("map", "draw where an array's bytes lie, and the requests for a slice", _map, _MAP),
+    Command("check", "what is wrong with metadata, ranges, targets and data", _check, _CHECK, json=True),
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import Any
 
-from refshard_fs.cli.command import Command, open_source, opening_arguments, options_of, pair, progress
+from refshard_fs.cli.command import Command, argument, open_source, opening_options, pair, progress
 from refshard_fs.sets.append import append
 from refshard_fs.sets.concat import concat
 from refshard_fs.sets.rebase import rebase
@@ -14,21 +14,6 @@ from refshard_fs.sets.snapshot import INLINE, snapshot
 from refshard_fs.writing.options import RECORD_SIZE
 
 __all__ = ["COMMANDS"]
-
-DESTINATION = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, all else parquet"
-
-
-def _convert_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("destination", metavar="DESTINATION", help=DESTINATION)
-    formats = ["parquet", "json", "chunk-manifest"]
-    parser.add_argument("--format", choices=formats, help="default: by the name of DESTINATION")
-    parser.add_argument(
-        "--record-size", metavar="N", type=int, default=RECORD_SIZE, help="references per parquet file (%(default)s)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a parquet set or a hierarchy that is there")
-    parser.add_argument(
-        "--to-option", metavar="KEY=VALUE", type=pair, action="append", help="option of DESTINATION's filesystem"
-    )
 
 
 def _convert(arguments: Namespace) -> None:
@@ -43,12 +28,6 @@ def _convert(arguments: Namespace) -> None:
         )
 
 
-def _rebase_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("destination", metavar="DESTINATION", help=DESTINATION)
-    parser.add_argument("--from", metavar="PREFIX", dest="old", action="append", required=True, help="old URL prefix")
-    parser.add_argument("--to", metavar="PREFIX", dest="new", action="append", default=[], help="what replaces it")
-
-
 def _rebase(arguments: Namespace) -> None:
     if len(arguments.old) != len(arguments.new):
         raise ValueError("each --from PREFIX needs its --to PREFIX")
@@ -58,98 +37,83 @@ def _rebase(arguments: Namespace) -> None:
         new.save(arguments.destination, callback=shown)
 
 
-def _concat_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="path or fsspec URL of a reference set")
-    opening_arguments(parser)
-    parser.add_argument("-o", "--output", metavar="DESTINATION", required=True, help=DESTINATION)
-    along = parser.add_mutually_exclusive_group()
-    along.add_argument("--dim", metavar="NAME", help="the dimension; without it, variables are merged")
-    along.add_argument(
-        "--dims", metavar="NAME,NAME...", help="dimensions of a grid of sets, the last one varying fastest"
-    )
-    parser.add_argument("--counts", metavar="N,N...", help="with --dims: how many sets there are along each")
-    parser.add_argument("--same", metavar="PATH", action="append", default=[], help="a variable of the first set")
-    parser.add_argument("--lazy", action="store_true", help="write a document that names the sets, a line for each")
-
-
 def _concat(arguments: Namespace) -> None:
-    options = options_of(arguments, index_cache=False)
+    options = opening_options(arguments, index_cache=False) | {"same": arguments.same}
     with progress("concat") as shown:
-        if arguments.dims is not None:
-            if arguments.lazy:
-                raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
-            dims = arguments.dims.split(",")
-            grid = _grid(arguments.sources, _counts(arguments.counts, dims, len(arguments.sources)))
-            made = concat(grid, dims=dims, same=arguments.same, callback=shown, **options)
+        if arguments.dims is None:
+            made = concat(arguments.sources, arguments.dim, lazy=arguments.lazy, callback=shown, **options)
         elif arguments.lazy:
-            lazy = concat(arguments.sources, arguments.dim, same=arguments.same, lazy=True, callback=shown, **options)
-            lazy.save(arguments.output)
-            return
+            raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
         else:
-            made = concat(arguments.sources, arguments.dim, same=arguments.same, callback=shown, **options)
+            dims = arguments.dims.split(",")
+            grid = _grid(arguments.sources, dims, arguments.counts)
+            made = concat(grid, dims=dims, callback=shown, **options)
         made.save(arguments.output)
 
 
-def _counts(text: str | None, dims: list[str], sources: int) -> list[int]:
+def _grid(sources: list[Any], dims: list[str], text: str | None) -> list[Any]:
+    """Return ``sources`` as nested lists, the last of the counts in ``text`` varying fastest."""
     counts = [int(part) for part in (text or "").split(",") if part.isdecimal()]
-    if len(counts) != len(dims) or math.prod(counts) != sources:
+    if len(counts) != len(dims) or math.prod(counts) != len(sources):
         raise ValueError(
-            f"--counts gives how many sets there are along each of {', '.join(dims)}: their product is {sources}"
+            f"--counts gives how many sets there are along each of {', '.join(dims)}: their product is {len(sources)}"
         )
-    return counts
-
-
-def _grid(sources: list[Any], counts: list[int]) -> list[Any]:
-    """Return ``sources`` as nested lists, the last of ``counts`` varying fastest."""
     for count in reversed(counts[1:]):
         sources = [sources[i : i + count] for i in range(0, len(sources), count)]
     return sources
 
 
-def _append_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--dim", metavar="NAME", required=True, help="the dimension")
-    parser.add_argument("--same", metavar="PATH", action="append", default=[], help="a variable of TARGET")
-
-
 def _append(arguments: Namespace) -> None:
+    options = opening_options(arguments)
     with progress("append") as shown:
-        append(
-            arguments.target,
-            arguments.source,
-            arguments.dim,
-            same=arguments.same,
-            callback=shown,
-            **options_of(arguments),
-        )
-
-
-def _snapshot_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("destination", metavar="DESTINATION", help="path or fsspec URL of a JSON set")
-    parser.add_argument("--shards", choices=["whole", "inner"], default="whole", help="what references are to")
-    parser.add_argument("--inline", metavar="BYTES", type=int, default=INLINE, help="metadata kept in it (%(default)s)")
+        append(arguments.target, arguments.source, arguments.dim, same=arguments.same, callback=shown, **options)
 
 
 def _snapshot(arguments: Namespace) -> None:
-    options = options_of(arguments, index_cache=False)
-    options.pop("shards", None)
+    options = opening_options(arguments, index_cache=False)
+    options |= {"shards": arguments.shards, "inline_threshold": arguments.inline}
     with progress("snapshot") as shown:
-        found = snapshot(
-            arguments.source, shards=arguments.shards, inline_threshold=arguments.inline, callback=shown, **options
-        )
-    manifests = arguments.destination.endswith(".zarr")
-    found.save(arguments.destination, "chunk-manifest" if manifests else "json")
+        found = snapshot(arguments.source, callback=shown, **options)
+    found.save(arguments.destination, "chunk-manifest" if arguments.destination.endswith(".zarr") else "json")
 
 
+_WHERE = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, all else parquet"
+_DESTINATION = argument("destination", _WHERE, "DESTINATION")
+_MANY: Any = {"action": "append", "default": []}
+_CONVERT = [
+    _DESTINATION,
+    argument("--format", "default: by the name of DESTINATION", choices=["parquet", "json", "chunk-manifest"]),
+    argument("--record-size", "references per parquet file (%(default)s)", "N", type=int, default=RECORD_SIZE),
+    argument("--overwrite", "replace a parquet set or a hierarchy that is there"),
+    argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=pair, action="append"),
+]
+_REBASE = [
+    _DESTINATION,
+    argument("--from", "old URL prefix", "PREFIX", dest="old", action="append", required=True),
+    argument("--to", "what replaces it", "PREFIX", dest="new", **_MANY),
+]
+_CONCAT = [
+    argument("-o --output", _WHERE, "DESTINATION", required=True),
+    argument("--dim", "the dimension; without it, variables are merged", "NAME", group="along"),
+    argument("--dims", "dimensions of a grid of sets, the last one varying fastest", "NAME,NAME...", group="along"),
+    argument("--counts", "with --dims: how many sets there are along each", "N,N..."),
+    argument("--same", "a variable of the first set", "PATH", **_MANY),
+    argument("--lazy", "write a document that names the sets, a line for each"),
+]
+_APPEND = [
+    argument("--dim", "the dimension", "NAME", required=True),
+    argument("--same", "a variable of TARGET", "PATH", **_MANY),
+]
+_SNAPSHOT = [
+    argument("destination", "path or fsspec URL of a JSON set", "DESTINATION"),
+    argument("--shards", "what references are to", choices=["whole", "inner"], default="whole"),
+    argument("--inline", "metadata kept in it (%(default)s)", "BYTES", type=int, default=INLINE),
+]
+_JOIN = "write several reference sets as one, joined along a dimension"
 COMMANDS = (
-    Command("convert", "write references as parquet, JSON or manifests", _convert, _convert_arguments),
-    Command("rebase", "write a reference set whose targets have moved", _rebase, _rebase_arguments),
-    Command("concat", "write several reference sets as one, joined along a dimension", _concat, _concat_arguments, ()),
-    Command(
-        "append",
-        "let a reference set go on with another one",
-        _append,
-        _append_arguments,
-        ("TARGET", "SOURCE"),
-    ),
-    Command("snapshot", "write references that hold a store to what it is now", _snapshot, _snapshot_arguments),
+    Command("convert", "write references as parquet, JSON or manifests", _convert, _CONVERT),
+    Command("rebase", "write a reference set whose targets have moved", _rebase, _REBASE),
+    Command("concat", _JOIN, _concat, _CONCAT, sources=("SOURCE...",)),
+    Command("append", "let a reference set go on with another one", _append, _APPEND, sources=("TARGET", "SOURCE")),
+    Command("snapshot", "write references that hold a store to what it is now", _snapshot, _SNAPSHOT),
 )

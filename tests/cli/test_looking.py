@@ -83,7 +83,6 @@ def test_control_characters_of_keys_do_not_reach_the_terminal(refs: Refs, capsys
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 @pytest.mark.parametrize(("plain", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_colours_are_for_terminals_that_want_them(refs: Refs, plain: dict[str, str], coloured: bool) -> None:
-    pytest.importorskip("rich")
     import pty
 
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM")}
@@ -112,11 +111,3 @@ def test_a_pipe_gets_no_colours(refs: Refs) -> None:
     piped = subprocess.run([*COMMAND, "info", refs()], capture_output=True, env=environment, check=True)
     assert b"\x1b" not in piped.stdout
     assert b"2 of 3 (+1 outside)" in piped.stdout
-
-
-def test_tables_need_no_rich(refs: Refs, tmp_path: Path) -> None:
-    (tmp_path / "rich").mkdir()
-    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('not here')")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = subprocess.run([*COMMAND, "info", refs()], capture_output=True, text=True, env=environment, check=True)
-    assert "2 of 3 (+1 outside)" in done.stdout
