@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from glob import has_magic
@@ -22,7 +23,7 @@ from refshard_fs.core.formatting import printable
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.core.overlay import BY_URL, Inherited
+from refshard_fs.core.overlay import BY_URL, FSSPEC_ARGUMENTS, Inherited
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import Counters
 from refshard_fs.errors import ReadOnlyError, redacted
@@ -31,7 +32,7 @@ from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
 from refshard_fs.reading.selection import Take
 from refshard_fs.session import listing
-from refshard_fs.session.arguments import NormalizingMeta, check_names
+from refshard_fs.session.arguments import SESSION, NormalizingMeta, check_names
 from refshard_fs.session.async_filesystem import AsyncFileSystem
 from refshard_fs.session.files import RefShardFile, RefShardMap, WrittenFile
 from refshard_fs.session.in_memory_source import Held, Source
@@ -314,8 +315,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return sync(self.loop or get_loop(), function, *args, **kwargs)
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """Forget every cached index, and open the source anew at the next use."""
-        self._session.invalidate()
+        """Open the source anew at the next use; forget which versions of its objects were read, and their indexes.
+
+        With ``path``, where keys are objects of their own (in a zarr hierarchy), those at and below it alone are
+        forgotten. Other filesystems go on with what they know.
+        """
+        self._session.invalidate("" if path is None else self._key(path))
         super().invalidate_cache(path)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
@@ -334,10 +339,27 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def __reduce__(self) -> Any:
         make, (cls, args, options) = super().__reduce__()
+        if isinstance(self.fo, Held):  # dask names arrays by pickles: those of equal filesystems are to be equal
+            named = repr((cls, args, self._arguments)).encode()
+            options = {**options, SESSION: hashlib.sha256(named).hexdigest()}
         travelling = None if self._writer is None else self._writer.travelling()
         if travelling is not None:
             options = {**options, "overlay": travelling}
         return make, (cls, args, options)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """What copies have in common: all arguments but those for an event loop, and what is written."""
+        apart = {*FSSPEC_ARGUMENTS, SESSION, "overlay"}
+        given = {name: value for name, value in self.storage_options.items() if name not in apart and value is not None}
+        return {**given, "": (type(self), self.storage_args)}
+
+    def _share(self, name: str) -> None:
+        """Read through the session called ``name`` if another copy of this filesystem does so in this process."""
+        self.storage_options = {**self.storage_options, SESSION: name}
+        self._session = self._session.shared_as(name, self._arguments)
+        if self._writer is not None:
+            self._writer.session = self._session
 
     # ------------------------------------------------------------------ reading
 

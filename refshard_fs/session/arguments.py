@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import uuid
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -14,7 +15,10 @@ from refshard_fs.core.overlay import BY_URL, FSSPEC_ARGUMENTS, shared
 from refshard_fs.session.configured import configured
 from refshard_fs.session.in_memory_source import settle
 
-__all__ = ["NormalizingMeta", "check_names"]
+__all__ = ["NormalizingMeta", "SESSION", "check_names"]
+
+
+SESSION: Final = "session"  # the argument that names the session which copies of a filesystem share
 
 
 class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
@@ -30,6 +34,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
 
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
         by_url = bool(kwargs.pop(BY_URL, False))
+        session = kwargs.pop(SESSION, None)
         conf = fsspec.config.conf.get("refshard")
         named = dict(zip([*parameters_of(cls.constructor)][1:], args, strict=False)) | kwargs if args else kwargs
         if conf:  # fsspec applies it, too, but as text, and not to what is given by position
@@ -51,6 +56,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             made = super().__call__(settled, *args, **kwargs)
         if known_by is not None:
             made._writer.overlay.arguments = known_by
+        made._share(session or uuid.uuid4().hex)
         return made
 
 

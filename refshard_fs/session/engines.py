@@ -1,4 +1,4 @@
-"""What reads the targets of a source: an engine for each event loop and what needs none; a forked child begins anew."""
+"""The engines that read one source: one for each event loop, and one for reads that need none."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from fsspec.asyn import get_loop, sync
+
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
-from refshard_fs.reading.engine import Engine
+from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Found, Immediate
@@ -24,23 +27,25 @@ from refshard_fs.targets import Given, Pool, Versions
 __all__ = ["Engines", "INDEXES", "running_loop"]
 
 T = TypeVar("T")
+Loop = asyncio.AbstractEventLoop
 
-INDEXES = Cache(1 << 30)  # what the process remembers of manifests and shard indexes, in bytes
+INDEXES = Cache(1 << 30)  # bytes of manifests and shard indexes that the process remembers, decoded
+PATIENCE = 0.1  # seconds in which another event loop has to begin a read that it was announced
 
 
 class Engines:
-    """Runs look-ups. Thread-safe; engines are made for a loop at its first use."""
+    """Runs look-ups on any event loop. Thread-safe; an engine is made at the first use of a loop, and ends with it."""
 
     def __init__(self, options: SessionOptions) -> None:
         self.options = options
         self.stats = Stats()
         self._versions = Versions()
-        self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
+        self._engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._pool_options = options.pool
         self._immediate: Immediate | None = None
-        self._home: weakref.ref[asyncio.AbstractEventLoop] | None = None  # the loop that read last
-        self._deaf: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()  # loops that did not answer
+        self._home: weakref.ref[Loop] | None = None  # the loop that read last
+        self._unresponsive: weakref.WeakSet[Loop] = weakref.WeakSet()  # loops that did not begin a read in time
         self._blocks = Cache(options.block_cache) if options.block_cache else None
         self._keep = _keep(options.index_cache)
         _all.add(self)
@@ -54,18 +59,28 @@ class Engines:
             with self._lock:
                 engine = self._engines.get(loop)
                 if engine is None:
-                    pool = self._pool(loop)
-                    options = self.options
-                    fetcher = Fetcher(pool, options.limits, options.budget, self.stats, self._blocks)
-                    near = self._at_once_reader().reaches
-                    longest = options.open.max_manifest_bytes
-                    engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near, longest)
-                    engine.keep = self._keep
-                    engine.keeper = _close_with_loop(engine)
-                    with contextlib.suppress(StopIteration):
-                        engine.keeper.__anext__().send(None)
-                    self._engines[loop] = engine
+                    for ended in [known for known in self._engines if known.is_closed()]:
+                        del self._engines[ended]
+                    engine = self._engines[loop] = self._made(loop)
         return engine
+
+    def _made(self, loop: Loop) -> Engine:
+        options = self.options
+        fetcher = Fetcher(self._pool(loop), options.limits, options.budget, self.stats, self._blocks)
+        near = self._at_once_reader().reaches
+        longest = options.open.max_manifest_bytes
+        engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near, longest)
+        engine.keep = self._keep
+        engine.keeper = _close_with_loop(engine, weakref.ref(self))
+        with contextlib.suppress(StopIteration):
+            engine.keeper.__anext__().send(None)
+        return engine
+
+    # ------------------------------------------------------------------ look-ups
+
+    async def look(self, key: str, steps: Steps[T]) -> T:
+        """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
+        return await self.engine().run_for(key, steps)
 
     def look_now(self, key: str, steps: Steps[Any]) -> Found | None:
         """Return what ``steps`` return if no event loop is needed for it; for callers that may block."""
@@ -74,26 +89,15 @@ class Engines:
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame(key, e) from (e.__cause__ or e)
 
-    async def look(self, key: str, steps: Steps[T]) -> T:
-        """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
-        return await self.engine().run_for(key, steps)
+    def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
+        """Return what ``steps()`` return, for callers outside of event loops; an error names ``key``."""
+        found = self.look_now(key, steps())
+        result: T = self._wait(self.look, key, steps()) if found is None else found.value
+        return result
 
-    def home(self) -> asyncio.AbstractEventLoop | None:
-        """Return a running loop that has read, other than the caller's, at best the last one; None if there is none."""
-        here = running_loop()
-        with self._lock:
-            known = [None if self._home is None else self._home(), *self._engines]
-        return next((loop for loop in known if loop is not None and loop is not here and loop.is_running()), None)
-
-    def _expecting(self, key: str) -> tuple[Engine, asyncio.AbstractEventLoop] | None:
-        """Return the engine of another loop that was told that ``key`` will be read."""
-        with self._lock:
-            engines = list(self._engines.items())
-        here = asyncio.get_running_loop()
-        for loop, engine in engines:
-            if loop is not here and loop not in self._deaf and engine.ahead.expects(key) and loop.is_running():
-                return engine, loop
-        return None
+    def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        result: T = sync(get_loop(), function, *args)
+        return result
 
     def _at_once_reader(self) -> Immediate:
         immediate = self._immediate
@@ -101,6 +105,58 @@ class Engines:
             token, longest = self.options.token, self.options.open.max_manifest_bytes
             immediate = self._immediate = Immediate(self._pool(None), INDEXES, self.stats, token, longest)
         return immediate
+
+    # ------------------------------------------------------------------ other event loops
+
+    def home(self) -> Loop | None:
+        """Return a running loop that has read, other than the caller's, at best the last one; None if there is none."""
+        here = running_loop()
+        with self._lock:
+            known = [None if self._home is None else self._home(), *self._engines]
+        return next((loop for loop in known if loop is not None and loop is not here and loop.is_running()), None)
+
+    async def _read_elsewhere(self, keyspace: KeySpace, request: Request) -> bytes | None:
+        """Return what another loop reads that was told of the key; None if none was, or if it does not begin to read.
+
+        It may be waiting for us, as the loop of a notebook does while a cell reads.
+        """
+        found = self._expecting(request.key)
+        if found is None:
+            return None
+        engine, loop = found
+        begun = threading.Event()
+        reading = _reading(engine, keyspace, request, begun)
+        try:
+            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(reading, loop))
+        except RuntimeError:  # it has been closed
+            reading.close()
+            return None
+        try:
+            while True:
+                await asyncio.wait({future}, timeout=PATIENCE)
+                if future.done():
+                    return None if future.cancelled() else future.result()
+                if not (begun.is_set() and loop.is_running()):
+                    break
+            self._unresponsive.add(loop)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._unresponsive.discard, loop)
+            return None
+        finally:
+            future.cancel()
+
+    def _expecting(self, key: str) -> tuple[Engine, Loop] | None:
+        """Return the engine of another loop that was told that ``key`` will be read."""
+        here = asyncio.get_running_loop()
+        with self._lock:
+            engines = list(self._engines.items())
+        for loop, engine in engines:
+            is_open = loop is not here and loop not in self._unresponsive and loop.is_running()
+            if is_open and engine.ahead.expects(key):
+                return engine, loop
+        return None
+
+    # ------------------------------------------------------------------ targets
 
     def admit(self, urls: Iterable[str | None]) -> None:
         """Raise TargetNotAllowed if the source may not point to one of ``urls``."""
@@ -119,16 +175,15 @@ class Engines:
         seen = self._versions.seen(url)
         return None if seen is None else Facts(seen.size, seen.etag, seen.modified)
 
-    def _clear(self) -> None:
-        """Forget the engines, what they hold, and which versions were read; ``_lock`` is held."""
+    def _pool(self, loop: Loop | None) -> Pool:
+        return Pool(self._pool_options, loop, self._versions, self.stats)
+
+    def _drop_engines(self) -> None:
+        """Forget the engines and what they hold; ``_lock`` is held."""
         if self._blocks is not None:
             self._blocks.clear()
         self._engines.clear()
         self._immediate = None
-        self._versions.clear()
-
-    def _pool(self, loop: asyncio.AbstractEventLoop | None) -> Pool:
-        return Pool(self._pool_options, loop, self._versions, self.stats)
 
     def _after_fork(self) -> None:
         self._versions.after_fork()
@@ -139,7 +194,7 @@ class Engines:
         self._engines = weakref.WeakKeyDictionary()
 
 
-def running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> Loop | None:
     """Return the event loop that runs in this thread; None if there is none."""
     try:
         return asyncio.get_running_loop()
@@ -154,11 +209,21 @@ def _keep(index_cache: bool | str | None) -> Keep | None:
     return None if directory is None else Keep(IndexCache(directory), everything=index_cache is not None)
 
 
-async def _close_with_loop(engine: Engine) -> AsyncGenerator[None, None]:
+async def _reading(engine: Engine, keyspace: KeySpace, request: Request, begun: threading.Event) -> bytes:
+    begun.set()
+    return await engine.read(keyspace, request)
+
+
+async def _close_with_loop(engine: Engine, owner: weakref.ref[Engines]) -> AsyncGenerator[None, None]:
     """Close ``engine`` when its loop shuts down (a loop then closes the generators begun on it) or nobody holds it."""
+    loop = asyncio.get_running_loop()
     try:
         yield
     finally:
+        engines = owner()
+        if engines is not None and engines._engines.get(loop) is engine:
+            with engines._lock:
+                engines._engines.pop(loop, None)
         await engine.close()
 
 

@@ -1,4 +1,4 @@
-"""Reads of one source, by key: at once where that can be, else by the engine of the loop; and what will be read."""
+"""One source, opened once, whoever asks first, and its keys read; opened anew when it became another one."""
 
 from __future__ import annotations
 
@@ -7,44 +7,266 @@ import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from typing import Any
 
-from fsspec.asyn import get_loop, sync
+import msgspec
 
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.edits import Edits
+from refshard_fs.core.format import OpenOptions
+from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Packed, Span, Steps
-from refshard_fs.core.selection import Mode
-from refshard_fs.errors import RefShardError
-from refshard_fs.reading.engine import Engine, Request
-from refshard_fs.reading.failures import blame
+from refshard_fs.core.model import Entry, Facts, Inline, Load, Packed, Span, Stat
+from refshard_fs.core.overlay import Base
+from refshard_fs.core.selection import Mode, chunk_numbers
+from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, redacted
+from refshard_fs.reading.engine import Request
+from refshard_fs.reading.failures import blame, said
 from refshard_fs.reading.immediate import SMALL, Together
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.reading.selection import Take, read_selection
-from refshard_fs.session.arrays import Arrays
-from refshard_fs.session.engines import running_loop
-from refshard_fs.session.opening import Opening
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.security.policy import LOCAL, protocol_of
+from refshard_fs.session import recognition as catalog
+from refshard_fs.session.engines import INDEXES, Engines, running_loop
+from refshard_fs.session.in_memory_source import Held
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import beneath, references_of
 
 __all__ = ["Session", "SessionOptions"]
 
-T = TypeVar("T")
-
 PIECE = 8 * MIB  # of a large key, where it is read in order
 PIECES = 4  # in memory at a time
-PATIENCE = 0.1  # seconds in which another loop begins to read
+_ARRAY_DOCUMENTS = ("zarr.json", ".zarray")
+_named: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+_naming = threading.Lock()
 
 
-class Session(Opening):
-    """Reads of one source. Thread-safe."""
+class Session(Engines):
+    """Opens one source, and reads its keys. Thread-safe; copies of a filesystem in one process share one."""
 
     def __init__(self, options: SessionOptions) -> None:
         super().__init__(options)
-        self._arrays = Arrays(self.read, self.read_now)
+        self.format = "references"  # those in memory; what another source is recognised as, once it is opened
+        self._arguments: object = None  # of the filesystems that share it
+        self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[KeySpace]]
+        self._opening = weakref.WeakKeyDictionary()
+        self._keyspace: KeySpace | None = None
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
+        self._arrays: dict[str, ArrayMeta] = {}  # metadata of arrays that selections were made of
+        self._forgotten = 0  # how often
         if options.overlay is not None:
             options.overlay.join(self)
+
+    # ------------------------------------------------------------------ copies of a filesystem
+
+    def shared_as(self, name: str, arguments: object) -> Session:
+        """Return the session that filesystems with equal ``arguments`` share by ``name``: this one, if it is new."""
+        with _naming:
+            known = _named.get(name)
+            if known is None:
+                known = _named[name] = self
+                self._arguments = arguments
+        is_same = known._arguments == arguments and known.options.overlay is self.options.overlay
+        return known if is_same else self
+
+    # ------------------------------------------------------------------ opening
+
+    async def keyspace(self) -> KeySpace:
+        """Return the opened source; concurrent callers open it once."""
+        if self._keyspace is not None:
+            return self._keyspace
+        loop = asyncio.get_running_loop()
+        task = self._opening.get(loop)
+        if task is None or task.done():
+            task = self._opening[loop] = loop.create_task(self._open())
+            task.add_done_callback(self._has_opened)
+        return await asyncio.shield(task)
+
+    def _has_opened(self, task: asyncio.Task[KeySpace]) -> None:
+        loop = asyncio.get_running_loop()
+        if self._opening.get(loop) is task:
+            del self._opening[loop]  # a task holds its loop
+
+    def opened(self) -> KeySpace | None:
+        """Return the key space if it has been opened, or can be without I/O."""
+        if self._keyspace is not None:
+            return self._keyspace
+        overlay = self.options.overlay
+        opening = self._openings
+        base = None if overlay is None else overlay.base
+        if base is not None:
+            self._adopt(base, opening)
+        elif isinstance(self.options.source, Held):
+            content = self.options.source.content
+            if isinstance(content, ReferenceSet):
+                found = self.look_now("", catalog.open_references(content, self._how()))
+                if found is not None:
+                    self._adopt(Base(found.value, found.value.urls, None), opening)
+        return self._keyspace
+
+    def opened_now(self) -> KeySpace | None:
+        """Return the key space as `opened`, or open it if no event loop is needed for that; for callers that block."""
+        keyspace = self.opened()
+        options, source = self.options, self.options.source
+        if keyspace is not None or not isinstance(source, str) or options.fallback or options.overlay is not None:
+            return keyspace
+        if protocol_of(source) not in (None, *LOCAL):
+            return None
+        opening = self._openings
+        INDEXES.discard((options.token, Stat(source)))
+        steps = catalog.open_source(source, options.open, options.format, self._recognised)
+        try:
+            found = self._at_once_reader().run(steps)
+        except RefShardError:  # the event loop finds out again, and says what is wrong
+            return None
+        if found is not None:
+            self._adopt(Base(found.value, (), None), opening)
+        return self._keyspace
+
+    def open(self) -> KeySpace:
+        """Return the opened source, for callers outside of event loops."""
+        keyspace = self.opened_now()
+        return self._wait(self.keyspace) if keyspace is None else keyspace
+
+    async def _open(self) -> KeySpace:
+        while True:
+            opening = self._openings
+            keyspace = self.opened()
+            if keyspace is not None:
+                return keyspace
+            self._adopt(await self._open_source(), opening)
+
+    async def _open_source(self) -> Base:
+        options = self.options
+        match options.source:
+            case str(url):
+                if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
+                    INDEXES.discard((options.token, Stat(url)))
+                steps = catalog.open_source(url, self._how(), options.format, self._recognised)
+            case Held(bytes(data)):
+                steps = catalog.open_bytes(data, self._how(), options.format, self._recognised)
+            case Held(ReferenceSet() as refs):
+                steps = catalog.open_references(refs, self._how())
+            case other:
+                raise TypeError(f"{other!r} is no source")
+        try:
+            keyspace = await self.engine().run(steps)
+            # Options without a protocol are for the first one that the references name.
+            urls = await self.engine().run(keyspace.some_urls()) if options.fallback else ()
+            return Base(keyspace, urls, *await self._document(keyspace), keyspace.url_of)
+        except TargetChanged:
+            if options.overlay is None:
+                raise
+            self._forget_indexes()  # what the process remembered of it is of another time
+            self.forget()
+            return await self._open_source()
+        except NoSuchSource:
+            if options.overlay is None or not isinstance(options.source, str):
+                raise
+            return Base(catalog.empty(options.source, self._how()), (), None, options.source)
+        except RefShardError:
+            raise
+        except Exception as e:  # raised again: a FileNotFoundError would make every key look missing
+            reason = said(e, of_source=True)
+            raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
+
+    async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
+        """Return what a target says of the document that a commit replaces (it is as it was opened), and its URL."""
+        url = keyspace.document_url if isinstance(self.options.source, str) else None
+        if url is None or self.options.overlay is None:
+            return None, ""
+        facts: Facts | None = await self.engine().need(Stat(url, fresh=True))
+        return facts, url
+
+    def _how(self) -> OpenOptions:
+        """Return how the source is to be opened: arrays that were written here as sharded ones stay what they were."""
+        overlay, options = self.options.overlay, self.options.open
+        return msgspec.structs.replace(options, whole=overlay.whole) if overlay is not None else options
+
+    def _recognised(self, format: str) -> None:
+        self.format = format
+
+    @property
+    def _openings(self) -> int:
+        """How often the source was to be opened anew."""
+        overlay = self.options.overlay
+        return self._forgotten if overlay is None else overlay.openings
+
+    def _adopt(self, base: Base, opening: int) -> None:
+        """Take the source as opened, unless there is another one by now; who shares an overlay shares the source."""
+        overlay = self.options.overlay
+        if overlay is not None:
+            overlay.share(base, opening, self._take)
+            return
+        with self._lock:
+            if opening == self._forgotten:
+                self._take(base, None)
+
+    def _take(self, base: Base, edits: Edits | None) -> None:
+        """Read ``base``, edited. Options without a protocol go to the first that its references name."""
+        if self.options.fallback:
+            protocol = next(filter(None, map(protocol_of, filter(None, base.urls))), None)
+            if protocol is not None and protocol not in self._pool_options.by_protocol:
+                known = {**self._pool_options.by_protocol, protocol: self.options.fallback}
+                admission = self._pool_options.admission.naming(protocol)
+                self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known, admission=admission)
+                for engine in self._engines.values():
+                    engine.pool = self._pool(engine.pool.loop)
+        self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
+
+    # ------------------------------------------------------------------ what is forgotten
+
+    def invalidate(self, path: str = "") -> None:
+        """Open the source anew at the next use, and forget which versions of its objects were read, and their indexes.
+
+        With ``path``, where keys are objects of their own, those at and below it alone are forgotten.
+        """
+        keyspace = self._keyspace
+        below = None if not path or keyspace is None or keyspace.url_of is None else keyspace.url_of(path)
+        if self.options.overlay is not None:
+            self.options.overlay.reopen()
+        self._forget_indexes(below)
+        self._forget_source(below)
+
+    def forget(self) -> None:
+        """Forget the opened source, and which versions were read; indexes are used if they are of the same version."""
+        self._forget_source(None)
+
+    def replaced(self, urls: Collection[str]) -> None:
+        """Take note that these objects are others now: what is remembered of their content is of no use."""
+        INDEXES.discard_where(lambda key: _url_of(key) in urls)
+
+    def wrote(self, key: str) -> None:
+        """Take note that metadata is not what it was."""
+        self._arrays.clear()
+
+    def _forget_source(self, below: str | None) -> None:
+        with self._lock:
+            self._forgotten += 1
+            self._keyspace = None
+            self._arrays.clear()
+            self._opening.clear()
+            self._versions.clear(below)
+            self._drop_engines()
+
+    def _forget_indexes(self, below: str | None = None) -> None:
+        """Have the process forget the indexes that it remembers of objects that were read here."""
+
+        def is_of_ours(key: Any) -> bool:
+            url = _url_of(key)
+            return url is not None and key[0] == self.options.token and self._versions.knows(url, below)
+
+        INDEXES.discard_where(is_of_ours)
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._opening = weakref.WeakKeyDictionary()
+
+    # ------------------------------------------------------------------ reading
 
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
@@ -61,41 +283,11 @@ class Session(Opening):
                 return data
         engine = engine or self.engine()
         if len(self._engines) > 1:
-            elsewhere = self._expecting(request.key)
-            if elsewhere is not None:
-                data = await self._read_there(*elsewhere, keyspace, request)
-                if data is not None:
-                    return data
+            data = await self._read_elsewhere(keyspace, request)
+            if data is not None:
+                return data
         held = None if entry is None else engine.held(keyspace, request, entry)
         return await engine.read(keyspace, request, entry) if held is None else held
-
-    async def _read_there(
-        self, engine: Engine, loop: asyncio.AbstractEventLoop, keyspace: KeySpace, request: Request
-    ) -> bytes | None:
-        """Return what the engine of another loop reads; None where that does not get to it: it may be waiting for us.
-
-        So is the loop of a notebook, while a cell reads.
-        """
-        begun = threading.Event()
-        reading = _reading(engine, keyspace, request, begun)
-        try:
-            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(reading, loop))
-        except RuntimeError:  # it has been closed
-            reading.close()
-            return None
-        try:
-            while True:
-                await asyncio.wait({future}, timeout=PATIENCE)
-                if future.done():
-                    return None if future.cancelled() else future.result()
-                if not (begun.is_set() and loop.is_running()):
-                    break
-            self._deaf.add(loop)
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._deaf.discard, loop)
-            return None
-        finally:
-            future.cancel()
 
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell(1)`` is called as each one ends."""
@@ -162,20 +354,19 @@ class Session(Opening):
 
     async def read_selection(self, keys: Sequence[str], take: Take, *, chunk_size: int, threads: bool) -> None:
         """Read the chunks of one selection, each handed on as it comes: see `reading.selection`."""
-        keyspace = await self.keyspace()
         await read_selection(
-            keyspace,
+            await self.keyspace(),
             keys,
             take,
             engine=self.engine,
             immediate=self._at_once_reader(),
-            elsewhere=self._read_elsewhere,
+            elsewhere=self._expected_elsewhere,
             chunk_size=chunk_size,
             max_memory=self.options.budget.memory,
             threads=threads,
         )
 
-    def _read_elsewhere(self, request: Request) -> asyncio.Future[bytes] | None:
+    def _expected_elsewhere(self, request: Request) -> asyncio.Future[bytes] | None:
         """Return a future of what another event loop was told to fetch ahead; None where none was."""
         if len(self._engines) < 2 or self._expecting(request.key) is None:
             return None
@@ -203,21 +394,6 @@ class Session(Opening):
         finally:
             for task in coming:
                 task.cancel()
-
-    def open(self) -> KeySpace:
-        """Return the opened source, for callers outside of event loops."""
-        keyspace = self.opened_now()
-        return self._wait(self.keyspace) if keyspace is None else keyspace
-
-    def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
-        """Return what ``steps()`` return, for callers outside of event loops; an error names ``key``."""
-        found = self.look_now(key, steps())
-        result: T = self._wait(self.look, key, steps()) if found is None else found.value
-        return result
-
-    def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        result: T = sync(get_loop(), function, *args)
-        return result
 
     def references(self) -> Mapping[str, Any]:
         """Return the references of the source, without what was written since, as the mapping that their JSON is."""
@@ -279,8 +455,34 @@ class Session(Opening):
             await ahead.arrived(announced)
 
     async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
-        """Return the keys of the chunks of ``array`` that ``selection`` touches; ValueError if that is not known."""
-        return await self._arrays.keys_of(array, selection, mode)
+        """Return the keys of the chunks of ``array`` that ``selection`` touches.
+
+        FileNotFoundError if there is no such array, ValueError if its chunks form no regular grid, IndexError if the
+        selection does not fit.
+        """
+        meta = self._arrays.get(array)
+        for name in _ARRAY_DOCUMENTS:
+            if meta is None:
+                with contextlib.suppress(FileNotFoundError):
+                    data = await self.read(Request(join(array, name)))
+                    meta = zarrmeta.array_meta(zarrmeta.loads(data), join(array, name))
+        if meta is None:
+            raise FileNotFoundError(f"there is no array {array!r}: 'refshard tree SOURCE' shows those that there are")
+        self._arrays[array] = meta
+        return _keys(array, meta, selection, mode)
+
+    def _keys_now(self, array: str, selection: Any, mode: Mode) -> list[str]:
+        """Return the same at once; none where that takes an event loop, or where readers take parts of chunks."""
+        meta = self._arrays.get(array)
+        for name in _ARRAY_DOCUMENTS:
+            if meta is None:
+                with contextlib.suppress(FileNotFoundError):
+                    data = self.read_now(Request(join(array, name)))
+                    meta = None if data is None else zarrmeta.array_meta(zarrmeta.loads(data), join(array, name))
+        if meta is None:
+            return []
+        self._arrays[array] = meta
+        return [] if _has_shards(meta) else _keys(array, meta, selection, mode)
 
     def announce(self, array: str, selection: Any, mode: Mode, loop: asyncio.AbstractEventLoop | None) -> None:
         """Have ``loop``, which will read, fetch what ``selection`` touches, where that helps; from any thread."""
@@ -288,7 +490,7 @@ class Session(Opening):
         if loop is None or keyspace is None:
             return
         try:
-            keys = self._arrays.keys_now(array, selection, mode)
+            keys = self._keys_now(array, selection, mode)
             if len(keys) < 2 or self._is_near(keys[0]):
                 return
         except (IndexError, ValueError, RefShardError):
@@ -332,6 +534,22 @@ async def _yielding(size: int) -> int:
     return 0
 
 
-async def _reading(engine: Engine, keyspace: KeySpace, request: Request, begun: threading.Event) -> bytes:
-    begun.set()
-    return await engine.read(keyspace, request)
+def _keys(array: str, meta: ArrayMeta, selection: Any, mode: Mode) -> list[str]:
+    if meta.chunks is None or meta.grid is None:
+        raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
+    numbers = chunk_numbers(selection, meta.shape, meta.chunks, mode)
+    return [join(array, meta.grid.tail(number)) for number in numbers.tolist()]
+
+
+def _has_shards(meta: ArrayMeta) -> bool:
+    """Whether readers take parts of chunks: then a selection does not tell how many bytes of each will be read."""
+    codecs = meta.raw.get("codecs") or ()
+    return any(isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed" for codec in codecs)
+
+
+def _url_of(key: object) -> str | None:
+    """Return the URL of the object that what is remembered under ``key`` was made from."""
+    match key:
+        case (_, Load(Span(url) | Packed(Span(url))) | Stat(url)):
+            return url
+    return None

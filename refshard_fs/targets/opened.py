@@ -154,10 +154,15 @@ class Versions:
         version = self._known.get(url)
         return None if version is None else version.seen
 
-    def clear(self) -> None:
-        """Forget all: what is read next is the version from then on."""
+    def knows(self, url: str, below: str | None = None) -> bool:
+        """Whether the object at ``url`` was opened; with ``below``, only of those at and below that URL."""
+        return url in self._known and (below is None or url == below or url.startswith(below + "/"))
+
+    def clear(self, below: str | None = None) -> None:
+        """Forget all, or what is at and below a URL: what is read next is the version from then on."""
         with self._lock:
-            self._known.clear()
+            for url in [url for url in self._known if self.knows(url, below)]:
+                del self._known[url]
 
     def after_fork(self) -> None:
         """Be usable in a child, whichever thread held the lock."""

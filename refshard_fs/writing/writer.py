@@ -36,7 +36,7 @@ class Writer:
 
     def __init__(self, session: Session, overlay: Overlay, options: WriteOptions) -> None:
         self.overlay = overlay
-        self._session = session
+        self.session = session
         self._options = options
         self._values: Values | None = None
 
@@ -49,7 +49,7 @@ class Writer:
             return False
         base = self.overlay.base
         if base is not None and self._may_fill_shard(values, key):
-            self._assembly().written(key, base.keyspace, self._session.run)
+            self._assembly().written(key, base.keyspace, self.session.run)
         return True
 
     async def write(self, key: str, data: bytes) -> None:
@@ -111,7 +111,7 @@ class Writer:
     def _commit(self) -> None:
         from refshard_fs.writing.commit import Committing, commit  # as above
 
-        overlay, session = self.overlay, self._session
+        overlay, session = self.overlay, self.session
         with overlay.lock:
             if overlay.is_shared and self._options.data_url is not None:
                 does_wait = waits(session.options.source, self.base(), self._options)
@@ -162,7 +162,7 @@ class Writer:
 
     def base(self) -> Base:
         """Return the source as it was opened, below the edits."""
-        self._session.open()
+        self.session.open()
         base = self.overlay.base
         assert base is not None, "whoever opens the source shares it"
         return base
@@ -174,11 +174,11 @@ class Writer:
         """
         from refshard_fs.writing.shard_edits import shard_edits  # as in `commit`
 
-        keyspace = self._session.open()
+        keyspace = self.session.open()
         match keyspace:
             case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits):
                 values = self._values_over(self.base())
-                keyspace = EditedKeySpace(view.base, shard_edits(view, edits, self._session.run, self.overlay, values))
+                keyspace = EditedKeySpace(view.base, shard_edits(view, edits, self.session.run, self.overlay, values))
         self.overlay.entrust()
         return keyspace
 
@@ -199,7 +199,7 @@ class Writer:
     def _store(self) -> Store:
         url = self._options.data_url
         assert url is not None
-        return Store(url, self._session.given(url))
+        return Store(url, self.session.given(url))
 
     # ------------------------------------------------------------------ where values go
 
@@ -214,13 +214,13 @@ class Writer:
         if values is None or isinstance(values, StagedValues) != staged:
             store = None if options.data_url is None else self._store()
             values = self._values = (StagedValues if staged else Values)(self.overlay, options, store)
-        values.waits = waits(self._session.options.source, base, options)
+        values.waits = waits(self.session.options.source, base, options)
         values.is_inner = base.keyspace.is_inner
         return values
 
     async def _open(self) -> Values:
         while True:
-            await self._session.keyspace()
+            await self.session.keyspace()
             values = self._opened_values()
             if values is not None:  # it is open, and no other thread has begun anew meanwhile
                 return values
@@ -232,7 +232,7 @@ class Writer:
         """Have the shard put together that ``key`` was the last chunk of, if it was."""
         base = self.overlay.base
         if base is not None and self._may_fill_shard(values, key):
-            await self._assembly().written_later(key, base.keyspace, self._session.look)
+            await self._assembly().written_later(key, base.keyspace, self.session.look)
 
     def _assembly(self) -> Assembly:
         from refshard_fs.writing.assembly import assembly_of  # as in `commit`

@@ -1,0 +1,135 @@
+"""What filesystems of one process share, and when it ends: sessions, engines of event loops, remembered indexes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import pickle
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem, TargetNotAllowed
+from tests.servers.http import RangeServer
+
+REFS = "/set/refs.json"
+DATA = "/set/x.bin"
+
+
+@pytest.fixture
+def source(http_server: RangeServer) -> str:
+    http_server.put(DATA, bytes(range(100)))
+    return http_server.put(REFS, json.dumps({f"k/{i}": ["x.bin", i, 1] for i in range(100)}).encode())
+
+
+def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo, skip_instance_cache=True, index_cache=False, **options)
+
+
+def gets(server: RangeServer, path: str) -> int:
+    return sum(request.method == "GET" for request in server.requests(path))
+
+
+# ---------------------------------------------------------------------- event loops
+
+
+def test_event_loops_that_have_ended_are_not_kept(source: str) -> None:
+    fs = opened(source, asynchronous=True)
+    loops = []
+
+    async def read(number: int) -> bytes:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        return await fs._cat_file(f"k/{number}")
+
+    for number in range(10):
+        assert asyncio.run(read(number)) == bytes([number])
+    gc.collect()
+    assert sum(loop() is not None for loop in loops) <= 1
+
+
+def test_loops_that_were_closed_without_a_word_go_when_the_next_one_reads(source: str) -> None:
+    fs = opened({"k": "data"}, asynchronous=True)
+    loops = []
+    for _ in range(5):
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(fs._info("k"))["size"] == 4
+        loop.close()
+        loops.append(weakref.ref(loop))
+        del loop
+    gc.collect()
+    assert sum(loop() is not None for loop in loops) <= 1
+
+
+# ---------------------------------------------------------------------- copies
+
+
+def test_copies_of_a_filesystem_open_its_source_once(source: str, http_server: RangeServer) -> None:
+    data = pickle.dumps(opened(source))
+    copies = [pickle.loads(data) for _ in range(20)]
+    assert [copy.cat_file("k/1") for copy in copies] == [b"\x01"] * 20
+    assert gets(http_server, REFS) <= 2  # its first bytes, and all of it
+    assert copies[0].stats()["keys"] == 20
+    assert len({copy._session for copy in copies}) == 1
+
+
+def test_an_asynchronous_copy_as_zarr_makes_it_counts_with_its_original(source: str) -> None:
+    fs = opened(source)
+    spelled = json.loads(fs.to_json()) | {"asynchronous": True}
+    copy = RefShardFileSystem.from_json(json.dumps(spelled))
+    assert copy.asynchronous
+    assert asyncio.run(copy._cat_file("k/2")) == b"\x02"
+    assert fs.stats()["keys"] == 1
+
+
+def test_a_copy_whose_arguments_were_changed_has_nothing_of_its_original(source: str) -> None:
+    fs = opened(source, allow="any")
+    fs.cat_file("k/1")
+    spelled = json.loads(fs.to_json()) | {"allow": ["s3://elsewhere/"]}
+    with pytest.raises(TargetNotAllowed):
+        RefShardFileSystem.from_json(json.dumps(spelled)).cat_file("k/1")
+
+
+def test_a_filesystem_that_is_made_anew_opens_the_source_as_it_is_now(tmp_path: Path) -> None:
+    path = tmp_path / "refs.json"
+    path.write_text('{"k": "old"}')
+    first = opened(str(path))
+    assert first.cat_file("k") == b"old"
+    path.write_text('{"k": "what is new"}')
+    assert pickle.loads(pickle.dumps(opened(str(path)))).cat_file("k") == b"what is new"
+    assert pickle.loads(pickle.dumps(first)).cat_file("k") == b"old"
+
+
+# ---------------------------------------------------------------------- what is remembered
+
+
+def test_what_one_filesystem_forgets_others_still_know(source: str, http_server: RangeServer) -> None:
+    other = http_server.put("/other/refs.json", json.dumps({f"k/{i}": "other" for i in range(10_000)}).encode())
+    assert opened(other).cat_file("k/1") == b"other"
+    fs = opened(source)
+    fs.cat_file("k/1")
+    before = gets(http_server, "/other/refs.json")
+    fs.invalidate_cache()
+    assert opened(other).cat_file("k/2") == b"other"
+    assert gets(http_server, "/other/refs.json") == before
+
+
+def test_one_array_of_a_hierarchy_is_forgotten_alone(http_server: RangeServer) -> None:
+    meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C"}
+    array = json.dumps(meta | {"fill_value": 0, "filters": None, "compressor": None}).encode()
+    files = {".zgroup": b'{"zarr_format": 2}'}
+    files |= {f"{name}/{key}": value for name in "ab" for key, value in ((".zarray", array), ("0", b"1"))}
+    for name, value in files.items():
+        url = http_server.put(f"/store/{name}", value)
+    fs = opened(url.rpartition("/store/")[0] + "/store", format="zarr-hierarchy")
+    assert fs.cat(["a/0", "b/0"]) == {"a/0": b"1", "b/0": b"1"}
+    for name in "ab":
+        http_server.put(f"/store/{name}/0", b"23")
+    fs.invalidate_cache("a")
+    assert fs.cat_file("a/0") == b"23"
+    with pytest.raises(Exception, match="invalidate_cache"):  # another version than was read before
+        fs.cat_file("b/0")
+    fs.invalidate_cache()
+    assert fs.cat_file("b/0") == b"23"
