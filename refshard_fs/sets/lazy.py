@@ -23,7 +23,7 @@ from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.sources import take
 from refshard_fs.sets.variables import Named, Variable
-from refshard_fs.targets.store import Sink
+from refshard_fs.targets.document import Sink
 
 __all__ = ["LazySet", "beside", "lazily", "lazy_set", "looked_at", "named_url"]
 

@@ -1,47 +1,38 @@
-"""One object that is replaced at once, by a writer who knows which version it replaces.
-
-Local files: under an advisory lock the identity (inode, time of the last change, size) is compared, then the new file
-is renamed into place. S3: one PUT with ``If-Match`` or ``If-None-Match``, which the store decides. Others are asked
-for their version just before the PUT: between the two somebody else may write.
-"""
+"""One object that is replaced at once, by who knows which version it replaces; new ones that appear whole."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Iterator
-from enum import Enum
-from typing import Any, BinaryIO, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
+import fsspec
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError
-from refshard_fs.targets.local import facts_of, in_memory, locked, replacing
-from refshard_fs.targets.pool import AT_HAND, Given
-from refshard_fs.targets.s3 import is_s3fs, speaking
-from refshard_fs.targets.store import opened, sum_of
+from refshard_fs.security.policy import protocol_of
+from refshard_fs.targets.local import locked, replacing
+from refshard_fs.targets.objects import ABSENT, Condition, Objects
+from refshard_fs.targets.pool import Given
+from refshard_fs.targets.transfers import sum_of
 
-__all__ = ["ABSENT", "Absent", "Condition", "Document", "as_headers", "check", "conflict", "is_version"]
+__all__ = ["Document", "Sink"]
 
 
 class Document:
-    """The object at ``url``, to be replaced if it is still what it was: ``expected`` (None: it does not exist).
+    """The object at ``url``, which is to be the version ``expected`` (None: is not to exist) when it is replaced.
 
-    ``sent`` are the sums of what the same writer has put there before, and heard no answer to: one of these may be
-    replaced as well. What is put here is among them while no answer has come.
+    ``sent`` are the sums of what was put without an answer, here and by earlier tries: one of these may be there.
     """
 
     def __init__(self, url: str, given: Given, expected: Facts | None, sent: set[bytes] | None = None) -> None:
-        self.url = url
-        self.fs, path = opened(url, given)
-        self.path = path.rstrip("/")
-        self.expected = expected
-        self.made: Facts | None = None  # what it is after it was replaced
+        self._object = Objects(url, given)
+        self._condition: Condition = ABSENT if expected is None else expected
         self._sent: set[bytes] = set() if sent is None else sent
+        self.made: Facts | None = None  # what it is after it was replaced
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
@@ -49,207 +40,123 @@ class Document:
 
         Raises ConflictError, and changes nothing, if the object is not the one that was expected.
         """
-        if type(self.fs) is LocalFileSystem:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with locked(os.path.dirname(self.path) or "."):
-                with replacing(self.path, check=self._check_local, durable=True) as file:
-                    yield file
-                self.made = _local_facts(self.path)
+        if type(self._object.fs) is not LocalFileSystem:
+            with tempfile.TemporaryFile() as file:
+                yield file
+                file.seek(0)
+                self.put(file.read())
             return
-        with tempfile.TemporaryFile() as file:
-            yield file
-            file.seek(0)
-            self.put(file.read())
+        path = self._object.path("")
+        folder = os.path.dirname(path) or "."
+        os.makedirs(folder, exist_ok=True)
+        with self._telling_conflicts(), locked(folder):
+            with replacing(path, check=lambda: self._object.check("", self._condition), durable=True) as file:
+                yield file
+            self.made = self._object.facts("")
 
-    @speaking()
     def put(self, data: bytes) -> None:
         """Replace the object by ``data``; ConflictError if it is not the one that was expected."""
-        if type(self.fs) is LocalFileSystem:
+        if type(self._object.fs) is LocalFileSystem:
             with self.stream() as file:
                 file.write(data)
             return
         known = frozenset(self._sent)
         self._sent.add(sum_of([data]))
-        try:
-            self._put(data)
-        except ConflictError:
-            own = self._own(known)
-            if own is None:
-                raise
-            self.expected = own
-            self._put(data)
+        with self._telling_conflicts():
+            try:
+                self._put(data, self._condition)
+            except ConflictError:
+                there = self._object.fetch("") if known else None
+                if there is None or sum_of([there.data]) not in known:
+                    raise
+                self._put(data, there.facts)
         self._sent.clear()
 
-    def _own(self, known: Collection[bytes]) -> Facts | None:
-        """Return the version that is there if its content is one of those ``known``."""
-        facts = self.facts()
-        if not known or facts is None:
-            return None
-        return facts if sum_of([self.fs.cat_file(self.path)]) in known else None
-
-    def _put(self, data: bytes) -> None:
-        if is_s3fs(self.fs):
-            self._put_s3(data)
-        elif type(self.fs) is MemoryFileSystem:
-            with in_memory():
-                self._check(_in_memory_facts(self.path))
-                self.fs.makedirs(self.path.rpartition("/")[0], exist_ok=True)
-                self.fs.pipe_file(self.path, data)
-                self.made = _in_memory_facts(self.path)
-        else:
-            self._check(_facts(self.fs, self.path))
-            self.fs.pipe_file(self.path, data)
-            self.made = _facts(self.fs, self.path)
-
-    @speaking()
     def may_be(self, data: bytes) -> bool:
         """Whether the object is ``data`` or may still become it, after `put` raised what is no ConflictError."""
-        if type(self.fs) not in (LocalFileSystem, MemoryFileSystem):
+        if not self._object.is_immediate:
             return True  # a server may do what it was asked for after nobody waits for it any more
+        there = self._object.fetch("")
+        return there is not None and there.data == data
+
+    def _put(self, data: bytes, condition: Condition) -> None:
+        with self._object.lock() if self._object.is_immediate else contextlib.nullcontext():
+            self.made = self._object.put("", (data,), condition)
+        if self.made is None:
+            self.made = self._object.facts("")
+
+    @contextlib.contextmanager
+    def _telling_conflicts(self) -> Iterator[None]:
         try:
-            return bool(self.fs.cat_file(self.path) == data)
-        except FileNotFoundError:
-            return False
-
-    @speaking()
-    def facts(self) -> Facts | None:
-        """Return what the object is now; None if there is none."""
-        match self.fs:
-            case LocalFileSystem():
-                return _local_facts(self.path)
-            case MemoryFileSystem():
-                return _in_memory_facts(self.path)
-        return _facts(self.fs, self.path)
-
-    def _check_local(self) -> None:
-        self._check(_local_facts(self.path))
-
-    def _check(self, found: Facts | None) -> None:
-        expected = self.expected
-        if expected is None and found is None:
-            return
-        if expected is None or found is None or not _same(expected, found):
-            raise self._conflict()
-
-    def _put_s3(self, data: bytes) -> None:
-        bucket, key, _ = self.fs.split_path(self.path)
-        given = self.fs.s3_additional_kwargs
-        if self.expected is None:
-            condition = {"IfNoneMatch": "*"}
-        elif self.expected.etag is None:
+            yield
+        except ConflictError as e:
+            is_new = self._condition is ABSENT
+            what = "was not there when it was opened, and now is" if is_new else "was opened and then changed"
             raise ConflictError(
-                f"{self.url} has no ETag, so that nothing tells whether somebody else has written it: fs.save(url) "
-                "writes elsewhere"
-            )
-        else:
-            condition = {"IfMatch": self.expected.etag}
+                f"{self._object.url} {what}: somebody else wrote it. Nothing was committed, and your writes are kept: "
+                "discard() goes on with what is there now, save() writes what you have to another place"
+            ) from e
+
+
+class Sink:
+    """One object or directory that is to be written, at a URL and with the options of its filesystem."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._fs, path = fsspec.core.url_to_fs(url, **options)
+        self.path = path.rstrip("/")
+        self.is_local = type(self._fs) is LocalFileSystem
+
+    def is_at(self, url: str) -> bool:
+        """Whether ``url`` is the same place."""
+        protocols = (self._fs.protocol,) if isinstance(self._fs.protocol, str) else self._fs.protocol
+        same = (protocol_of(url) or "file") in protocols
+        return same and str(self._fs._strip_protocol(url)).rstrip("/") == self.path
+
+    def names(self) -> list[str]:
+        """Return the names directly below the directory; none where it does not exist."""
+        self._fs.invalidate_cache()
         try:
-            answer = self.fs.call_s3("put_object", given, Bucket=bucket, Key=key, Body=data, **condition)
-        except OSError as e:
-            if _status(e) not in (404, 409, 412):
-                raise
-            self.fs.invalidate_cache()
-            with contextlib.suppress(FileNotFoundError):
-                if self.fs.cat_file(self.path) == data:  # it was written, and the answer to that was lost
-                    self.made = _facts(self.fs, self.path)
-                    return
-            raise self._conflict() from e
-        self.fs.invalidate_cache(self.path)
-        self.made = Facts(len(data), answer.get("ETag"))
+            found = self._fs.ls(self.path, detail=False)
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as e:
+            raise FileExistsError(f"{self.path} is a file") from e
+        names = [str(name).rstrip("/") for name in found]
+        if names == [self.path] and not self._fs.isdir(self.path):
+            raise FileExistsError(f"{self.path} is a file")
+        return [name.rpartition("/")[2] for name in names if name != self.path]
 
-    def _conflict(self) -> ConflictError:
-        what = (
-            "was not there when it was opened, and now is" if self.expected is None else "was opened and then changed"
-        )
-        return ConflictError(
-            f"{self.url} {what}: somebody else wrote it. Nothing was committed, and your writes are kept: "
-            "discard() goes on with what is there now, save() writes what you have to another place"
-        )
+    def read(self, name: str) -> bytes:
+        """Return the object ``name`` of the directory."""
+        data: bytes = self._fs.cat_file(f"{self.path}/{name}")
+        return data
 
-
-def _same(one: Facts, other: Facts) -> bool:
-    if one.etag is not None and other.etag is not None:
-        return one.etag.strip('"') == other.etag.strip('"')
-    return one.size == other.size and one.last_modified == other.last_modified
-
-
-def _status(error: OSError) -> int | None:
-    response: Any = getattr(error.__cause__, "response", None)
-    if not isinstance(response, dict):
-        return None
-    status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status
-
-
-def _local_facts(path: str) -> Facts | None:
-    try:
-        return facts_of(os.stat(path))
-    except FileNotFoundError:
-        return None
-
-
-def _in_memory_facts(path: str) -> Facts | None:
-    try:
-        answer = AT_HAND[MemoryFileSystem].read_now(path, 0, 0)
-    except FileNotFoundError:
-        return None
-    return None if answer is None else Facts(answer.size, answer.etag, answer.last_modified)
-
-
-def _facts(fs: AbstractFileSystem, path: str) -> Facts | None:
-    fs.invalidate_cache()
-    try:
-        info = fs.info(path)
-    except FileNotFoundError:
-        return None
-    etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
-    modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
-    return Facts(info.get("size"), None if etag is None else str(etag), None if modified is None else str(modified))
-
-
-# ----------------------------------------------------------------------------------------------------
-# What an object must be to be replaced, and whether it is: versions compared, and the error where they differ.
-
-
-class Absent(Enum):
-    """The condition that there is no such object yet."""
-
-    ABSENT = "absent"
-
-
-ABSENT: Final = Absent.ABSENT
-
-Condition = Facts | Absent | None  # what an object must be to be replaced; None: whatever it is
-
-
-def check(found: Facts | None, condition: Condition, url: str) -> None:
-    """Raise ConflictError if ``found``, the object at ``url``, is not what ``condition`` says."""
-    match condition, found:
-        case (None, _) | (Absent(), None):
+    def put(self, files: Mapping[str, bytes]) -> None:
+        """Write the objects ``files`` (name → bytes) of the directory."""
+        if not self.is_local:
+            self._fs.pipe({f"{self.path}/{name}": data for name, data in files.items()})
             return
-        case Facts(), Facts() if is_version(condition, found):
+        for name, data in files.items():
+            path = f"{self.path}/{name}"
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with replacing(path) as file:
+                file.write(data)
+
+    def remove(self) -> None:
+        """Remove the directory and all that is in it."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self.path, recursive=True)
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[BinaryIO]:
+        """Give a file to write the object to; it takes its place when the block ends without an error."""
+        if self.is_local:
+            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+            with replacing(self.path) as file:
+                yield file
             return
-    raise conflict(url, condition)
-
-
-def as_headers(condition: Condition) -> dict[str, str]:
-    """Return what S3 is told of the version to replace."""
-    match condition:
-        case None | Facts(etag=None):
-            return {}
-        case Facts(etag=str(etag)):
-            return {"IfMatch": etag}
-    return {"IfNoneMatch": "*"}
-
-
-def is_version(one: Facts, other: Facts) -> bool:
-    """Whether both are of one version of an object, as far as they tell."""
-    if one.etag is not None and other.etag is not None:
-        return one.etag.strip('"') == other.etag.strip('"')
-    return one.size == other.size and one.last_modified == other.last_modified
-
-
-def conflict(url: str, condition: Condition) -> ConflictError:
-    """Return the error of an object that is not what ``condition`` says."""
-    what = "was not there" if isinstance(condition, Absent) else "was another one"
-    return ConflictError(f"{url} {what} when it was read, and somebody else has written it since")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "object")
+            with open(path, "wb") as file:
+                yield file
+            self._fs.put_file(path, self.path)

@@ -44,6 +44,7 @@ def replacing(path: str, *, check: Callable[[], object] | None = None, durable: 
     ``check()`` is called just before; what it raises leaves ``path`` as it was. ``durable``: the file, and its name,
     are on the disk before and after that.
     """
+    path = os.path.realpath(path)  # of a symbolic link, what it leads to is replaced
     draft = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         with open(draft, "xb") as file:

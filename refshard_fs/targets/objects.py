@@ -1,35 +1,82 @@
-"""The objects of a hierarchy, changed one by one: each is put whole or removed, by who may say what it replaces.
+"""The objects below a URL, changed one by one: each is put whole or removed, by who may say which version it replaces.
 
-Local files: written aside, made durable and renamed into place, under an advisory lock of the hierarchy's directory.
+Local files: written under another name, made durable and renamed into place, under an advisory lock of the directory.
 S3: one PUT, with ``If-Match`` or ``If-None-Match`` where the writer knows what was there, so that the store decides.
 In memory: under a lock of this process. Others are asked for their version just before: somebody may write in between.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import stat
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
 
-from fsspec.asyn import sync
+import fsspec
+from fsspec.asyn import AsyncFileSystem, sync
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.model import Facts
+from refshard_fs.errors import ConflictError
 from refshard_fs.security.policy import locator
-from refshard_fs.targets.document import ABSENT, Absent, Condition, as_headers, check, conflict, is_version
-from refshard_fs.targets.local import facts_of, in_memory, is_draft, locked, replacing
+from refshard_fs.targets.generic import in_thread
+from refshard_fs.targets.local import facts_of, in_memory, is_draft, locked, replacing, sync_file
 from refshard_fs.targets.pool import AT_HAND, Given
 from refshard_fs.targets.s3 import as_os_error, is_s3fs, speaking
-from refshard_fs.targets.store import LARGE, Fetched, fetch_any, fetch_local, fetch_s3, opened, put_s3
-from refshard_fs.targets.store import Buffer_transfers as Buffer
+from refshard_fs.targets.transfers import LARGE, Buffer, Fetched, fetch_any, fetch_local, fetch_s3, put_s3
 
-__all__ = ["ABSENT", "Absent", "Condition", "Fetched", "Objects", "is_version"]
+__all__ = ["ABSENT", "Absent", "Buffer", "Condition", "Fetched", "Objects", "is_version"]
+
+SYNCED_ONE_BY_ONE: Final = 64  # files; to sync more of them takes longer than to sync the whole system
+_BOUND: Final = ("asynchronous", "loop", "skip_instance_cache")  # what ties an instance to an event loop
+
+
+# ------------------------------------------------------------------ versions
+
+
+class Absent(Enum):
+    """The condition that there is no such object yet."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+
+Condition = Facts | Absent | None  # what an object must be to be replaced; None: whatever it is
+
+
+def is_version(one: Facts, other: Facts) -> bool:
+    """Whether both are of one version of an object, as far as they tell."""
+    if one.etag is not None and other.etag is not None:
+        return one.etag.strip('"') == other.etag.strip('"')
+    return one.size == other.size and one.last_modified == other.last_modified
+
+
+def _as_headers(condition: Condition) -> dict[str, str]:
+    """Return what S3 is told of the version to replace."""
+    match condition:
+        case Facts(etag=str(etag)):
+            return {"IfMatch": etag}
+        case Absent():
+            return {"IfNoneMatch": "*"}
+    return {}
+
+
+def _conflict(url: str, condition: Condition) -> ConflictError:
+    what = "was not there" if isinstance(condition, Absent) else "was another one"
+    return ConflictError(f"{url} {what} when it was read, and somebody else has written it since")
+
+
+# ------------------------------------------------------------------ locks of hierarchies that are not local
 
 
 class _Lock:
@@ -37,8 +84,16 @@ class _Lock:
         self.lock = threading.Lock()
 
 
-_locks: weakref.WeakValueDictionary[str, _Lock] = weakref.WeakValueDictionary()  # by URL of a hierarchy on a server
+_locks: weakref.WeakValueDictionary[str, _Lock] = weakref.WeakValueDictionary()  # by URL
 _locks_guard = threading.Lock()
+
+
+def _lock_of(url: str) -> _Lock:
+    with _locks_guard:
+        found = _locks.get(url)
+        if found is None:
+            found = _locks[url] = _Lock()
+        return found
 
 
 def _after_fork() -> None:
@@ -51,47 +106,76 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+# ------------------------------------------------------------------ objects
+
+
 class Objects:
-    """The objects below ``url``; ``given`` is a filesystem, or the options of one. Any thread may use it."""
+    """The objects below ``url``; ``given`` is a filesystem, or the options of one. Any thread may use it.
+
+    The filesystem is opened at the first use, and again in a forked process. The name ``""`` is the URL itself.
+    """
 
     def __init__(self, url: str, given: Given) -> None:
         self.url = url.rstrip("/")
-        self.url_of = locator(self.url)
-        self._fs, root = opened(self.url, given)
-        self._root = root.rstrip("/")
+        self._url_of = locator(self.url)
+        self._given = given
+        self._opened: tuple[int, AbstractFileSystem, str] | None = None
+
+    def url_of(self, name: str) -> str:
+        """Return the URL of the object ``name``."""
+        return self._url_of(name) if name else self.url
+
+    def name_of(self, url: str) -> str | None:
+        """Return the name of the object at ``url``; None if it is not below this one."""
+        return url[len(self.url) + 1 :] if url.startswith(self.url + "/") else None
 
     @property
-    def is_at_hand(self) -> bool:
-        """Whether to ask for a version takes no request."""
-        return isinstance(self._fs, LocalFileSystem | MemoryFileSystem)
+    def fs(self) -> AbstractFileSystem:
+        """The filesystem, which any thread may call."""
+        return self._open()[0]
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether requests need neither a network nor an event loop."""
+        return type(self.fs) in (LocalFileSystem, MemoryFileSystem)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other commits of this process out; to local files, those of all processes of this machine."""
-        match self._fs:
+        """Keep other commits of this process out; from local files, those of all processes of this machine."""
+        match self.fs:
             case MemoryFileSystem():
                 with in_memory():
                     yield
             case LocalFileSystem():
-                os.makedirs(self._root, exist_ok=True)
-                with locked(self._root):
+                folder = self.path("")
+                os.makedirs(folder, exist_ok=True)
+                with locked(folder):
                     yield
             case _:
-                with _locks_guard:
-                    lock = _locks.get(self.url)
-                    if lock is None:
-                        lock = _locks[self.url] = _Lock()
+                lock = _lock_of(self.url)  # which lasts as long as somebody refers to it
                 with lock.lock:
                     yield
+
+    def path(self, name: str) -> str:
+        """Return the path of the object ``name`` in the filesystem."""
+        root = self._open()[1]
+        return f"{root}/{name}" if name else root
+
+    def _open(self) -> tuple[AbstractFileSystem, str]:
+        known = self._opened
+        if known is None or known[0] != os.getpid():
+            fs, path = _opened(self.url, self._given)
+            known = self._opened = os.getpid(), fs, path.rstrip("/")
+        return known[1], known[2]
 
     # ------------------------------------------------------------------ reading
 
     @speaking()
     def fetch(self, name: str) -> Fetched | None:
         """Return the object ``name``, with one request; None if there is none."""
-        path = self._path(name)
+        path = self.path(name)
         try:
-            match self._fs:
+            match self.fs:
                 case LocalFileSystem():
                     return fetch_local(path)
                 case MemoryFileSystem():
@@ -99,72 +183,119 @@ class Objects:
                     return None if answer is None else Fetched(answer.data, Facts(answer.size, answer.etag))
                 case fs if is_s3fs(fs):
                     return fetch_s3(fs, path)
-            facts = _facts(self._fs, path)
-            return None if facts is None else fetch_any(self._fs, path, facts)
+            facts = _facts(self.fs, path)
+            return None if facts is None else fetch_any(self.fs, path, facts)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     @speaking()
-    def facts(self, name: str) -> Facts | None:
-        """Return what tells the version of the object ``name`` from others; None if there is none."""
-        return _facts(self._fs, self._path(name))
-
-    def names(self, prefix: str) -> list[str]:
-        """Return the names of all objects below the directory ``prefix`` (empty: of all)."""
-        return sorted(self.found(prefix))
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the objects ``names``, all requested at once."""
+        paths = {self.path(name): name for name in names}
+        found: Mapping[str, bytes] = self.fs.cat(list(paths)) if paths else {}
+        return {paths[path]: data for path, data in found.items()}
 
     @speaking()
-    def found(self, prefix: str) -> dict[str, Facts]:
-        """Return all objects below the directory ``prefix`` (empty: all there are), by name, as listings tell them.
+    def facts(self, name: str) -> Facts | None:
+        """Return what tells the version of the object ``name`` from others; None if there is none."""
+        return _facts(self.fs, self.path(name))
+
+    @speaking()
+    def found(self, below: str) -> dict[str, Facts]:
+        """Return all objects below the directory ``below`` (empty: all there are), by name, as listings tell them.
 
         Drafts of killed writers are not among them.
         """
-        self._fs.invalidate_cache()
+        fs, root = self._open()
+        fs.invalidate_cache()
         try:
-            found = self._fs.find(self._path(prefix), detail=True)
+            found = fs.find(self.path(below), detail=True)
         except FileNotFoundError:
             return {}
-        stem = len(self._root) + 1
+        stem = len(root) + 1
         objects = ((str(path), info) for path, info in found.items() if info.get("type") != "directory")
-        return {path[stem:]: _told(info) for path, info in objects if not is_draft(path)}
+        return {path[stem:]: _told(info) for path, info in sorted(objects) if not is_draft(path)}
 
     # ------------------------------------------------------------------ writing
 
     def check(self, name: str, condition: Condition) -> None:
         """Raise ConflictError if the object ``name`` is known to be another than ``condition`` says."""
-        if condition is not None and not is_s3fs(self._fs):
-            check(_facts(self._fs, self._path(name)), condition, self.url_of(name))
+        if condition is None:
+            return
+        found = _facts(self.fs, self.path(name))
+        if found is None or isinstance(condition, Absent):
+            is_met = found is None and isinstance(condition, Absent)
+        else:
+            is_met = is_version(condition, found)
+        if not is_met:
+            raise _conflict(self.url_of(name), condition)
 
-    def put(self, name: str, parts: Sequence[Buffer], condition: Condition = None) -> Facts | None:
+    @speaking()
+    def put(
+        self, name: str, parts: Sequence[Buffer], condition: Condition = None, *, durable: bool = True
+    ) -> Facts | None:
         """Let the object ``name`` be ``parts``, one after the other; return what is then known of its version.
 
-        Raises ConflictError, and changes nothing, if it is not what ``condition`` says.
+        Raises ConflictError, and changes nothing, if it is not what ``condition`` says. Local files are on the disk
+        when this returns, if they are to be ``durable``.
         """
-        path = self._path(name)
-        match self._fs:
+        path = self.path(name)
+        match self.fs:
             case LocalFileSystem():
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                with replacing(path, check=lambda: self.check(name, condition), durable=True) as file:
-                    for part in parts:
-                        file.write(part)
+                with replacing(path, check=lambda: self.check(name, condition), durable=durable) as file:
+                    file.writelines(parts)
                 return facts_of(os.stat(path))
-            case MemoryFileSystem():
+            case MemoryFileSystem() as fs:
                 self.check(name, condition)
-                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self._fs.pipe_file(path, b"".join(parts))
-                return _facts(self._fs, path)
+                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                fs.pipe_file(path, b"".join(parts))
+                return _facts(fs, path)
             case fs if is_s3fs(fs):
                 return self._put_s3(name, path, parts, condition)
         self.check(name, condition)
         if sum(map(len, parts)) <= LARGE:
-            self._fs.pipe_file(path, b"".join(parts))
+            self.fs.pipe_file(path, b"".join(parts))
         else:
             with tempfile.TemporaryDirectory() as folder:
                 draft = os.path.join(folder, "object")
                 with open(draft, "wb") as file:
                     file.writelines(parts)
-                self._fs.put_file(draft, path)
+                self.fs.put_file(draft, path)
         return None
+
+    async def put_later(self, name: str, data: bytes) -> None:
+        """Write the object ``name`` from an event loop, which is not kept waiting; `make_durable` may follow."""
+        fs = self.fs
+        if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
+            if type(fs) is MemoryFileSystem:
+                self.put(name, (data,))
+            else:
+                await in_thread(lambda: self.put(name, (data,), durable=False))
+        elif fs.loop is asyncio.get_running_loop():
+            await fs._pipe_file(self.path(name), data)
+        else:
+            writing = asyncio.run_coroutine_threadsafe(fs._pipe_file(self.path(name), data), fs.loop)
+            await asyncio.wrap_future(writing)
+
+    def make_durable(self, urls: Iterable[str]) -> None:
+        """Return when the objects at ``urls``, which were put before, are on the disk, if they are local."""
+        if type(self.fs) is not LocalFileSystem:
+            return
+        paths = [self.path(name) for name in map(self.name_of, urls) if name is not None]
+        if len(paths) > SYNCED_ONE_BY_ONE and hasattr(os, "sync"):
+            os.sync()
+            return
+        for path in [*paths, *{os.path.dirname(path) for path in paths}]:
+            sync_file(path)
+
+    @speaking()
+    def copy(self, name: str, new: str) -> None:
+        """Copy the object ``name`` to ``new``, whole or not at all."""
+        if type(self.fs) is LocalFileSystem:
+            self.put(new, (self.fs.cat_file(self.path(name)),))
+        else:
+            self.fs.cp_file(self.path(name), self.path(new))
 
     @speaking()
     def remove(self, name: str, condition: Condition = None) -> None:
@@ -172,30 +303,45 @@ class Objects:
 
         Raises ConflictError, and changes nothing, if it is not what ``condition`` says.
         """
-        path = self._path(name)
-        if not is_s3fs(self._fs):
+        path = self.path(name)
+        if not is_s3fs(self.fs):
             if condition is not None and self.facts(name) is None:
                 return
             self.check(name, condition)
             with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(path)
+                self.fs.rm_file(path)
             return
-        fs: Any = self._fs
+        fs: Any = self.fs
         bucket, key, _ = fs.split_path(path)
         try:
-            fs.call_s3("delete_object", Bucket=bucket, Key=key, **as_headers(condition))
+            fs.call_s3("delete_object", Bucket=bucket, Key=key, **_as_headers(condition))
         except OSError as e:
             if condition is None or _status(e) not in (404, 409, 412):
                 raise
             if self.facts(name) is not None:
-                raise conflict(self.url_of(name), condition) from e
+                raise _conflict(self.url_of(name), condition) from e
         fs.invalidate_cache(path)  # it is gone: also where it was removed, and the answer to that was lost
+
+    def remove_all(self, names: Iterable[str]) -> None:
+        """Remove the objects ``names``, and directories that are empty then, as far as that can be done."""
+        names = list(names)
+        paths = [self.path(name) for name in names]
+        if not paths:
+            return
+        try:
+            with speaking():
+                self.fs.rm(paths)
+        except OSError:
+            for path in paths:  # one that is gone does not keep the others
+                with contextlib.suppress(OSError), speaking():
+                    self.fs.rm_file(path)
+        self.tidy(names)
 
     def sweep(self, names: Iterable[str]) -> None:
         """Remove what killed processes left beside the objects ``names``; only while the `lock` is held."""
-        if not isinstance(self._fs, LocalFileSystem):
+        if not isinstance(self.fs, LocalFileSystem):
             return
-        for folder in {os.path.dirname(self._path(name)) for name in names}:
+        for folder in {os.path.dirname(self.path(name)) for name in names}:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
                 for entry in entries:
                     if is_draft(entry.name):
@@ -203,10 +349,11 @@ class Objects:
 
     def tidy(self, names: Iterable[str]) -> None:
         """Remove the directories of the objects ``names`` that are empty, where there are directories."""
-        if not isinstance(self._fs, LocalFileSystem):
+        fs, root = self._open()
+        if not isinstance(fs, LocalFileSystem):
             return
-        for folder in sorted({os.path.dirname(self._path(name)) for name in names}, reverse=True):
-            while len(folder) > len(self._root):
+        for folder in sorted({os.path.dirname(self.path(name)) for name in names}, reverse=True):
+            while len(folder) >= len(root):
                 try:
                     os.rmdir(folder)
                 except OSError:
@@ -214,8 +361,10 @@ class Objects:
                 folder = os.path.dirname(folder)
 
     def _put_s3(self, name: str, path: str, parts: Sequence[Buffer], condition: Condition) -> Facts | None:
-        fs: Any = self._fs
-        when = as_headers(condition)
+        fs: Any = self.fs
+        when = _as_headers(condition)
+        if not when:
+            self.check(name, condition)
         try:
             answer = sync(fs.loop, put_s3, fs, path, parts, when)
         except Exception as e:  # of botocore, which is not ours to import; raised again unless it is a conflict
@@ -223,16 +372,25 @@ class Objects:
                 raise as_os_error(e) from e
             there = self.fetch(name)
             if there is None or not _is(there.data, parts):
-                raise conflict(self.url_of(name), condition) from e
+                raise _conflict(self.url_of(name), condition) from e
             return there.facts  # it was written, and the answer to that was lost
         fs.invalidate_cache(path)
         return Facts(sum(map(len, parts)), answer.get("ETag"))
 
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}" if name else self._root
 
-
-# ------------------------------------------------------------------ versions
+def _opened(url: str, given: Given) -> tuple[AbstractFileSystem, str]:
+    """Return a filesystem that any thread may call, and the path of ``url`` there, by an instance or options."""
+    if not isinstance(given, AbstractFileSystem):
+        fs, path = fsspec.core.url_to_fs(url, **given)
+        return fs, str(path)
+    fs = given
+    while type(fs) is AsyncFileSystemWrapper:
+        fs = fs.sync_fs
+    path = str(fs._strip_protocol(url))
+    if isinstance(fs, AsyncFileSystem) and fs.asynchronous:
+        options = {name: value for name, value in fs.storage_options.items() if name not in _BOUND}
+        fs = type(fs)(*fs.storage_args, **options)
+    return fs, path
 
 
 def _facts(fs: Any, path: str) -> Facts | None:
@@ -243,7 +401,7 @@ def _facts(fs: Any, path: str) -> Facts | None:
                 return None if stat.S_ISDIR(found.st_mode) else facts_of(found)
             case MemoryFileSystem():
                 answer = AT_HAND[MemoryFileSystem].read_now(path, 0, 0)
-                return None if answer is None else Facts(answer.size, answer.etag)
+                return None if answer is None else Facts(answer.size, answer.etag, answer.last_modified)
             case _ if is_s3fs(fs):
                 bucket, key, _ = fs.split_path(path)
                 head = fs.call_s3("head_object", Bucket=bucket, Key=key)
@@ -254,11 +412,12 @@ def _facts(fs: Any, path: str) -> Facts | None:
         return None
 
 
-def _told(info: dict[str, Any]) -> Facts:
+def _told(info: Mapping[str, Any]) -> Facts:
     """Return what fsspec's description of an object tells of its version."""
-    etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
-    modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
-    return Facts(info.get("size"), None if etag is None else str(etag), None if modified is None else str(modified))
+    etag = next((info[name] for name in ("ETag", "etag", "e_tag", "md5") if info.get(name)), None)
+    times = ("LastModified", "last_modified", "mtime", "modified", "modify", "created")
+    when = next((info[name] for name in times if info.get(name)), None)
+    return Facts(info.get("size"), None if etag is None else str(etag), None if when is None else str(when))
 
 
 def _is(data: Buffer, parts: Sequence[Buffer]) -> bool:
@@ -271,6 +430,7 @@ def _is(data: Buffer, parts: Sequence[Buffer]) -> bool:
 
 
 def _status(error: Exception) -> int | None:
+    """Return the status of the answer of S3 that ``error`` tells of."""
     for e in (error, error.__cause__):
         response: Any = getattr(e, "response", None)
         if isinstance(response, dict):

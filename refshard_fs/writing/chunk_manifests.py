@@ -77,18 +77,16 @@ class _Commit(DirectoryCommit):
             self._publish(commit, zarrmeta.dumps(root_with(nodes, changed, gone, done)))
         except BaseException:
             with contextlib.suppress(OSError):
-                self._store.remove(map(self._store.url_of, self._written))
+                self._store.remove_all(self._written)
             raise
         with contextlib.suppress(OSError, ConflictError):  # the commit is done: the root says what is left to do
             for path in changed:
-                self._store.put_now(join(path, _ROOT), zarrmeta.dumps(nodes[path]), durable=True)
-            self._store.remove(self._store.url_of(join(path, _ROOT)) for path in gone)
+                self._store.put(join(path, _ROOT), (zarrmeta.dumps(nodes[path]),))
+            self._store.remove_all(join(path, _ROOT) for path in gone)
             last = Document(self._url, self._given, commit.made)
             last.put(zarrmeta.dumps(root_with(nodes, [], [], done)))
-            self._store.remove(map(self._store.url_of, useless))
-            for path in gone:
-                self._store.tidy(path)
-            self._store.remove(map(self._store.url_of, replaced))  # of the last commit: who had it open has had time
+            self._store.remove_all(useless)
+            self._store.remove_all(replaced)  # of the last commit: who had it open has had time
 
     # ------------------------------------------------------------------ metadata
 
@@ -151,7 +149,7 @@ class _Commit(DirectoryCommit):
             members += manifest_writing.manifest_members(grid, numbers, part, path)
         name = f"manifest.{self._token}.json"
         self._written.append(join(path, name))
-        self._store.put_now(join(path, name), ("{" + ",\n".join(members) + "}\n").encode(), durable=True)
+        self._store.put(join(path, name), (("{" + ",\n".join(members) + "}\n").encode(),))
         return manifest_writing.with_manifest(doc, name)
 
 

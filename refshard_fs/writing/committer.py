@@ -14,7 +14,7 @@ from refshard_fs.session.collect import Run
 from refshard_fs.session.in_memory_source import Held
 from refshard_fs.targets import Given
 from refshard_fs.targets.document import Document
-from refshard_fs.targets.store import Store
+from refshard_fs.targets.objects import Objects
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import Values
 
@@ -46,7 +46,7 @@ class DirectoryCommit:
         self._edits = committing.edits
         self._base = committing.base
         root = str(committing.source).rstrip("/")
-        self._store = Store(root, committing.given(root))
+        self._store = Objects(root, committing.given(root))
         self._url = self._store.url_of(name)
         self._given = committing.given(self._url)
         self._sent = committing.overlay.sent

@@ -15,7 +15,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.layout import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version
-from refshard_fs.targets.store import sum_of
+from refshard_fs.targets.transfers import sum_of
 from refshard_fs.writing.assembly import assembly_of
 from refshard_fs.writing.committer import Committing
 from refshard_fs.writing.costs import costs_of
@@ -212,7 +212,7 @@ class HierarchyCommit:
         for: they are put on condition.
         """
         names = [name for name, _ in plan.documents]
-        if self._objects.is_at_hand:
+        if self._objects.is_immediate:
             for shard in plan.shards:
                 with self._shard(shard.key):
                     self._compare(shard.key, self._objects.facts(shard.key))
@@ -268,15 +268,20 @@ class HierarchyCommit:
     # ------------------------------------------------------------------ putting and removing
 
     def _put_data(self, plan: Plan, conditions: Mapping[str, Condition]) -> None:
+        jobs = [(_weight(shard), partial(self._put_shard, shard)) for shard in plan.shards]
+        for key, edit in plan.data.items():
+            assert not isinstance(edit, Span), "references were loaded"
+            condition = conditions[key] if key in conditions else self._unread(key)
+            jobs.append((edit.size, partial(self._put_chunk, key, edit, condition)))
+        gate = MemoryGate(IN_FLIGHT)
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="refshard-commit") as pool:
-            gate = MemoryGate(IN_FLIGHT)
+
+            def submit_all() -> list[Future[None]]:
+                return [pool.submit(gate.run, *job) for job in jobs]
+
             try:
-                jobs = [pool.submit(gate.run, _weight(shard), partial(self._put_shard, shard)) for shard in plan.shards]
-                for key, edit in plan.data.items():
-                    assert not isinstance(edit, Span), "references were loaded"
-                    condition = conditions[key] if key in conditions else self._unread(key)
-                    jobs.append(pool.submit(gate.run, edit.size, partial(self._put_chunk, key, edit, condition)))
-                for job in jobs:
+                # Not by this thread: the pool loses count of threads whose start Ctrl-C interrupts.
+                for job in pool.submit(submit_all).result():
                     job.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits for those under way
@@ -336,7 +341,7 @@ class HierarchyCommit:
         """Remove what is stored where arrays are to grow, and was not put: a commit that was cut short left it."""
         for grown in plan.grown:
             few = grown.added <= LISTED_FROM
-            found = grown.names() if few else filter(grown.has, self._objects.names(grown.path))
+            found = grown.names() if few else filter(grown.has, self._objects.found(grown.path))
             with ThreadPoolExecutor(WORKERS) as pool:
                 list(pool.map(self._objects.remove, [name for name in found if name not in self._put]))
 

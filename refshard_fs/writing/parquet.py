@@ -73,7 +73,7 @@ class _Commit(DirectoryCommit):
             self._publish(commit, visible)
         except BaseException:
             with contextlib.suppress(OSError):
-                self._store.remove(map(self._store.url_of, self._written))
+                self._store.remove_all(self._written)
             raise
         if self._renamed and self._may_tidy(now):
             with contextlib.suppress(OSError, ConflictError):  # the commit is done: the names in it do as well
@@ -115,7 +115,7 @@ class _Commit(DirectoryCommit):
         name = f"refs.{number}.{self._token}.parq"
         data = parquet_partition(array, layout.grids[array], numbers, part)
         self._written.append(join(array, name))
-        self._store.put_now(join(array, name), data, durable=True)
+        self._store.put(join(array, name), (data,))
         self._renamed.setdefault(array, {})[number] = name
 
     def _drop(self, array: str, start: int) -> None:
@@ -146,15 +146,15 @@ class _Commit(DirectoryCommit):
                     return
                 usual = partition_name(array, number)
                 if name is None:
-                    self._store.remove([self._store.url_of(usual)])
+                    self._store.remove_all([usual])
                 else:
-                    self._store.copy({join(array, name): usual})
+                    self._store.copy(join(array, name), usual)
                     unique.append(join(array, name))
         for array, before in self._layout.renamed.items():
             now = self._renamed.get(array, {})
             unique += [join(array, name) for n, name in before.items() if name is not None and now.get(n) != name]
         last.put(document)
-        self._store.remove(map(self._store.url_of, unique))
+        self._store.remove_all(unique)
 
 
 def _as_written(url: str | None) -> str | None:

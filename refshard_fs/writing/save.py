@@ -40,7 +40,7 @@ from refshard_fs.security import policy
 from refshard_fs.session.collect import Run, collect, gather
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.targets.store import Sink
+from refshard_fs.targets.document import Sink
 from refshard_fs.writing.options import SetFormat
 
 __all__ = ["Compressed", "Streamed", "respelling", "save", "save_json"]

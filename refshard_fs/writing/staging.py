@@ -23,7 +23,7 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.overlay import Overlay
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError
-from refshard_fs.targets.store import Buffer, Store
+from refshard_fs.targets.objects import Buffer, Objects
 from refshard_fs.writing.options import WriteOptions
 
 __all__ = ["StagedValues", "Values", "clear", "merge", "never"]
@@ -38,7 +38,7 @@ __all__ = ["StagedValues", "Values", "clear", "merge", "never"]
 class Values:
     """Writes to one overlay: what a method has returned from, readers see. Any thread and event loop may call it."""
 
-    def __init__(self, overlay: Overlay, options: WriteOptions, store: Store | None) -> None:
+    def __init__(self, overlay: Overlay, options: WriteOptions, store: Objects | None) -> None:
         self._overlay = overlay
         self._options = options
         self._store = store
@@ -60,9 +60,9 @@ class Values:
         assert self._store is not None
         name = self._name(data)
         if not self._is_known(name) and not (
-            self._options.content_addressed and await asyncio.to_thread(self._store.has, name)
+            self._options.content_addressed and await asyncio.to_thread(self._store.facts, name) is not None
         ):
-            await self._store.put(name, data)
+            await self._store.put_later(name, data)
         self._overlay.put(key, self._made(name, data))
 
     def write_now(self, key: str, data: bytes) -> bool:
@@ -74,7 +74,7 @@ class Values:
         if self.waits or is_metadata(key) or not self._is_large(data):
             overlay.put(key, Inline(data))
             return True
-        if self._store is None or not self._store.is_at_hand:
+        if self._store is None or not self._store.is_immediate:
             return False
         overlay.put(key, self._stored(data))
         return True
@@ -98,8 +98,8 @@ class Values:
     def _stored(self, data: Buffer, *, durable: bool = False) -> Span:
         assert self._store is not None
         name = self._name(data)
-        if not self._is_known(name) and not (self._options.content_addressed and self._store.has(name)):
-            self._store.put_now(name, data, durable=durable)
+        if not self._is_known(name) and not (self._options.content_addressed and self._store.facts(name) is not None):
+            self._store.put(name, (data,), durable=durable)
         return self._made(name, data)
 
     def _made(self, name: str, data: Buffer) -> Span:
@@ -133,36 +133,36 @@ _ROOT: Final = "%"  # stands for the empty key: no quoted key is that
 class StagedValues(Values):
     """Writes of a process that shares an overlay of another one."""
 
-    def __init__(self, overlay: Overlay, options: WriteOptions, store: Store | None) -> None:
+    def __init__(self, overlay: Overlay, options: WriteOptions, store: Objects | None) -> None:
         if store is None:
             raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
         super().__init__(overlay, options, store)
-        self._staging: Store = store
+        self._staging: Objects = store
 
     async def write(self, key: str, data: bytes) -> None:
         name = self._staged("w", key)
-        await self._staging.put(name, data)
+        await self._staging.put_later(name, data)
         self._wrote(key, name, data)
 
     def write_now(self, key: str, data: bytes) -> bool:
-        if not self._staging.is_at_hand:
+        if not self._staging.is_immediate:
             return False
         name = self._staged("w", key)
-        self._staging.put_now(name, data)
+        self._staging.put(name, (data,), durable=False)
         self._wrote(key, name, data)
         return True
 
     async def refer(self, key: str, span: Span) -> None:
         spelled = msgspec.json.encode([span.url, span.start, span.stop])
-        await self._staging.put(self._staged("r", key), spelled)
+        await self._staging.put_later(self._staged("r", key), spelled)
         self._overlay.put(key, span)
 
     async def remove(self, key: str) -> None:
-        await self._staging.put(self._staged("d", key), b"-")
+        await self._staging.put_later(self._staged("d", key), b"-")
         self._overlay.put(key, REMOVED)
 
     async def remove_below(self, prefix: str) -> None:
-        await self._staging.put(self._staged("p", prefix), b"-")
+        await self._staging.put_later(self._staged("p", prefix), b"-")
         self._overlay.remove_below(prefix)
 
     def _wrote(self, key: str, name: str, data: bytes) -> None:
@@ -195,7 +195,7 @@ class _Writer(NamedTuple):
     seen: dict[str, int]  # by key
 
 
-def merge(overlay: Overlay, store: Store, options: WriteOptions, *, waits: bool) -> None:
+def merge(overlay: Overlay, store: Objects, options: WriteOptions, *, waits: bool) -> None:
     """Take what other processes staged into ``overlay``; ConflictError, which names the key, where two differ on one.
 
     Then nothing is taken. What was taken before is passed over. Where values have places of their own, and so ``waits``
@@ -205,7 +205,7 @@ def merge(overlay: Overlay, store: Store, options: WriteOptions, *, waits: bool)
     if not found:
         return
     small = [s.name for s in found if s.kind == "r" or (s.kind == "w" and _is_small(s, options))]
-    read = store.get(small)
+    read = store.read(small)
     writers: dict[str, _Writer] = {}
     for staged in sorted(found, key=lambda s: (s.writer, s.number)):
         writer = writers.setdefault(staged.writer, _Writer(Edits(), {}))
@@ -222,7 +222,7 @@ def merge(overlay: Overlay, store: Store, options: WriteOptions, *, waits: bool)
         overlay.made(store.url_of(staged.name))
 
 
-def _at_hand(overlay: Overlay, edit: Edit, store: Store) -> Edit:
+def _at_hand(overlay: Overlay, edit: Edit, store: Objects) -> Edit:
     """Return an edit that needs no object of the staging place."""
     match edit:
         case Span() as span if (data := _bytes(span, store)) is not None:
@@ -230,26 +230,27 @@ def _at_hand(overlay: Overlay, edit: Edit, store: Store) -> Edit:
     return edit
 
 
-def clear(overlay: Overlay, store: Store) -> None:
+def clear(overlay: Overlay, store: Objects) -> None:
     """Remove what other processes staged and no commit has taken."""
     left = [staged.name for staged in _listed(overlay, store) if staged.name not in overlay.merged]
-    store.remove(map(store.url_of, left))
-    store.tidy(overlay.id)
+    store.remove_all(left)
 
 
-def _listed(overlay: Overlay, store: Store) -> Iterable[_Staged]:
-    for name, size in store.sizes(overlay.id).items():
+def _listed(overlay: Overlay, store: Objects) -> Iterable[_Staged]:
+    for name, facts in store.found(overlay.id).items():
         match = _NAME.fullmatch(name)
         if match is not None:
             key = "" if match["key"] == _ROOT else unquote(match["key"])
-            yield _Staged(name, match["writer"], int(match["seen"]), int(match["number"]), match["kind"], key, size)
+            yield _Staged(
+                name, match["writer"], int(match["seen"]), int(match["number"]), match["kind"], key, facts.size or 0
+            )
 
 
 def _is_small(staged: _Staged, options: WriteOptions) -> bool:
     return is_metadata(staged.key) or staged.size <= options.inline_threshold
 
 
-def _take(writer: _Writer, staged: _Staged, store: Store, data: bytes | None) -> None:
+def _take(writer: _Writer, staged: _Staged, store: Objects, data: bytes | None) -> None:
     edits, key = writer.edits, staged.key
     writer.seen[key] = staged.seen
     match staged.kind:
@@ -263,7 +264,7 @@ def _take(writer: _Writer, staged: _Staged, store: Store, data: bytes | None) ->
             edits.put(key, Span(store.url_of(staged.name), 0, staged.size) if data is None else Inline(data))
 
 
-def _refuse_conflicts(overlay: Overlay, writers: dict[str, _Writer], store: Store) -> None:
+def _refuse_conflicts(overlay: Overlay, writers: dict[str, _Writer], store: Objects) -> None:
     """Raise ConflictError if a key was written by two of the writers, or by one and, later, here, and differs."""
     known: dict[str, Edit] = {}
 
@@ -291,13 +292,13 @@ def _refuse_conflicts(overlay: Overlay, writers: dict[str, _Writer], store: Stor
                             refuse(key, "one process and removed by another")
 
 
-def _same(one: Edit, other: Edit, store: Store) -> bool:
+def _same(one: Edit, other: Edit, store: Objects) -> bool:
     match one, other:
         case Span() as a, Span() as b:
             return a == b or (a.size == b.size and _bytes(a, store) == _bytes(b, store))
     return one == other
 
 
-def _bytes(span: Span, store: Store) -> bytes | None:
+def _bytes(span: Span, store: Objects) -> bytes | None:
     name = store.name_of(span.url)
-    return None if name is None else store.get([name])[name][span.start : span.stop]
+    return None if name is None else store.read([name])[name][span.start : span.stop]

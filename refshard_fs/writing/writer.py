@@ -12,7 +12,7 @@ from refshard_fs.core.overlay import Base, Inherited, Overlay
 from refshard_fs.errors import ReadOnlyError, RefShardError
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.targets.store import Store
+from refshard_fs.targets.objects import Objects
 from refshard_fs.writing.commit import waits
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import StagedValues, Values, clear, merge
@@ -121,7 +121,7 @@ class Writer:
             base = self.base()
             edits = overlay.savepoint()
             if self._options.data_url is not None:
-                self._store().settle(overlay.objects())
+                self._store().make_durable(overlay.objects())
             source, values = session.options.source, self._values_over(base)
             committing = Committing(source, base, edits, overlay, session.run, session.given, self._options, values)
             try:
@@ -193,13 +193,12 @@ class Writer:
     def _remove_objects(self, urls: list[str]) -> None:
         if urls and self._options.data_url is not None:
             store = self._store()
-            store.remove(urls)
-            store.tidy()
+            store.remove_all(name for name in map(store.name_of, urls) if name is not None)
 
-    def _store(self) -> Store:
+    def _store(self) -> Objects:
         url = self._options.data_url
         assert url is not None
-        return Store(url, self.session.given(url))
+        return Objects(url, self.session.given(url))
 
     # ------------------------------------------------------------------ where values go
 

@@ -22,7 +22,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError
 from refshard_fs.targets.document import Document
-from refshard_fs.targets.objects import ABSENT, LARGE, Objects
+from refshard_fs.targets.objects import ABSENT, Objects
+from refshard_fs.targets.transfers import LARGE
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 
@@ -62,8 +63,8 @@ def test_parts_are_put_one_after_the_other(make: Make) -> None:
     objects.put("a/c/0", [b"anew"])
     assert held(make(), "a/c/0") == b"anew"
     assert held(objects, "a/c/1") is None
-    assert objects.names("") == objects.names("a") == ["a/c/0"]
-    assert objects.names("b") == []
+    assert list(objects.found("")) == list(objects.found("a")) == ["a/c/0"]
+    assert objects.found("b") == {}
 
 
 def test_large_objects_are_whole(make: Make) -> None:
