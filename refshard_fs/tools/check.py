@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
-from fsspec.asyn import get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
@@ -27,14 +26,9 @@ TOGETHER: Final = 1024  # chunks that are read at a time
 MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, by their mean size
 
 
-class Checked(Surveyed, Protocol):
-    """What is needed of a filesystem: `RefShardFileSystem`."""
-
-    @property
-    def left_whole(self) -> dict[str, str]: ...
-
-
-def check(fs: Checked, mode: CheckMode = "head", *, sample: int = 100, callback: Callback = DEFAULT_CALLBACK) -> Report:
+def check(
+    fs: Surveyed, mode: CheckMode = "head", *, sample: int = 100, callback: Callback = DEFAULT_CALLBACK
+) -> Report:
     """Check all of ``fs``: metadata, ranges, and one question to each target; data as ``mode`` says.
 
     ``"head"`` reads no chunk, ``"read"`` reads ``sample`` chunks that are evenly spaced over all there are, ``"full"``
@@ -71,7 +65,7 @@ def check(fs: Checked, mode: CheckMode = "head", *, sample: int = 100, callback:
 class _Check:
     """One check of a source that could be surveyed."""
 
-    def __init__(self, fs: Checked, source: Survey, found: Findings, callback: Callback) -> None:
+    def __init__(self, fs: Surveyed, source: Survey, found: Findings, callback: Callback) -> None:
         self._fs, self._source, self._found, self._callback = fs, source, found, callback
         self._read = self._bytes = self._decoded = 0
 
@@ -84,7 +78,7 @@ class _Check:
         wanted = _wanted(arrays, mode, sample)
         self._callback.set_size(len(source.urls) + sum(len(positions) for _, positions in wanted))
         ranges = Ranges(source)
-        sync(self._fs.loop or get_loop(), check_targets, self._fs._session, ranges, self._found, self._callback)
+        self._fs._session.wait(check_targets, self._fs._session, ranges, self._found, self._callback)
         decodes = mode == "full" and has_zarr()
         batch = max(1, min(TOGETHER, MEMORY // ranges.mean_size(MEMORY // 16)))
         for extents, positions in wanted:

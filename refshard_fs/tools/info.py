@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,7 +18,6 @@ from refshard_fs.errors import redacted
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.session.recognition import beneath
-from refshard_fs.session.session import Session
 from refshard_fs.tools.survey import INLINE, Extents, Survey, Surveyed, survey
 
 __all__ = ["ArraySummary", "Summary", "Target", "Targets", "summarise"]
@@ -88,16 +87,7 @@ class Summary(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
 
 
-class Summarised(Surveyed, Protocol):
-    """What is needed of a filesystem: `RefShardFileSystem`."""
-
-    @property
-    def left_whole(self) -> dict[str, str]: ...
-    @property
-    def _session(self) -> Session: ...
-
-
-def summarise(fs: Summarised) -> Summary:
+def summarise(fs: Surveyed) -> Summary:
     """Return what ``fs`` holds.
 
     Raises ManifestError where a metadata document is no JSON object.

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 from types import EllipsisType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,14 +29,6 @@ from refshard_fs.tools.survey import INLINE, Extents, Positions, Survey, Surveye
 
 __all__ = ["NOTHING", "Asked", "ChunkMap", "Plane", "Segment", "Strip", "chunk_map", "map_of", "parse_selection"]
 __all__ += ["plane_of", "spelled"]
-
-
-class Mapped(Surveyed, Protocol):
-    """What is needed of a filesystem: `RefShardFileSystem`."""
-
-    @property
-    def fo(self) -> Any: ...
-    def plan(self, paths: Sequence[str]) -> list[Planned]: ...
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -225,7 +217,7 @@ class ChunkMap(msgspec.Struct, frozen=True, eq=False):
         return self.extents.path
 
 
-def map_of(fs: Mapped, array: str | None = None, select: Any = None) -> ChunkMap:
+def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkMap:
     """Return what a picture of ``array`` (by default the one with the most bytes) says, as `visualize` explains.
 
     Raises FileNotFoundError if there is no such array, NotListable where its source cannot list chunks, ValueError
@@ -315,7 +307,7 @@ def _spaced(places: list[int], most: int) -> list[int]:
     return [places[round(i * (len(places) - 1) / max(most - 1, 1))] for i in range(most)]
 
 
-def _asked(fs: Mapped, extents: Extents, urls: Sequence[str], select: Any, text: str) -> Asked:
+def _asked(fs: Surveyed, extents: Extents, urls: Sequence[str], select: Any, text: str) -> Asked:
     meta = extents.meta
     if meta.chunks is None or meta.grid is None:
         raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not tell chunks")
@@ -330,7 +322,7 @@ def _asked(fs: Mapped, extents: Extents, urls: Sequence[str], select: Any, text:
     return Asked(text, numbers, len(rows), requests, int(sizes[rows].sum()), fetched)
 
 
-def _requests(fs: Mapped, extents: Extents, urls: Sequence[str], rows: Positions) -> list[Planned]:
+def _requests(fs: Surveyed, extents: Extents, urls: Sequence[str], rows: Positions) -> list[Planned]:
     """Return ``fs.plan`` of the chunks at ``rows``; of many, from columns, which takes a tenth of the time."""
     _, targets, starts, stops, _ = extents.chunks.at(rows)
     if len(rows) < MANY or not extents.plain or (targets == INLINE).any() or (stops == WHOLE).any():

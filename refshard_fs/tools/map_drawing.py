@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from refshard_fs.core.formatting import printable
 from refshard_fs.tools.map import ChunkMap
-from refshard_fs.tools.map_layout import DARK, LIGHT, Boxes, Label, Scene, scene_of
+from refshard_fs.tools.map_layout import ROLES, Boxes, Label, Scene, scene_of
 
 __all__ = ["SCALE", "Picture", "draw"]
 
@@ -56,11 +56,11 @@ class Picture:
 def _svg(scene: Scene) -> str:
     """Return ``scene`` as one SVG element, which stands by itself or in HTML."""
     width, height = _number(scene.width), _number(scene.height)
-    roles = (
-        "".join(f".rs .f-{role}{{fill:{colour}}}.rs .s-{role}{{stroke:{colour}}}" for role, colour in colours.items())
-        for colours in (LIGHT, DARK)
+    styles = (
+        "".join(f".rs .f-{role}{{fill:{both[i]}}}.rs .s-{role}{{stroke:{both[i]}}}" for role, both in ROLES.items())
+        for i in (0, 1)
     )
-    style = "@media(prefers-color-scheme:dark){".join(roles) + "}"
+    style = "@media(prefers-color-scheme:dark){".join(styles) + "}"
     body = "\n".join(_label(shape) if isinstance(shape, Label) else _boxes(shape) for shape in scene.shapes)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="rs" viewBox="0 0 {width} {height}" width="{width}" '
@@ -117,9 +117,9 @@ def _titled(title: str) -> str:
 
 def _paint(fill: str, stroke: str = "") -> str:
     """Return the attributes of a fill and a stroke: a role is a class, which has its colour from the style."""
-    roles = [f"{kind}-{name}" for kind, name in (("f", fill), ("s", stroke)) if name in LIGHT]
+    roles = [f"{kind}-{name}" for kind, name in (("f", fill), ("s", stroke)) if name in ROLES]
     painted = f' class="{" ".join(roles)}"' if roles else ""
-    return painted if fill in LIGHT else painted + f' fill="{escape(fill) or "none"}"'
+    return painted if fill in ROLES else painted + f' fill="{escape(fill) or "none"}"'
 
 
 def _text(text: str) -> str:
@@ -144,7 +144,7 @@ def _png(scene: Scene) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as e:
         raise ImportError("a PNG needs matplotlib: pip install matplotlib, or save the picture as .svg or .html") from e
-    figure = Figure(figsize=(scene.width / 72, scene.height / 72), dpi=72 * SCALE, facecolor=LIGHT["paper"])
+    figure = Figure(figsize=(scene.width / 72, scene.height / 72), dpi=72 * SCALE, facecolor=ROLES["paper"][0])
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
@@ -162,7 +162,7 @@ def draw(axes: Any, shape: Boxes | Label, order: int) -> Any:
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import FancyBboxPatch
 
-    colour = LIGHT.get(shape.fill, shape.fill) or "none"
+    colour = ROLES.get(shape.fill, (shape.fill or "none",))[0]
     if isinstance(shape, Label):
         return axes.text(
             shape.x,
@@ -179,7 +179,7 @@ def draw(axes: Any, shape: Boxes | Label, order: int) -> Any:
         )
     corners = f"round,pad=0,rounding_size={shape.radius}" if shape.radius else "square,pad=0"
     patches = [FancyBboxPatch((x, y), width, height, corners) for x, y, width, height in shape.boxes]
-    edge = LIGHT.get(shape.stroke, "none")
+    edge = ROLES.get(shape.stroke, ("none",))[0]
     painted = PatchCollection(
         patches, facecolor=colour, edgecolor=edge, linewidth=shape.line, alpha=shape.opacity, zorder=order
     )

@@ -19,7 +19,7 @@ from refshard_fs.core.formatting import bytes_text, count_text, printable, shape
 from refshard_fs.tools.map import Asked, ChunkMap, Strip
 from refshard_fs.tools.survey import INLINE
 
-__all__ = ["DARK", "LIGHT", "Anchor", "Box", "Boxes", "Label", "Scene", "scene_of", "width_of"]
+__all__ = ["ROLES", "Anchor", "Box", "Boxes", "Label", "Scene", "scene_of", "width_of"]
 
 # ----------------------------------------------------------------------------------------------------
 # How wide text will be, at most, whatever font a viewer has; and text cut to fit.
@@ -35,8 +35,6 @@ _WIDTHS: Final = (
 )  # fmt: skip
 _HINTED: Final = 1.02  # letters are moved to whole pixels
 _BOLD: Final = 1.17
-_OTHER: Final = 1000
-_WIDE: Final = 1800  # full-width characters, and emoji
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
@@ -48,7 +46,8 @@ def _width(char: str) -> int:
     code = ord(char) - 32
     if 0 <= code < len(_WIDTHS):
         return _WIDTHS[code]
-    return _WIDE if unicodedata.east_asian_width(char) in "WF" or code > 0xFFFF else _OTHER
+    is_wide = unicodedata.east_asian_width(char) in "WF" or code > 0xFFFF  # such as emoji
+    return 1800 if is_wide else 1000
 
 
 def _shortened(text: str, size: float, room: float, *, bold: bool, keep_end: bool) -> str:
@@ -77,23 +76,15 @@ _HUES: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
 # For many files, from the first to the last: lightness rises all the way, so that order shows in any eye.
 _RAMP: Final = ("#2b2a6b", "#33508d", "#2b7a91", "#2fa386", "#7cc36a", "#d5d84a", "#fde87a")
 
-LIGHT: Final = {
-    "paper": "#ffffff",
-    "edge": "#d8dee4",
-    "ink": "#1f2328",
-    "muted": "#59636e",
-    "faint": "#eef1f4",
-    "asked": "#c2185b",
-    "inline": "#8b949e",
-}
-DARK: Final = {
-    "paper": "#14181d",
-    "edge": "#2c333b",
-    "ink": "#e6edf3",
-    "muted": "#9aa5b1",
-    "faint": "#232a31",
-    "asked": "#ff6fa5",
-    "inline": "#7d8792",
+# Roles of colours, by day and by night.
+ROLES: Final = {
+    "paper": ("#ffffff", "#14181d"),
+    "edge": ("#d8dee4", "#2c333b"),
+    "ink": ("#1f2328", "#e6edf3"),
+    "muted": ("#59636e", "#9aa5b1"),
+    "faint": ("#eef1f4", "#232a31"),
+    "asked": ("#c2185b", "#ff6fa5"),
+    "inline": ("#8b949e", "#7d8792"),
 }
 
 
@@ -116,7 +107,7 @@ def _lighter(colour: str, rank: float) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What a scene is made of. A fill is a colour, or the name of a role ("paper", "asked": see `LIGHT`), which has a
+# What a scene is made of. A fill is a colour, or the name of a role ("paper", "asked": see `ROLES`), which has a
 # colour by day and one by night.
 
 
@@ -455,7 +446,7 @@ class _Layout:
         elif files:
             yield "a colour for each file", [(colour, "") for colour in self._colours]
         if files > 1 and any(strip.chunks > 1 for strip in shown.strips):
-            yield "a file's first to last chunk", [(_lighter(LIGHT["muted"], i / 3), "") for i in range(4)]
+            yield "a file's first to last chunk", [(_lighter(ROLES["muted"][0], i / 3), "") for i in range(4)]
         has_gaps = any(strip.bytes < 0.99 * strip.end for strip in shown.strips)  # that can be seen
         if len(self._extents) < (self._extents.possible or 0):
             yield "missing; in files: other bytes" if has_gaps else "missing", [("faint", "")]

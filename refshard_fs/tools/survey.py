@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from fsspec.asyn import get_loop, sync
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
@@ -26,6 +25,7 @@ from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
+from refshard_fs.reading.plan import Planned
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.session.recognition import beneath
@@ -49,11 +49,13 @@ _END: Final = np.uint64(WHOLE)
 class Surveyed(Protocol):
     """What is needed of a filesystem: `RefShardFileSystem`."""
 
+    fo: Any
+    _session: Session
+
+    @property
+    def left_whole(self) -> dict[str, str]: ...
+    def plan(self, paths: Sequence[str]) -> list[Planned]: ...
     def _collect(self) -> ReferenceSet: ...
-    @property
-    def loop(self) -> Any: ...
-    @property
-    def _session(self) -> Session: ...
 
 
 class Place(NamedTuple):
@@ -202,8 +204,7 @@ def contents(fs: Surveyed, keys: Sequence[str], tell: Callable[[int], object] | 
 
     ``tell(1)`` is called as each is read.
     """
-    found: list[Any] = sync(fs.loop or get_loop(), fs._session.read_all, list(map(Request, keys)), tell)
-    return found
+    return fs._session.wait(fs._session.read_all, list(map(Request, keys)), tell)
 
 
 def batches(items: Sequence[T], most: int = BATCH) -> Iterator[Sequence[T]]:
@@ -275,9 +276,6 @@ class _Surveying:
         if self._faults is None or not key:
             raise blame(key, error)
         self._faults.append((key, error))
-
-    def _on_loop(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        return sync(self._fs.loop or get_loop(), method, *arguments)
 
     async def _run_all(self, steps: Sequence[Steps[Any]]) -> list[Any]:
         return await self._fs._session.engine().run_all(steps)
@@ -356,7 +354,7 @@ class _Surveying:
         level = [prefix]
         while level:
             below: list[str] = []
-            listings = self._on_loop(self._run_all, [_below(self._keyspace, path) for path in level])
+            listings = self._fs._session.wait(self._run_all, [_below(self._keyspace, path) for path in level])
             for path, found in zip(level, listings, strict=True):
                 match found:
                     case NotListable():
@@ -379,7 +377,7 @@ class _Surveying:
 
     def _look_up(self, names: Mapping[str, int | None], *, listed: bool) -> None:
         for keys in batches(list(names)):
-            entries = self._on_loop(self._find_all, keys)
+            entries = self._fs._session.wait(self._find_all, keys)
             for key, entry in zip(keys, entries, strict=True):
                 match entry:
                     case Exception():
