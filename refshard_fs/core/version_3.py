@@ -110,9 +110,9 @@ def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> 
         return version_3(
             {**doc, "chunks": [c or 1 for c in meta.chunks or ()]}, dtype, meta.grid.encoding, shown, where
         )
+    except ManifestError:
+        raise
     except (TypeError, ValueError, OverflowError) as e:
-        if isinstance(e, ManifestError):
-            raise
         raise ManifestError(f"{where}: its fill_value is no value of its dtype {doc.get('dtype')!r}: {e}") from e
 
 
@@ -187,8 +187,8 @@ def _on_bytes(codec: Any, itemsize: int, where: str) -> Named:
             return _named("zstd", level=rest.get("level", 0), checksum=bool(rest.get("checksum", False)))
         case {"id": str(name)} if name in _ON_BYTES:
             return _numcodecs(codec)
-    name = codec.get("id") if isinstance(codec, dict) else codec
-    raise ManifestError(f"{where}: its codec {str(name)[:80]!r} has no name in version 3 of zarr")
+    called = codec.get("id") if isinstance(codec, dict) else codec
+    raise ManifestError(f"{where}: its codec {str(called)[:80]!r} has no name in version 3 of zarr")
 
 
 def _numcodecs(codec: Mapping[str, Any]) -> Named:

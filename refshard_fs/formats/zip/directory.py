@@ -13,8 +13,9 @@ import re
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress, islice
+from operator import eq
 
 import msgspec
 import numpy as np
@@ -149,7 +150,6 @@ def _end64(tail: bytes, at: int, stop: int, short: tuple[int, ...]) -> tuple[int
 # Many names in byte order, held as one blob and three columns: found by bisection, no object for each. No I/O here.
 
 
-_WORD = 8
 _AFTER_SLASH = b"0"  # the byte that follows "/": what begins with "a/" ends before "a0"
 
 Offsets = npt.NDArray[np.uint64]
@@ -166,16 +166,16 @@ class SortedNames:
         self._starts, self._lengths = starts.data, lengths.data  # a memoryview gives Python ints
 
     @classmethod
-    def sort(
-        cls, blob: bytes, starts: Offsets, lengths: npt.NDArray[np.uint32]
-    ) -> tuple[SortedNames, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-        """Return the names at ``starts`` of ``blob``, which of them each place holds, and which of those come twice.
-
-        Of equal names the last one stays.
-        """
-        order, begins = _order(blob, starts, lengths)
-        last = np.append(begins[1:], True)[: len(order)]
-        return cls(blob, starts[order[last]], lengths[order[last]]), order[last], ~begins[last]
+    def sort(cls, names: Sequence[bytes]) -> tuple[SortedNames, list[int], set[bytes]]:
+        """Return ``names`` sorted, which of them each place has, and which come more than once: the last one stays."""
+        order = sorted(range(len(names)), key=names.__getitem__)
+        ordered = list(map(names.__getitem__, order))
+        repeated = set(compress(ordered, map(eq, ordered, islice(ordered, 1, None))))
+        if repeated:
+            last = dict(zip(ordered, order, strict=True))
+            ordered, order = list(last), list(last.values())
+        lengths = np.array(list(map(len, ordered)), np.uint32)
+        return cls(b"".join(ordered), np.cumsum(lengths, dtype=np.uint64) - lengths, lengths), order, repeated
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -219,48 +219,6 @@ class SortedNames:
             else:
                 high = middle
         return low
-
-
-def _order(
-    blob: bytes, starts: Offsets, lengths: npt.NDArray[np.uint32]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """Return the stable order of names, and for each place whether its name differs from the one before.
-
-    Sorts by the first eight bytes of all, then by the next eight of those that are still equal,
-    and so on. Beyond its end a name counts as NULs, which no name holds.
-    """
-    total = len(starts)
-    order = np.arange(total)
-    begins = np.zeros(total, bool)
-    begins[:1] = True
-    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(blob + bytes(_WORD), np.uint8), _WORD)
-    equal = np.arange(total)  # the places of names that are equal so far to one beside them
-    for at in count(step=_WORD):
-        if not len(equal):
-            return order, begins
-        members = order[equal]
-        words = _words(windows, starts[members] + np.uint64(at), lengths[members].astype(np.int64) - at)
-        ranks = np.lexsort((words, np.cumsum(begins[equal])))
-        members, words = members[ranks], words[ranks]
-        order[equal] = members
-        differs = begins[equal]
-        differs[1:] |= words[1:] != words[:-1]
-        begins[equal] = differs
-        alone = differs & np.append(differs[1:], True)
-        equal = equal[~alone & (lengths[members] >= at + _WORD)]
-    raise AssertionError("counting does not end")
-
-
-def _words(windows: npt.NDArray[np.uint8], starts: Offsets, left: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return eight bytes from each of ``starts`` as a number that sorts like them, NUL after ``left`` bytes."""
-    words = np.ascontiguousarray(windows[starts]).view(">u8")[:, 0].astype(np.uint64)
-    spare = np.uint64(8) * (_WORD - np.clip(left, 0, _WORD)).astype(np.uint64)
-    half = spare // np.uint64(2)  # a shift by 64 at once would be none
-    words >>= half
-    words >>= spare - half
-    words <<= half
-    words <<= spare - half
-    return words
 
 
 STORED, DEFLATED = 0, 8
@@ -357,7 +315,7 @@ class TailIndex(msgspec.Struct, frozen=True):
 
 
 def _members(data: bytes, end: End) -> Members:
-    entries, blob, starts, lengths = _walk(data)
+    entries, names = _walk(data)
     if len(entries) % end.modulo != end.entries:
         raise ValueError(f"its directory lists {len(entries)} members, where {end.entries} are promised")
     rows = np.empty(0, _ENTRY)
@@ -387,17 +345,20 @@ def _members(data: bytes, end: End) -> Members:
         "method": rows["method"],
         "encrypted": encrypted,
     }
-    odd, withheld = _withhold(blob, starts, lengths)
-    kept = np.delete(np.arange(len(entries)), odd)
-    names, order, repeated = SortedNames.sort(blob, starts[kept], lengths[kept])
-    head[kept[order[repeated]]] = 0  # only the local header tells whether that is its name
-    return Members(names, withheld, {name: column[kept[order]] for name, column in columns.items()})
+    withheld = _withheld(names)
+    at = np.array([i for i in range(len(names)) if i not in withheld] if withheld else range(len(names)), np.intp)
+    found, order, repeated = SortedNames.sort([names[i] for i in at] if withheld else names)
+    for i in at if repeated else ():
+        if names[i] in repeated:
+            head[i] = 0  # only the local header tells whether that is its name
+    at = at[order]
+    keys = {normalise(name): name for name in withheld.values()}
+    return Members(found, keys, {name: column[at] for name, column in columns.items()})
 
 
-def _walk(data: bytes) -> tuple[_UInt64s, bytes, _UInt64s, npt.NDArray[np.uint32]]:
-    """Return where each entry begins, and all names: one blob, each with a NUL after it, starts and lengths."""
-    entries, stops = array("Q"), array("Q")
-    blob = bytearray(b"\0")
+def _walk(data: bytes) -> tuple[_UInt64s, list[bytes]]:
+    """Return where each entry begins, and its name."""
+    entries, names = array("Q"), list[bytes]()
     at = 0
     while at < len(data):
         if data[at : at + 4] != _SIGNATURE or len(data) - at < SMALLEST_ENTRY:
@@ -407,19 +368,14 @@ def _walk(data: bytes) -> tuple[_UInt64s, bytes, _UInt64s, npt.NDArray[np.uint32
         name = data[at + SMALLEST_ENTRY : stop]
         if not name.isascii():
             name = _in_utf8(name, data[at + 8 : at + 10], data[stop : stop + extra])
-        blob += name
-        stops.append(len(blob))
-        blob.append(0)
+        names.append(name)
         entries.append(at)
         at = stop + extra + comment
     if at > len(data):
         raise ValueError("its directory ends within an entry")
-    ends = np.frombuffer(stops, np.uint64) if stops else np.empty(0, np.uint64)
-    starts = np.concatenate([np.ones(min(len(ends), 1), np.uint64), ends[:-1] + np.uint64(1)])
-    if blob.count(0) != len(ends) + 1 or (ends == starts).any():
+    if b"" in names or b"\0".join(names).count(0) != max(len(names) - 1, 0):
         raise ValueError("a member has no name, or one with a NUL in it")
-    where = np.frombuffer(entries, np.uint64) if entries else np.empty(0, np.uint64)
-    return where, bytes(blob), starts, (ends - starts).astype(np.uint32)
+    return np.array(entries, np.uint64), names
 
 
 def _in_utf8(name: bytes, flags: bytes, extra: bytes) -> bytes:
@@ -529,17 +485,11 @@ def _two_bytes(raw: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> npt.NDA
     return low | high << 8
 
 
-def _withhold(blob: bytes, starts: _UInt64s, lengths: npt.NDArray[np.uint32]) -> tuple[list[int], dict[str, str]]:
-    """Return which names are absolute, climb, or are not spelled with slashes alone; and by what keys."""
-    odd: list[int] = []
-    withheld: dict[str, str] = {}
-    for match in _ODD.finditer(blob):
-        i = max(int(starts.searchsorted(np.uint64(match.end() - 1), "right")) - 1, 0)
-        if odd and odd[-1] == i:
-            continue
-        if len(odd) == _MOST_WITHHELD:
-            raise ValueError("many of its names are absolute, climb with '..', or have backslashes or doubled slashes")
-        odd.append(i)
-        name = blob[int(starts[i]) : int(starts[i]) + int(lengths[i])].decode()
-        withheld[normalise(name)] = name
-    return odd, withheld
+def _withheld(names: Sequence[bytes]) -> dict[int, str]:
+    """Return which names are absolute, climb, or are not spelled with slashes alone."""
+    if not _ODD.search(b"\0".join([b"", *names, b""])):
+        return {}
+    odd = {i: name.decode() for i, name in enumerate(names) if _ODD.search(b"\0" + name + b"\0")}
+    if len(odd) > _MOST_WITHHELD:
+        raise ValueError("many of its names are absolute, climb with '..', or have backslashes or doubled slashes")
+    return odd
