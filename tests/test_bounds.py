@@ -20,7 +20,7 @@ from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, Ref
 from refshard_fs.formats.kerchunk_json import decompress as inflate
 from refshard_fs.formats.kerchunk_parquet import partition
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
-from refshard_fs.targets import exchange
+from refshard_fs.targets import answer
 from tests.manifests.test_inflate import only_numcodecs
 from tests.memory import taking
 from tests.servers.http import RangeServer
@@ -305,7 +305,8 @@ def test_a_range_of_a_server_takes_no_memory_for_what_it_promises(http_server: R
 
 
 def test_a_body_is_not_made_room_for_beyond_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_MOST", 1000)
+    monkeypatch.setattr(answer, "_LARGE", 100)
+    monkeypatch.setattr(answer, "_MOST_ROOM", 1000)
     with RangeServer({"/x": bytes(5000)}) as server:
         fs = opened({"a": [f"{server.url}/x", 0, 900], "b": [f"{server.url}/x", 0, 5000]})
         assert (fs.cat_file("a"), fs.cat_file("b")) == (bytes(900), bytes(5000))

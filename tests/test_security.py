@@ -24,7 +24,7 @@ from refshard_fs import (
     TargetNotAllowed,
 )
 from refshard_fs.security import admission
-from refshard_fs.targets import http as guarded
+from refshard_fs.targets import connections as guarded
 from tests.servers.http import RangeServer
 
 
@@ -119,18 +119,19 @@ def test_a_redirect_is_held_to_the_same_rule(http_server: RangeServer) -> None:
         assert private.requests() == []
 
 
-class FakeResolver(DefaultResolver):
-    """Resolves two made-up names to loopback."""
+SYSTEM = DefaultResolver.resolve
 
-    async def resolve(self, host: str, port: int = 0, family: Any = 0) -> Any:
-        place = {"hostname": host, "host": "127.0.0.1", "port": port, "family": 2, "proto": 6, "flags": 0}
-        return [place] if host.endswith(".example") else await super().resolve(host, port, family)
+
+async def resolve_to_loopback(self: Any, host: str, port: int = 0, family: Any = 0) -> Any:
+    """Resolve made-up names to loopback."""
+    place = {"hostname": host, "host": "127.0.0.1", "port": port, "family": 2, "proto": 6, "flags": 0}
+    return [place] if host.endswith(".example") else await SYSTEM(self, host, port, family)
 
 
 def test_a_name_that_resolves_to_a_private_address_is_refused(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded.aiohttp, "DefaultResolver", FakeResolver)
+    monkeypatch.setattr(DefaultResolver, "resolve", resolve_to_loopback)
     port = http_server.url.rpartition(":")[2]
     http_server.put("/x", b"inside")
     source = manifest(http_server, {"k": [f"http://rebound.example:{port}/x"]})
@@ -452,24 +453,17 @@ def test_a_redirect_leads_into_no_private_network_and_to_no_file(to: str, http_s
     assert http_server.requests("/x") == []
 
 
-class Fickle(FakeResolver):
-    """Names that have a public address, and beside it, or at the next question, a private one."""
-
-    asked = 0
-
-    async def resolve(self, host: str, port: int = 0, family: Any = 0) -> Any:
-        places = await super().resolve(host, port, family)
-        Fickle.asked += 1
-        public = {**places[0], "host": "93.184.215.14"}
-        return [public, *places] if host.startswith("both") else places if Fickle.asked > 1 else [public]
-
-
 @pytest.mark.parametrize("host", ["both.example", "later.example"])
 def test_a_name_is_judged_by_all_its_addresses_and_at_every_connection(
     host: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded.aiohttp, "DefaultResolver", Fickle)
-    Fickle.asked = 1
+
+    async def resolve(self: Any, name: str, port: int = 0, family: Any = 0) -> Any:
+        places = await resolve_to_loopback(self, name, port, family)
+        public = {**places[0], "host": "93.184.215.14"}
+        return [public, *places] if name.startswith("both") else places
+
+    monkeypatch.setattr(DefaultResolver, "resolve", resolve)
     port = http_server.url.rpartition(":")[2]
     http_server.put("/x", b"inside")
     source = manifest(http_server, {"k": [f"http://{host}:{port}/x"]})

@@ -223,7 +223,6 @@ class Fetcher:
         self._spare_bytes -= self._spare.pop(block, 0)
         self.requests.free(block.reserved)
         block.reserved = 0
-        self.requests.pool.buffers.give(block.data)
         block.data = block.buffer = None  # a block and its jobs know each other, so its bytes would live on
 
     def _wait(self, block: Block, reader: Reader) -> None:

@@ -18,7 +18,7 @@ from refshard_fs.reading.failures import ABSENT, blame, describe, fail, too_larg
 from refshard_fs.reading.loading import bound, recalled
 from refshard_fs.reading.lookups import sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
-from refshard_fs.targets import Answer, Pool, TooLarge, check, hold
+from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 
 __all__ = ["Found", "Immediate", "SMALL"]
 
@@ -222,7 +222,7 @@ class Immediate:
             if value is not None:
                 return Found(value)
             try:
-                hold(entry.size, self._longest)
+                check_size(entry.size, self._longest)
                 got = self._bytes(entry, self._longest)
             except TooLarge as e:
                 raise ManifestError(too_large(describe(entry), e.most)) from e

@@ -20,7 +20,7 @@ from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import ABSENT, blame, describe, note, too_large
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.loading import Keep, bound, load, recalled
-from refshard_fs.targets import Pool, TooLarge, hold
+from refshard_fs.targets import Pool, TooLarge, check_size
 from refshard_fs.targets.opened import Opened
 
 __all__ = ["Finding", "Lookups", "sized"]
@@ -263,7 +263,7 @@ class Lookups:
     async def _document(self, entry: Entry) -> bytes:
         """Return the bytes of what is decoded here: they have a bound, whoever says how many they are."""
         source = entry.source if isinstance(entry, Packed) else entry
-        hold(source.size, self._longest)
+        check_size(source.size, self._longest)
         return await self._bytes(entry, self._longest)
 
     async def _bytes(self, entry: Entry, most: int | None = None) -> bytes:

@@ -1,6 +1,6 @@
 """Where bytes come from. This package alone opens filesystems; all above it speak URLs and byte ranges."""
 
-from refshard_fs.targets.answer import Answer, Target, check, hold
+from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import Retry, TooLarge, Unfit
 from refshard_fs.targets.opened import Seen, Versions
 from refshard_fs.targets.pool import Given, Pool, PoolOptions
@@ -17,5 +17,5 @@ __all__ = [
     "Unfit",
     "Versions",
     "check",
-    "hold",
+    "check_size",
 ]

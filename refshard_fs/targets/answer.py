@@ -5,7 +5,8 @@ from __future__ import annotations
 import email.utils
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from io import BytesIO
 from typing import Final, Protocol
 
 import aiohttp
@@ -13,18 +14,15 @@ import msgspec
 
 from refshard_fs.core.model import OWN, Facts, Listed
 from refshard_fs.targets.failures import Denied, HttpStatus, Incomplete, TooLarge, Unfit
-from refshard_fs.targets.own_http import Reply, Unfamiliar
 
 __all__ = [
     "Answer",
     "OWN",
     "Target",
     "UNTOLD",
-    "answer_of",
     "check",
+    "check_size",
     "failure_of",
-    "hold",
-    "judge",
     "range_header",
     "read_answer",
 ]
@@ -33,17 +31,13 @@ UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """Bytes of an object, and what came with them about the whole: its size, ETag and modification time.
+    """Bytes of an object, and what came with them about the whole: its size, ETag and modification time."""
 
-    They may be in one of the pool's `Buffers`: who takes a part of them makes the only copy, and who has no more use
-    for them may give that back.
-    """
-
-    data: bytes | memoryview
+    data: bytes
     size: int | None = None
     etag: str | None = None
     last_modified: str | None = None
-    waited: float | None = None  # seconds until the first of it came, where that is known
+    waited: float | None = None  # seconds until the server began to answer, where that is known
 
 
 class Target(Protocol):
@@ -85,7 +79,7 @@ class Target(Protocol):
         """Let go of connections and files."""
 
 
-def hold(size: int | None, most: int | None) -> None:
+def check_size(size: int | None, most: int | None) -> None:
     """Raise `TooLarge` where an object of ``size`` bytes has more than ``most``, if both are known."""
     if size is not None and most is not None and size > most:
         raise TooLarge(most)
@@ -112,7 +106,7 @@ def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The answer to one ranged GET, held against what was asked: status, ``Content-Range``, length (RFC 9110, 14).
+# The answer to one ranged GET, checked against what was asked: status, ``Content-Range``, length (RFC 9110, 14).
 
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")
@@ -120,8 +114,9 @@ _NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
 _S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
 _S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
-_PIECE = 1 << 20
-_ERROR_TEXT = 1 << 12
+_ERROR_TEXT = 1 << 12  # bytes of an error's body that are read for its code
+_LARGE = 1 << 20  # bytes of a body for which room is made at once: of less, a copy costs less than that
+_MOST_ROOM = 1 << 30  # bytes for which room is made before they come: the server may promise what it does not send
 _IDENTITY = ("", "identity")
 _INFLATED = ("gzip", "deflate")
 
@@ -140,6 +135,7 @@ async def read_answer(
     most: int | None = None,
     *,
     inflates: bool = False,
+    waited: float | None = None,
 ) -> Answer:
     """Return what ``response`` brings of bytes ``[start, stop)``; all that is not just that is an error.
 
@@ -149,45 +145,24 @@ async def read_answer(
     ``inflates`` says that the client has undone such a body's compression.
     """
     headers = response.headers
-    status = response.status
-    if status == 206:
-        sent = response.content_length
-        length, total = _part(headers, sent, start, stop)
-        hold(length, most)
-        return _answer(await _exactly(response, length, sent), total, headers)
-    if status == 200:
-        data, total = await _cut(response, stop, most, inflates)
-        return _answer(data if start == 0 else data[start:stop], total, headers)
-    return _other(status, headers, await _error_text(response), start)
-
-
-def judge(start: int, stop: int | None) -> Callable[[int, Mapping[str, str], int], int]:
-    """Return what tells, of an answer's head, how many bytes of its body are worth reading; `answer_of` makes of it
-    what `read_answer` does.
-    """
-
-    def wanted(status: int, headers: Mapping[str, str], length: int) -> int:
-        if status == 206:
-            return _part(headers, length, start, stop)[0]
-        if status == 200:
+    match response.status:
+        case 206:
+            sent = response.content_length
             if headers.get("content-encoding", "") not in _IDENTITY:
-                raise Unfamiliar("a compressed object")
-            if stop is None and length > -start:
-                raise Unfit(f"all {length} bytes are sent, where the last {-start} were asked for")
-            return length if stop is None else min(length, stop)
-        return min(length, _ERROR_TEXT)
-
-    return wanted
-
-
-def answer_of(reply: Reply, start: int, stop: int | None) -> Answer:
-    """Return what ``reply``, as far as it was judged right, brings of bytes ``[start, stop)``."""
-    headers = reply.headers
-    if reply.status == 206:
-        return _answer(reply.body, _total(headers), headers, reply.waited)
-    if reply.status == 200:
-        return _answer(reply.body if start == 0 else reply.body[start:], reply.length, headers, reply.waited)
-    return _other(reply.status, headers, reply.body, start)
+                raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
+            length, total = _placed(headers.get("content-range", ""), sent, start, stop)
+            check_size(length, most)
+            data = await _exactly(response, length, sent)
+        case 200:
+            data, total = await _cut(response, stop, most, inflates)
+            data = data if start == 0 else data[start:stop]
+        case status:
+            text = await _error_text(response)
+            size = _size_told(headers.get("content-range", ""), text) if status == 416 else None
+            if size is None or start < size != 0:
+                raise _status(status, headers, text)
+            data, total = b"", size
+    return Answer(data, total, headers.get("etag"), headers.get("last-modified"), waited)
 
 
 async def failure_of(response: aiohttp.ClientResponse) -> OSError:
@@ -195,22 +170,7 @@ async def failure_of(response: aiohttp.ClientResponse) -> OSError:
     return _status(response.status, response.headers, await _error_text(response))
 
 
-def _answer(
-    data: bytes | memoryview, total: int | None, headers: Mapping[str, str], waited: float | None = None
-) -> Answer:
-    return Answer(data, total, headers.get("etag"), headers.get("last-modified"), waited)
-
-
-def _other(status: int, headers: Mapping[str, str], text: bytes | memoryview, start: int) -> Answer:
-    """Return the answer that a status other than 200 and 206 still is, or raise what it means."""
-    if status == 416:
-        size = _size_told(headers.get("content-range", ""), text)
-        if size is not None and (start >= size or size == 0):
-            return _answer(b"", size, headers)
-    raise _status(status, headers, text)
-
-
-def _status(status: int, headers: Mapping[str, str], text: bytes | memoryview) -> OSError:
+def _status(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
     match = _S3_CODE.search(text)
     code = match[1].decode() if match else ""
     if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
@@ -227,19 +187,6 @@ def _wait(after: str, now: float) -> float | None:
         return max(email.utils.parsedate_to_datetime(after).timestamp() - now, 0.0)
     except ValueError:
         return None
-
-
-def _part(headers: Mapping[str, str], sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:
-    """Return the length of a partial answer and the object's size, if told; Unfit if it is not what was asked for."""
-    if headers.get("content-encoding", "") not in _IDENTITY:
-        raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
-    return _placed(headers.get("content-range", ""), sent, start, stop)
-
-
-def _total(headers: Mapping[str, str]) -> int | None:
-    """Return the size that a Content-Range tells, which was judged right."""
-    total = headers["content-range"].rpartition("/")[2]
-    return None if total == "*" else int(total)
 
 
 def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:
@@ -271,10 +218,10 @@ def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[
 
 async def _exactly(response: aiohttp.ClientResponse, length: int, sent: int | None) -> bytes:
     """Return a body of ``length`` bytes, reading hardly more than that if it is longer."""
-    data = await (_at_most(response, length + 1) if sent is None else response.read())
-    if len(data) != length:
-        if len(data) > length:
-            raise Unfit(f"asked for {length} bytes, got more")
+    data = await (_at_most(response, length + 1) if sent is None else _whole(response, length))
+    if len(data) > length:
+        raise Unfit(f"asked for {length} bytes, got more")
+    if len(data) < length:
         raise Incomplete(f"the answer ended after {len(data)} of {length} bytes")
     return data
 
@@ -289,19 +236,30 @@ async def _cut(
         raise Unfit("the answer is compressed, though the plain object was asked for")
     told = response.content_length if plain else None
     if stop is None:
-        hold(told, most)
+        check_size(told, most)
     if stop is None and told is None:
         most = UNTOLD if most is None else most
         data = await _at_most(response, most + 1)
-        hold(len(data), most)
+        check_size(len(data), most)
         return data, len(data)
-    if stop is None or (told is not None and told <= stop):
-        data = await response.read()
-        if told is not None and len(data) != told:
+    if told is not None and (stop is None or told <= stop):
+        data = await _whole(response, told)
+        if len(data) != told:
             raise Incomplete(f"the server promised {told} bytes and sent {len(data)}")
-        return data, len(data)
+        return data, told
+    assert stop is not None
     data = await _at_most(response, stop)
     return data, told if told is not None or len(data) == stop else len(data)
+
+
+async def _whole(response: aiohttp.ClientResponse, length: int) -> bytes:
+    """Return all of a body that has ``length`` bytes by its head, without a second copy of one that is large."""
+    if length < _LARGE or length > _MOST_ROOM:
+        return await response.read()
+    room = BytesIO(bytes(length))  # its value is these bytes: nothing is copied
+    while part := await response.content.readany():
+        room.write(part)
+    return room.getvalue() if room.tell() == length else room.getvalue()[: room.tell()]
 
 
 async def _at_most(response: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -309,7 +267,7 @@ async def _at_most(response: aiohttp.ClientResponse, limit: int) -> bytes:
     parts: list[bytes] = []
     missing = limit
     while missing:
-        part = await response.content.read(min(missing, _PIECE))
+        part = await response.content.read(missing)
         if not part:
             return b"".join(parts)
         parts.append(part)
@@ -326,6 +284,6 @@ async def _error_text(response: aiohttp.ClientResponse) -> bytes:
         return b""  # the status says enough
 
 
-def _size_told(content_range: str, text: bytes | memoryview) -> int | None:
+def _size_told(content_range: str, text: bytes) -> int | None:
     match = _NO_SUCH_RANGE.match(content_range) or _S3_SIZE.search(text)
     return int(match[1]) if match else None

@@ -1,196 +1,216 @@
-"""The connections of one event loop, shared by all that reads there: kept for a while, and closed with the loop.
+"""Connections belong to an event loop: all that read there share them, and they are closed before the loop is.
 
-Nothing of a request stays with its connection, so the next one may be another filesystem's, with other credentials:
-zarr and dask make a filesystem anew for each task, and none of them waits for TCP and TLS again.
+zarr and dask make a filesystem anew for each task; none of them waits for TCP and TLS again. Nothing of a request stays
+with its connection, so the next one may be another filesystem's, with other credentials.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import atexit
 import functools
 import os
 import socket
 import ssl
-import threading
 import weakref
-from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from typing import Any
 
-from refshard_fs.targets.buffers import SHARED
-from refshard_fs.targets.exchange import ROOM, Connection, Origin, Unfamiliar
+import aiohttp
+import certifi
+from aiohttp.abc import AbstractResolver, ResolveResult
 
-__all__ = ["Connections"]
+from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.security.admission import is_private
 
-_KEPT = 128  # connections to one server that nobody uses
-_IDLE = 15.0  # seconds after which a connection is not used again: servers close theirs
-_RESOLVED = 10.0  # seconds that addresses are remembered
-_PATIENCE = 20.0  # seconds for a connection,
-_NEXT = 0.3  # and where there are other addresses
+__all__ = ["CONNECTING", "GuardedResolver", "LoopConnections", "close_connections", "close_with", "in_context"]
+
+CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `Opened` bounds
+_BUFFER = 1 << 20  # bytes that are received before they are taken; of less, long bodies stop and go too often
+KEPT = 15.0  # seconds that a connection is kept which nobody uses: servers close theirs
+_NAME = "_refshard_connections"  # the attribute of a loop that holds its connections
 
 
-class Connections:
-    """Those of one event loop; to be used there only."""
+class LoopConnections:
+    """The HTTP sessions of one event loop, and what else is to be closed with it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self) -> None:
         """Use `of`."""
-        self.room = bytearray(ROOM)
-        self._loop = loop
-        self._idle: dict[Origin, deque[Connection]] = {}
-        self._live: set[Connection] = set()
-        self._found: dict[Origin, tuple[float, asyncio.Task[list[str]]]] = {}
-        self._sweeping: asyncio.TimerHandle | None = None
-        self._keeper = _close_with_loop(self)
-        with contextlib.suppress(StopIteration):
-            self._keeper.__anext__().send(None)
+        self._sessions: dict[frozenset[str] | None, aiohttp.ClientSession] = {}
+        # By identity, for instances of fsspec that have the same options are equal.
+        self._others: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> Connections:
-        """Return those of ``loop``, which is running here."""
-        with _state.lock:
-            found = _state.known.get(id(loop))
-            if found is None or found._loop is not loop:
-                found = _state.known[id(loop)] = cls(loop)
-            return found
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopConnections:
+        """Return the connections of ``loop``, which is running here."""
+        found = getattr(loop, _NAME, None)
+        if not isinstance(found, cls) or found not in _all:  # the latter of a forked child
+            found = cls()
+            # Held by the loop alone: nothing here keeps a loop alive, and a new loop at the same address has its own.
+            setattr(loop, _NAME, found)
+            # There is no other way to be told, however a loop ends: `asyncio.run` or a bare `loop.close()`.
+            loop.close = functools.partial(_close_loop, loop, loop.close, found)  # type: ignore[method-assign]
+            _all.add(found)
+        return found
 
-    def take(self, origin: Origin) -> Connection | None:
-        """Return a connection to ``origin`` that nobody uses, if there is one."""
-        idle = self._idle.get(origin)
-        while idle:
-            connection = idle.pop()
-            if connection.is_open and self._loop.time() - connection.since < _IDLE:
-                return connection
-            connection.close()
-        return None
+    def session(self, exempt: frozenset[str] | None = None) -> aiohttp.ClientSession:
+        """Return the session that may go anywhere, or into private networks only to hosts in ``exempt``."""
+        session = self._sessions.get(exempt)
+        if session is None or session.closed:
+            resolver = None if exempt is None else GuardedResolver(exempt)
+            session = self._sessions[exempt] = aiohttp.ClientSession(
+                # How many requests are under way is the engine's to decide.
+                connector=aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=KEPT, resolver=resolver, ssl=_default_context()
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                timeout=CONNECTING,
+                read_bufsize=_BUFFER,
+            )
+        return session
 
-    def put(self, connection: Connection) -> None:
-        """Keep ``connection``, whose answer is complete, for the next request; close it where there are many."""
-        idle = self._idle.setdefault(connection.origin, deque())
-        if len(idle) >= _KEPT:
-            connection.close()
-            return
-        connection.since = self._loop.time()
-        idle.append(connection)
-        if self._sweeping is None:
-            self._sweeping = self._loop.call_later(_IDLE, self._sweep)
+    def close_too(self, holder: Any) -> None:
+        """Close ``holder``, a session or an fsspec instance, with the loop if it is still there."""
+        self._others[id(holder)] = holder
 
-    def lost(self, connection: Connection) -> None:
-        """Note that ``connection`` is closed."""
-        self._live.discard(connection)
+    async def close(self) -> None:
+        holders = [*self._sessions.values(), *self._others.values()]
+        self._sessions.clear()
+        self._others.clear()
+        for holder in holders:
+            await close_connections(holder)
+        await asyncio.sleep(0)  # sockets are closed in the next round of the loop
 
-    def close(self) -> None:
-        """Close all."""
-        if self._loop.is_closed():
-            return
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            self._sweeping = None
-        for connection in list(self._live):
-            connection.close()
-        self._idle.clear()
-        for _, task in self._found.values():
-            task.cancel()
-        self._found.clear()
-        SHARED.clear()
+    def cut(self) -> None:
+        """Close what can be closed where nothing can be awaited any more."""
+        for holder in [*self._sessions.values(), *self._others.values()]:
+            _cut(holder)
 
-    def _sweep(self) -> None:
-        self._sweeping = None
-        now = self._loop.time()
-        for origin, idle in list(self._idle.items()):
-            while idle and (now - idle[0].since >= _IDLE or not idle[0].is_open):
-                idle.popleft().close()
-            if not idle:
-                del self._idle[origin]
-        if self._idle:
-            self._sweeping = self._loop.call_later(_IDLE, self._sweep)
-        else:
-            SHARED.clear()
 
-    async def connect(self, origin: Origin) -> Connection:
-        """Return a new connection to ``origin``; Unfamiliar if there is none to be had."""
+def _close_loop(loop: asyncio.AbstractEventLoop, close: Callable[[], None], connections: LoopConnections) -> None:
+    """Close a loop, its connections first."""
+    if connections in _all and not loop.is_closed() and not loop.is_running():  # the first is not so in a forked child
+        closing = connections.close()
         try:
-            addresses = await self._addresses(origin)
-            tls = await asyncio.to_thread(_context) if origin.tls else None
-        except OSError as e:
-            raise Unfamiliar from e
-        tried = tuple(addresses)  # others put the one that answers first meanwhile
-        for address in tried:
-            other = address != tried[-1]
-            try:
-                async with asyncio.timeout(_NEXT if other else _PATIENCE):
-                    _, connection = await self._loop.create_connection(
-                        lambda: Connection(self._loop, self, origin),
-                        address,
-                        origin.port,
-                        ssl=tls,
-                        server_hostname=origin.host if tls is not None else None,
-                    )
-            except OSError as e:  # TimeoutError is one
-                if not other:
-                    raise Unfamiliar from e
-                continue
-            if address != addresses[0]:
-                addresses.remove(address)
-                addresses.insert(0, address)
-            self._live.add(connection)
-            return connection
-        raise Unfamiliar
-
-    async def _addresses(self, origin: Origin) -> list[str]:
-        try:
-            socket.inet_pton(socket.AF_INET6 if ":" in origin.host else socket.AF_INET, origin.host)
-        except OSError:
-            pass
-        else:
-            return [origin.host]
-        found = self._found.get(origin)
-        if found is None or found[0] < self._loop.time():
-            found = self._loop.time() + _RESOLVED, self._loop.create_task(self._resolve(origin))
-            self._found[origin] = found
-        try:
-            return await asyncio.shield(found[1])
-        except OSError:
-            self._found.pop(origin, None)
-            raise
-
-    async def _resolve(self, origin: Origin) -> list[str]:
-        infos = await self._loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(info[4][0]) for info in infos))
+            loop.run_until_complete(closing)
+        except RuntimeError:  # it is closed from within another loop that runs in this thread
+            closing.close()
+            connections.cut()
+    close()
 
 
-async def _close_with_loop(connections: Connections) -> AsyncGenerator[None, None]:
-    """Close ``connections`` when their loop shuts down: it then closes the generators begun on it."""
-    try:
-        yield
-    finally:
-        connections.close()
-        await asyncio.sleep(0)  # for sockets are closed in the next round of the loop
+# ---------------------------------------------------------------------------------------- where connections may lead
+
+
+class GuardedResolver(AbstractResolver):
+    """Resolves names as the system does, and refuses those of private addresses, but for ``exempt``.
+
+    That holds hosts, or hosts with a port: a proxy that the user named.
+    """
+
+    def __init__(self, exempt: frozenset[str]) -> None:
+        self._exempt = exempt
+        self._resolver = aiohttp.DefaultResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._resolver.resolve(host, port, family)
+        name = host.lower().rstrip(".")
+        if self._exempt.isdisjoint([name, f"{name}:{port}"]):
+            private = [place["host"] for place in found if is_private(place["host"].partition("%")[0])]
+            if private:
+                rule = f"a manifest from elsewhere may not point into private networks, and {host} is {private[0]}"
+                raise TargetNotAllowed(f"//{host}:{port}/", rule, f"Add 'https://{host}/' to allow= if you trust it")
+        return found
+
+    async def close(self) -> None:
+        await self._resolver.close()
 
 
 @functools.cache
-def _context() -> ssl.SSLContext:
-    return ssl.create_default_context()
+def in_context(bundle: str) -> ssl.SSLContext:
+    """Return a context that trusts the authorities in the file, or directory, ``bundle`` alone."""
+    where = {"capath": bundle} if os.path.isdir(bundle) else {"cafile": bundle}
+    return ssl.create_default_context(**where)  # type: ignore[arg-type]  # mypy takes the values for any argument's
 
 
-class _State:
-    """The connections of this process, by the identity of their loop."""
+def _default_context() -> ssl.SSLContext | bool:
+    """Return what connections are verified with: the system's authorities, or certifi's where there are none."""
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile is not None or (paths.capath is not None and os.listdir(paths.capath)):
+        return True
+    if ssl.create_default_context().cert_store_stats()["x509_ca"]:  # Windows keeps them in no file
+        return True
+    return in_context(certifi.where())
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.known: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
+
+# ---------------------------------------------------------------------------------------- sessions of others
 
 
-_state = _State()
+def close_with(owner: object, holder: Any) -> None:
+    """Close the connections of ``holder`` when ``owner`` is collected, or the running loop closes.
+
+    fsspec has no way to say this. Its http and gcs instances keep a session, s3fs what made its client.
+    """
+    loop = asyncio.get_running_loop()
+    weakref.finalize(owner, _abandon, holder, weakref.ref(loop), os.getpid()).atexit = False
+    LoopConnections.of(loop).close_too(holder)
+
+
+async def close_connections(holder: Any) -> None:
+    """Close those of ``holder``: a session, or an fsspec instance, which opens new ones if it is used again."""
+    if isinstance(holder, aiohttp.ClientSession):
+        await holder.close()
+        return
+    session, creator = getattr(holder, "_session", None), getattr(holder, "_s3creator", None)
+    if session is not None:
+        holder._session = None
+        await session.close()
+    if creator is not None:
+        holder._s3 = holder._s3creator = None
+        await creator.__aexit__(None, None, None)
+
+
+def _abandon(holder: Any, loop_ref: weakref.ref[asyncio.AbstractEventLoop], process: int) -> None:
+    if process != os.getpid():
+        return  # a forked child would take them from its parent
+    loop = loop_ref()
+    if loop is not None and not loop.is_closed() and loop.is_running():
+        asyncio.run_coroutine_threadsafe(close_connections(holder), loop)  # it may be another thread's
+    else:
+        _cut(holder)
+
+
+def _cut(holder: Any) -> None:
+    if isinstance(holder, aiohttp.ClientSession):
+        found: list[Any] = [holder]
+    else:
+        client = getattr(holder, "_s3", None)
+        http = getattr(getattr(client, "_endpoint", None), "http_session", None)
+        found = [getattr(holder, "_session", None), *(getattr(http, "_sessions", None) or {}).values()]
+    for session in found:
+        if isinstance(session, aiohttp.ClientSession) and not session.closed and session.connector is not None:
+            session.connector._close()
+
+
+_all: weakref.WeakSet[LoopConnections] = weakref.WeakSet()
 
 # A forked child shares its parent's sockets: to close one there could take it from the parent.
 _orphans: list[object] = []
 
 
 def _after_fork() -> None:
-    global _state
-    _orphans.append(list(_state.known.values()))
-    _state = _State()  # another thread of the parent may have held the lock
+    _orphans.append([(connections, dict(connections._sessions), dict(connections._others)) for connections in _all])
+    _all.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for connections in list(_all):  # the threads of their loops are about to stop, wherever they are
+        connections.cut()

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 
 from refshard_fs.errors import TargetNotAllowed
 
@@ -94,8 +95,10 @@ def as_failure(error: Exception) -> OSError:
     match error:
         case aiohttp.ClientConnectorError(os_error=TargetNotAllowed() as refusal):
             return refusal
+        case aiohttp.ClientResponseError(message=message) if isinstance(error.__cause__, HttpProcessingError):
+            failure: OSError = ConnectionLost(f"the server's answer is not HTTP/1.1 ({message.partition(':')[0]})")
         case aiohttp.ClientResponseError(status=status) if status >= 400:
-            failure: OSError = Denied(status) if status in (401, 403, 407) else HttpStatus(status)
+            failure = Denied(status) if status in (401, 403, 407) else HttpStatus(status)
         case aiohttp.ClientSSLError() | aiohttp.ServerFingerprintMismatch():
             failure = Unreadable(str(error))
         case aiohttp.ClientConnectorDNSError(os_error=cause) if cause.errno != socket.EAI_AGAIN:

@@ -18,8 +18,8 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, hold
-from refshard_fs.targets.closing import close_connections, close_with
+from refshard_fs.targets.answer import Answer, check_size
+from refshard_fs.targets.connections import close_connections, close_with
 from refshard_fs.targets.failures import Unfit
 
 __all__ = ["ChainTarget", "FsspecTarget", "in_thread"]
@@ -109,7 +109,7 @@ class FsspecTarget:
             given = {"start": start, "end": stop, **self._ranged}  # by name: s3fs puts a version between
         elif most is not None:
             facts = await self.facts(path)
-            hold(facts.size, most)
+            check_size(facts.size, most)
             if facts.size is None:
                 return _answer(await self._at_most(path, most), None)
         try:
@@ -124,7 +124,7 @@ class FsspecTarget:
             if len(data) == facts.size and len(data) > stop - start:  # the range was ignored
                 data = data[start:stop]
         if stop is None:
-            hold(len(data), most)
+            check_size(len(data), most)
         return _answer(data, facts)
 
     async def _at_most(self, path: str, most: int) -> bytes:
@@ -134,7 +134,7 @@ class FsspecTarget:
             data = bytes(await self._call("cat_file", path, start=0, end=most + 1))
         else:
             data = await in_thread(lambda: _in_pieces(fs, _threads.turn(fs, path), path, most + 1))
-        hold(len(data), most)
+        check_size(len(data), most)
         return data
 
     async def facts(self, path: str) -> Facts:

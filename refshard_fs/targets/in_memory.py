@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import OWN, Answer, hold
+from refshard_fs.targets.answer import OWN, Answer, check_size
 from refshard_fs.targets.failures import Unreadable
 
 __all__ = ["DataTarget", "MemoryTarget"]
@@ -36,7 +36,7 @@ class MemoryTarget:
         try:
             size = len(view)
             if stop is None:
-                hold(size, most)
+                check_size(size, most)
             data = bytes(view[start:stop])
         finally:
             view.release()  # a writer could not go on while it lives
@@ -95,7 +95,7 @@ class DataTarget:
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
         data = _decoded(path)
         if stop is None:
-            hold(len(data), most)
+            check_size(len(data), most)
         return Answer(data[start:stop], len(data))
 
     async def read(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import OWN, Answer, hold
+from refshard_fs.targets.answer import OWN, Answer, check_size
 from refshard_fs.targets.failures import Unreadable
 
 __all__ = ["HAS_LOCKS", "LocalTarget", "facts_of", "in_memory", "is_draft", "locked", "replacing", "sync_file"]
@@ -144,7 +144,7 @@ class LocalTarget:
         file = self._file(path)
         size = file.size
         if stop is None:
-            hold(size, most)
+            check_size(size, most)
         if start < 0:
             start = max(size + start, 0)
         length = (size if stop is None or stop > size else stop) - start

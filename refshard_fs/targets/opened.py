@@ -16,7 +16,6 @@ from refshard_fs.core.model import Facts, Listed, Pin
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged
 from refshard_fs.targets.answer import OWN, Answer, Target, check
-from refshard_fs.targets.deadline import Deadlines
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
 
 __all__ = ["Opened", "Seen", "Version", "Versions", "strong"]
@@ -203,17 +202,14 @@ _SLOWEST = 8192  # bytes per second; a server that sends fewer, behind a connect
 class Opened:
     """An object of ``target``: it answers like one, and knows what was seen of the object before."""
 
-    __slots__ = ("_deadlines", "_hint", "_retry", "_stats", "_version", "target")
+    __slots__ = ("_hint", "_retry", "_stats", "_version", "target")
 
-    def __init__(
-        self, target: Target, version: Version, retry: Retry, stats: Stats, deadlines: Deadlines | None, hint: str = ""
-    ) -> None:
+    def __init__(self, target: Target, version: Version, retry: Retry, stats: Stats, hint: str = "") -> None:
         """Take what is read, and the ``hint`` to give where the server denies it."""
         self.target = target
         self._version = version
         self._retry = retry
         self._stats = stats
-        self._deadlines = deadlines
         self._hint = hint
 
     @property
@@ -308,23 +304,22 @@ class Opened:
 
     async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
         """Return what ``call`` returns of some ``size`` bytes, in as many tries as `Retry` allows."""
-        retry, deadlines = self._retry, self._deadlines
-        assert deadlines is not None, "a target that needs no event loop was asked for in one"
+        retry = self._retry
         now = asyncio.get_running_loop().time
         began = now()
         end = began + retry.timeout
         patience = self.target.patience + size / _SLOWEST
         tried = 0
         while True:
-            limit = deadlines.at(min(now() + patience, end))
+            limit = asyncio.timeout_at(min(now() + patience, end))
             try:
-                with limit:
+                async with limit:
                     return await call(*args)
             except RefShardError:
                 raise
             except Exception as e:  # noqa: BLE001  # raised again as what it means
                 failure = as_failure(e)
-            if limit.passed:
+            if limit.expired():
                 earlier = f", the last of {tried + 1} tries" if tried else ""
                 late = TimeoutError(f"no answer after {now() - began:.1f} s{earlier}")
                 late.__cause__ = failure

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
 import fsspec
@@ -23,15 +22,13 @@ from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security import policy
 from refshard_fs.security.admission import ANONYMOUS, Access, Admission
 from refshard_fs.targets.answer import Target
-from refshard_fs.targets.buffers import SHARED
-from refshard_fs.targets.deadline import Deadlines
 from refshard_fs.targets.failures import Retry
 from refshard_fs.targets.generic import ChainTarget, FsspecTarget
-from refshard_fs.targets.http import AsyncHttp, HttpTarget, public_client
+from refshard_fs.targets.http import AsyncHttp, HttpTarget
 from refshard_fs.targets.in_memory import DataTarget, MemoryTarget
 from refshard_fs.targets.local import LocalTarget
 from refshard_fs.targets.opened import Opened, Versions
-from refshard_fs.targets.s3 import S3Target, is_s3fs
+from refshard_fs.targets.s3 import S3Target, has_own_hooks, is_s3fs
 
 __all__ = ["Given", "Pool", "PoolOptions"]
 
@@ -102,8 +99,6 @@ class Pool:
         self.loop = loop
         self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
-        self._deadlines = None if loop is None else Deadlines(loop)
-        self.buffers = SHARED
         self._targets: dict[object, Target] = {}
         self._places: dict[str, tuple[Opened, str] | None] = {}
 
@@ -129,7 +124,7 @@ class Pool:
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
         hint = _NOBODY if access is Access.NONE else ""
-        return Opened(target, self.versions.of(url), retry, self._stats, self._deadlines, hint), path
+        return Opened(target, self.versions.of(url), retry, self._stats, hint), path
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -185,10 +180,6 @@ class Pool:
         identity = (*token, repr(named)) if named else token
         options = {**named, **options}
 
-        admission = self._options.admission
-        if issubclass(cls, HTTPFileSystem) and admission.guards_networks:
-            options.setdefault("get_client", partial(public_client, admission.own_hosts))
-
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
             if not configured:
                 fs = _unconfigured(_lean(cls), options, loop)
@@ -214,7 +205,8 @@ class Pool:
         """Return a target of ``fs``, or of its like on ``loop``: where it is needed, or lets us read for ourselves."""
         if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
             return FsspecTarget(fs)
-        if type(fs) is not HTTPFileSystem and not (self._options.fast_s3 and is_s3fs(fs)):
+        fast = self._options.fast_s3 and is_s3fs(fs) and (fs._s3 is None or not has_own_hooks(fs._s3))
+        if type(fs) is not HTTPFileSystem and not fast:
             if not fs.asynchronous:
                 return FsspecTarget(fs)  # its own loop runs in a thread: calls are handed over
             home = getattr(fs, "_refshard_home", None)
@@ -228,9 +220,9 @@ class Pool:
     def _target(self, fs: AbstractFileSystem, *, owned: bool) -> Target:
         """Return the target of an asynchronous instance on this loop."""
         if type(fs) in (AsyncHttp, HTTPFileSystem):
-            return HttpTarget(fs, self._options.admission, self.buffers)
+            return HttpTarget(fs, self._options.admission)
         if self._options.fast_s3 and is_s3fs(fs):
-            return S3Target(fs, self.buffers)
+            return S3Target(fs)
         return FsspecTarget(fs, owned=owned)
 
 

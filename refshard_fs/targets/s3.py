@@ -1,8 +1,8 @@
-"""S3 objects: s3fs finds credentials, region and endpoint, and the ranged GETs are sent from here.
+"""S3 objects: s3fs finds credentials, region and endpoint, botocore signs, and the ranged GETs are sent from here.
 
-One request through s3fs and botocore costs many times the CPU of the bare one. Whatever these
-plain requests cannot express or the server answers with a detour (other regions, versions,
-customer keys, unusual signatures, proxies) is left to s3fs, for that bucket or altogether.
+One request through s3fs and botocore costs many times the CPU of the bare one. Whatever these plain requests cannot
+express or the server answers with a detour (other regions, versions, customer keys, unusual signatures, proxies, hooks
+of the user's) is left to s3fs, for that bucket or altogether.
 """
 
 from __future__ import annotations
@@ -12,28 +12,23 @@ import contextlib
 import ssl
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
 from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, answer_of, failure_of, judge, range_header, read_answer
-from refshard_fs.targets.buffers import Buffers
-from refshard_fs.targets.closing import close_with
+from refshard_fs.targets.answer import Answer, failure_of, range_header, read_answer
+from refshard_fs.targets.connections import LoopConnections, in_context
 from refshard_fs.targets.failures import HttpStatus, as_failure
 from refshard_fs.targets.generic import FsspecTarget, in_thread
-from refshard_fs.targets.own_http import Direct, Request, prepare
-from refshard_fs.targets.sigv4 import Credentials, Signer, quote_key
 
-__all__ = ["S3Target", "as_os_error", "is_s3fs", "speaking"]
+__all__ = ["S3Target", "as_os_error", "has_own_hooks", "is_s3fs", "speaking"]
 
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
 _SIGNED = 8192  # objects whose signature is kept
-_STALLED = aiohttp.ClientTimeout(total=None, sock_connect=20)
 
 # The answer does not say no: it says that the request should have been another one, which botocore knows how to make.
 _DETOURS = frozenset(
@@ -58,15 +53,34 @@ def is_s3fs(fs: AbstractFileSystem) -> bool:
     return (type(fs).__module__, type(fs).__name__) == ("s3fs.core", "S3FileSystem")
 
 
+# What botocore tells of a GET of an object, and what may change it.
+_EVENTS = ("provide-client-params", "before-parameter-build", "before-call", "request-created", "choose-signer")
+_EVENTS += ("before-sign", "before-send", "response-received", "needs-retry", "after-call", "after-call-error")
+
+
+def has_own_hooks(client: Any) -> bool:
+    """Whether anybody but botocore and s3fs handles the events of a client's requests; so if that cannot be told."""
+    try:
+        emitter = client.meta.events
+        trie = getattr(emitter, "_emitter", emitter)._handlers
+        handlers = [one for event in _EVENTS for one in trie.prefix_search(f"{event}.s3.GetObject")]
+    except AttributeError:
+        return True
+    return not all(_module_of(handler).startswith(("botocore.", "aiobotocore.", "s3fs.")) for handler in handlers)
+
+
+def _module_of(handler: Any) -> str:
+    handler = getattr(handler, "func", handler)  # of a partial
+    return getattr(handler, "__module__", None) or type(handler).__module__
+
+
 class _Bucket(NamedTuple):
-    """Where a bucket's objects are, and what signs for it; ``credentials`` is None for unsigned requests."""
+    """Where a bucket's objects are, what signs for it (None: nothing does), and whom TLS trusts there."""
 
     base: str
-    path: str
-    host: str
-    signer: Signer
-    credentials: Any
-    requester_pays: bool
+    signer: Any
+    headers: dict[str, str]
+    ssl: ssl.SSLContext | bool
 
 
 class _Ready(NamedTuple):
@@ -74,8 +88,8 @@ class _Ready(NamedTuple):
 
     url: URL
     headers: dict[str, str]
+    ssl: ssl.SSLContext | bool
     until: float
-    direct: Request | None  # the same over connections of our own
 
 
 class S3Target:
@@ -84,13 +98,9 @@ class S3Target:
     most_retries = 1000
     patience = 60.0
 
-    def __init__(self, fs: AbstractFileSystem, buffers: Buffers | None = None) -> None:
+    def __init__(self, fs: AbstractFileSystem) -> None:
         self.fs = fs
         self._theirs = FsspecTarget(fs, owned=True)
-        self._buffers = Buffers() if buffers is None else buffers
-        self._direct: Direct | None = None
-        self._session: aiohttp.ClientSession | None = None
-        self._certificates: ssl.SSLContext | bool | None = None  # whom to trust is known with the first bucket
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
         self._left_to_s3fs: set[str] = set()
         self._ready: dict[str, _Ready] = {}
@@ -141,45 +151,23 @@ class S3Target:
             task.cancel()
         self._buckets.clear()
         self._ready.clear()
-        self._direct = None
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
         await self._theirs.close()
 
     # ------------------------------------------------------------------ our own requests
 
     async def _send(self, ready: _Ready, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
-        own: dict[str, str] = {}
+        headers = dict(ready.headers)
         if start or stop is not None:
-            own["Range"] = range_header(start, stop)
+            headers["Range"] = range_header(start, stop)
         if etag is not None:
-            own["If-Match"] = etag
-        if ready.direct is not None and (stop is not None or start < 0):
-            direct = self._direct
-            if direct is None:
-                direct = self._direct = Direct(self._buffers)
-                close_with(self, direct.connections)
-            reply = await direct.read(ready.direct, own, judge(start, stop), (stop or 0) - start)
-            if reply is not None:
-                return answer_of(reply, start, stop)
-        headers = {**ready.headers, **own}
-        session = self._session or self._open()
-        async with session.get(ready.url, headers=headers, allow_redirects=False) as response:
+            headers["If-Match"] = etag
+        loop = asyncio.get_running_loop()
+        session = LoopConnections.of(loop).session()
+        began = loop.time()
+        async with session.get(ready.url, headers=headers, allow_redirects=False, ssl=ready.ssl) as response:
             if response.status in (200, 206, 416):
-                return await read_answer(response, start, stop, most)
+                return await read_answer(response, start, stop, most, waited=loop.time() - began)
             raise await failure_of(response)
-
-    def _open(self) -> aiohttp.ClientSession:
-        session = self._session = aiohttp.ClientSession(
-            # How many are under way is the engine's matter.
-            connector=aiohttp.TCPConnector(limit=0, ssl=True if self._certificates is None else self._certificates),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            timeout=_STALLED,
-        )
-        close_with(self, session)
-        return session
 
     async def _prepare(self, path: str) -> _Ready | None:
         """Return the request for an object, with a new signature; None where s3fs is to make it."""
@@ -192,68 +180,46 @@ class S3Target:
         bucket = await asyncio.shield(task)
         if bucket is None:
             return None
-        quoted = quote_key(key)
-        headers = {"Accept-Encoding": "identity"}
-        if bucket.credentials is not None:
-            frozen = await bucket.credentials.get_frozen_credentials()
-            credentials = Credentials(frozen.access_key, frozen.secret_key, frozen.token)
-            headers |= bucket.signer.headers(
-                bucket.host,
-                bucket.path + quoted,
-                credentials,
-                datetime.now(UTC),
-                requester_pays=bucket.requester_pays,
-            )
-        elif bucket.requester_pays:
-            headers["x-amz-request-payer"] = "requester"
+        url = bucket.base + quote(key, safe="/~")
+        headers = bucket.headers if bucket.signer is None else await _signed(bucket.signer, url, bucket.headers)
         if len(self._ready) >= _SIGNED:
             self._ready.clear()
-        url = URL(bucket.base + quoted, encoded=True)
-        direct = (
-            prepare(url, headers) if self._certificates in (None, True) else None
-        )  # ours trust whom the system does
-        ready = self._ready[path] = _Ready(url, headers, time.monotonic() + _YOUNG, direct)
+        headers = {**headers, "Accept-Encoding": "identity"}
+        ready = self._ready[path] = _Ready(URL(url, encoded=True), headers, bucket.ssl, time.monotonic() + _YOUNG)
         return ready
 
     async def _find(self, name: str) -> _Bucket | None:
         """Return where a bucket is, as botocore would have it; None where its requests would be unlike ours."""
         fs = self.fs
-        if (
-            fs.version_aware
-            or ":" in name
-            or name.endswith("--x-s3")
-            or fs.client_kwargs.get("verify") not in (None, True)
-        ):
+        if fs.version_aware or ":" in name or name.endswith("--x-s3"):
             return None
         await fs.set_session()
         client = await fs.get_s3(name)
         config = client.meta.config
-        if config.proxies or config.client_cert:
+        verify = _verified(client)
+        if config.proxies or config.client_cert or verify is None or has_own_hooks(client):
             return None
         members = client.meta.service_model.operation_model("GetObject").input_shape.members
         extra = {k: v for k, v in {**fs.s3_additional_kwargs, **fs.req_kw}.items() if k in members and v is not None}
         pays = extra.pop("RequestPayer", None) is not None
         if extra:
             return None
-        credentials = None
+        signer = None
         if not fs.anon:
-            credentials = getattr(getattr(client, "_request_signer", None), "_credentials", None)
-            if credentials is None or config.signature_version != "s3v4":
+            signer = getattr(client, "_request_signer", None)
+            if signer is None or config.signature_version != "s3v4":
                 return None
         example = await client.generate_presigned_url("get_object", Params={"Bucket": name, "Key": "k"}, ExpiresIn=60)
         base = example.partition("?")[0]
         if not base.endswith("/k"):
             return None
-        base = base[:-1]
         url = URL(base, encoded=True)
         if url.scheme in getproxies() and not proxy_bypass(url.host or ""):
             return None
-        if url.scheme == "https" and self._certificates is None:
-            trusted = fs.client_kwargs.get("verify", fs.session.get_config_variable("ca_bundle"))
-            self._certificates = await in_thread(lambda: _certificates(trusted))
-        region = client.meta.region_name
-        signer = Signer("us-east-1" if region in (None, "aws-global") else region)
-        return _Bucket(base, url.raw_path, url.host_port_subcomponent or "", signer, credentials, pays)
+        trusted: ssl.SSLContext | bool = True
+        if url.scheme == "https":
+            trusted = verify and await in_thread(lambda: _trusted(verify))
+        return _Bucket(base[:-1], signer, {"x-amz-request-payer": "requester"} if pays else {}, trusted)
 
     # ------------------------------------------------------------------ s3fs's
 
@@ -268,8 +234,33 @@ class S3Target:
             raise _absent(e) from e
 
 
-def _certificates(trusted: str | bool | None) -> ssl.SSLContext | bool:
-    return ssl.create_default_context(cafile=trusted) if isinstance(trusted, str) else trusted is not False
+async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str]:
+    """Return ``headers`` with those that sign a GET of ``url``. They cover no range: one signature serves them all.
+
+    Headers rather than a presigned URL: a URL ends up in logs and errors.
+    """
+    from botocore.awsrequest import AWSRequest
+
+    region = signer.region_name
+    region = "us-east-1" if region in (None, "aws-global") else region
+    auth = await signer.get_auth_instance(signer.signing_name, region, "s3v4")
+    request = AWSRequest("GET", url, headers)
+    auth.add_auth(request)
+    return dict(request.headers.items())
+
+
+def _verified(client: Any) -> str | bool | None:
+    """Return what a client was told of certificates: a bundle, or whether to verify; None if it has ways of its own."""
+    arguments = getattr(client.meta.config, "connector_args", None) or {}
+    http = getattr(getattr(client, "_endpoint", None), "http_session", None)
+    verify = getattr(http, "_verify", None)
+    return verify if isinstance(verify, str | bool) and not set(arguments) - {"keepalive_timeout"} else None
+
+
+def _trusted(verify: str | bool) -> ssl.SSLContext:
+    from botocore.httpsession import get_cert_path
+
+    return in_context(get_cert_path(verify))
 
 
 def _absent(error: FileNotFoundError) -> OSError:

@@ -61,7 +61,7 @@ def opened(path: str) -> RefShardFileSystem:
 
 def read(path: str, keys: int, seed: int, count: int) -> Sample:
     """Read ``count`` random keys, in every way there is; AssertionError where a byte is wrong."""
-    connections._IDLE = IDLE
+    connections.KEPT = IDLE
     fs = opened(path)
     data = content(keys)
     pick = random.Random(seed)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a process 
 @pytest.fixture(autouse=True)
 def _connections_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the other tests of this process keep theirs as ever."""
-    monkeypatch.setattr(connections, "_IDLE", IDLE)
+    monkeypatch.setattr(connections, "KEPT", IDLE)
 
 
 def check(outcome: Outcome, reads: int, files: int) -> None:

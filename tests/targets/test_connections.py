@@ -1,18 +1,35 @@
-"""Connections belong to an event loop: every reader there uses them, and they end with it, or when nobody does."""
+"""Connections belong to an event loop: every reader there uses them, and they end with it, however it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import aiohttp
+import certifi
 import pytest
 
+from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.targets import connections
-from refshard_fs.targets.connections import Connections
-from refshard_fs.targets.exchange import Origin
+from refshard_fs.targets import Pool, PoolOptions
+from refshard_fs.targets.connections import in_context
 from tests.servers.http import RangeServer
+from tests.servers.tls import certificate, far_away
+from tests.targets.test_wire import RIGHT, Script
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+def new_uvloop() -> asyncio.AbstractEventLoop:
+    return pytest.importorskip("uvloop").new_event_loop()  # type: ignore[no-any-return]  # it has no types
+
+
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_uvloop], ids=["asyncio", "uvloop"])
 
 
 def fs_of(server: RangeServer, **options: object) -> RefShardFileSystem:
@@ -27,102 +44,134 @@ def numbers(server: RangeServer) -> set[int]:
 def test_filesystems_of_one_loop_share_connections_whatever_they_send(http_server: RangeServer) -> None:
     async def use() -> None:
         for token in ("one", "two"):
-            fs = fs_of(http_server, remote_protocol="http", remote_options={"headers": {"Authorization": token}})
-            assert await fs._cat_file("k") == b"01234"
-            del fs
-            gc.collect()
-            await asyncio.sleep(0.01)
-
-    asyncio.run(use())
-    assert len(numbers(http_server)) == 1
-    assert [request.headers["authorization"] for request in http_server.requests()] == ["one", "two"]
-
-
-def test_connections_end_with_their_loop(http_server: RangeServer) -> None:
-    seen: list[Connections] = []
-
-    async def use() -> None:
-        assert await fs_of(http_server)._cat_file("k") == b"01234"
-        seen.append(Connections.of(asyncio.get_running_loop()))
-        assert len(seen[-1]._live) == 1
-
-    for _ in range(2):
-        asyncio.run(use())
-    assert [len(one._live) for one in seen] == [0, 0]
-    assert len(numbers(http_server)) == 2
-
-
-def test_connections_that_nobody_uses_are_closed_after_a_while(
-    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "_IDLE", 0.01)
-
-    async def use() -> None:
-        assert await fs_of(http_server)._cat_file("k") == b"01234"
-        live = Connections.of(asyncio.get_running_loop())._live
-        async with asyncio.timeout(10):
-            while live:  # noqa: ASYNC110  # nobody tells
+            for options in ({"headers": {"Authorization": token}}, {"client_kwargs": {"auth": None, "headers": {}}}):
+                fs = fs_of(http_server, remote_protocol="http", remote_options=options)
+                assert await fs._cat_file("k") == b"01234"
+                del fs
+                gc.collect()
                 await asyncio.sleep(0.01)
 
     asyncio.run(use())
+    assert len(numbers(http_server)) == 1
+    assert [r.headers.get("authorization") for r in http_server.requests()] == ["one", None, "two", None]
 
 
-def test_a_loop_that_is_let_go_of_takes_its_connections_with_it(http_server: RangeServer) -> None:
+@LOOPS
+@pytest.mark.parametrize("options", [{}, {"client_kwargs": {"cookies": {"a": "b"}}}], ids=["shared", "own session"])
+def test_connections_are_closed_before_their_loop(new_loop: NewLoop, options: Any, http_server: RangeServer) -> None:
+    fs = fs_of(http_server, remote_protocol="http", remote_options=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of sockets and transports that nobody has closed
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            assert runner.run(fs._cat_file("k")) == b"01234"
+        loop = new_loop()
+        assert loop.run_until_complete(fs._cat_file("k")) == b"01234"
+        loop.close()
+        assert loop.is_closed()
+        del loop
+        gc.collect()
+    assert len(numbers(http_server)) == 2
+
+
+@LOOPS
+def test_nothing_here_keeps_a_loop_alive_that_has_ended(new_loop: NewLoop, http_server: RangeServer) -> None:
+    url = http_server.put("/data", b"0123456789")
+    loops = []
+
+    async def read() -> None:
+        loop = asyncio.get_running_loop()
+        loops.append(weakref.ref(loop))
+        opened, path = Pool(PoolOptions(), loop).place(url)  # type: ignore[misc]  # there is one
+        assert (await opened.read(path, 0, 5)).data == b"01234"
+
+    for _ in range(3):
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(read())
+    gc.collect()
+    assert [ref() for ref in loops] == [None] * 3
+
+
+def test_a_loop_may_be_closed_from_within_another_one(http_server: RangeServer) -> None:
     loop = asyncio.new_event_loop()
     loop.run_until_complete(fs_of(http_server)._cat_file("k"))
-    gc.collect()
-    loop.run_until_complete(asyncio.sleep(0.01))
-    assert not [one for one in connections._state.known.values() if one._loop is loop and one._live]
-    loop.close()
+
+    async def close() -> None:
+        loop.close()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # no loop is left to close the sockets properly
+        asyncio.run(close())
+        assert loop.is_closed()
+        gc.collect()
 
 
-def test_no_more_than_so_many_are_kept_for_one_server(
-    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_is_far_away_and_has_several_addresses_is_connected_to_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_KEPT", 2)
-    url = http_server.put("/data", b"0123456789" * 1000)
+    async def use() -> list[str]:
+        context, authority = certificate(tmp_path, "far.example")
+        server = await asyncio.start_server(Script([RIGHT] * 3).serve, "127.0.0.1", 0, ssl=context)
+        async with far_away(server.sockets[0].getsockname()[1], 0.18) as (port, connected):
 
-    async def use() -> None:
-        refs = {f"k{i}": [url, 1000 * i, 5] for i in range(8)}
-        fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, max_gap=-1)
-        assert set((await fs._cat(list(refs))).values()) == {b"01234"}
-        assert len(Connections.of(asyncio.get_running_loop())._live) <= 2
+            async def resolve(self: Any, host: str, port: int = 0, family: Any = 0) -> list[dict[str, Any]]:
+                place = {"hostname": host, "port": port, "family": 2, "proto": 6, "flags": 0}
+                return [{**place, "host": f"127.0.0.{i}"} for i in (1, 2, 3)]
 
-    asyncio.run(use())
+            monkeypatch.setattr(aiohttp.DefaultResolver, "resolve", resolve)
+            options = {"ssl": in_context(authority)}
+            refs = {str(i): [f"https://far.example:{port}/x", 0, 5] for i in range(3)}
+            fs = RefShardFileSystem(
+                refs, remote_options=options, asynchronous=True, skip_instance_cache=True, retries=0
+            )
+            for key in refs:
+                assert await fs._cat_file(key) == b"01234"
+            server.close()
+            return connected
+
+    assert len(asyncio.run(use())) == 1
 
 
-def test_an_address_that_does_not_answer_is_tried_once_by_each_of_many_that_connect(
-    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nowhere, here = "192.0.2.1", "127.0.0.1"
-    asked: list[str] = []
+def test_an_address_where_nobody_is_costs_no_failure(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     port = int(http_server.url.rsplit(":", 1)[1])
 
-    async def resolve(self: Connections, origin: Origin) -> list[str]:
-        return [nowhere, here]
+    async def resolve(self: Any, host: str, port: int = 0, family: Any = 0) -> list[dict[str, Any]]:
+        place = {"hostname": host, "port": port, "family": 2, "proto": 6, "flags": 0}
+        return [{**place, "host": f"127.0.0.{i}"} for i in (2, 3, 1)]
 
-    monkeypatch.setattr(Connections, "_resolve", resolve)
+    monkeypatch.setattr(aiohttp.DefaultResolver, "resolve", resolve)
+    http_server.put("/data", b"0123456789")
+    url = f"http://several.example:{port}/data"
 
     async def use() -> None:
-        loop = asyncio.get_running_loop()
-        connected = asyncio.Event()
-        create = loop.create_connection
-
-        async def create_connection(factory: Any, address: str, *args: Any, **options: Any) -> Any:
-            asked.append(address)
-            if address == here:
-                return await create(factory, address, *args, **options)
-            if asked.count(nowhere) > 1:
-                await connected.wait()
-            raise OSError("nobody is there")
-
-        monkeypatch.setattr(loop, "create_connection", create_connection)
-        known = Connections.of(loop)
-        origin = Origin("host.example", port, tls=False)
-        first, *others = (asyncio.create_task(known.connect(origin)) for _ in range(3))
-        await first
-        connected.set()
-        assert all(connection.is_open for connection in await asyncio.gather(*others))
+        refs = {str(i): [url, i, 5] for i in range(3)}
+        fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, retries=0)
+        for i in range(3):
+            assert await fs._cat_file(str(i)) == b"0123456789"[i : i + 5]
 
     asyncio.run(use())
-    assert sorted(asked) == [here] * 3 + [nowhere] * 3
+    assert len(numbers(http_server)) == 1
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["certifi knows", "nobody knows"])
+def test_without_a_store_of_the_system_authorities_are_those_of_certifi(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, authority = certificate(tmp_path, "127.0.0.1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "nowhere"))
+    if known:
+        monkeypatch.setattr(certifi, "where", lambda: authority)
+
+    async def use() -> bytes:
+        server = await asyncio.start_server(Script([RIGHT]).serve, "127.0.0.1", 0, ssl=context)
+        refs = {"k": [f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/x", 0, 5]}
+        try:
+            return await RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True)._cat_file("k")
+        finally:
+            server.close()
+
+    if known:
+        assert asyncio.run(use()) == b"01234"
+    else:
+        with pytest.raises(ReferenceNotReachable, match="certificate"):
+            asyncio.run(use())

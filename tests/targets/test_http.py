@@ -23,6 +23,7 @@ from refshard_fs.targets.http import HttpTarget
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer
 from tests.targets.reading import AT_ONCE, Reader, with_pool
+from tests.targets.test_wire import RIGHT, Script
 
 DATA = bytes(i * 31 % 251 for i in range(3000))
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-3000, None), (-9999, None)]
@@ -418,6 +419,21 @@ def test_what_is_meant_for_one_server_goes_to_no_other(http_server: RangeServer)
         assert followed.headers["range"] == "bytes=2-4"
 
 
+@pytest.mark.parametrize("given", ["by the options", "by the client"])
+def test_what_a_client_of_the_user_sends_goes_to_no_other_server(http_server: RangeServer, given: str) -> None:
+    secret = {"headers": {"Authorization": "Bearer secret"}}
+
+    async def get_client(**options: Any) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(**secret, **options)
+
+    with RangeServer({"/x": DATA}) as other:
+        http_server.fault("redirect", "/home", to=other.url + "/x")
+        options = {"get_client": get_client} if given == "by the client" else {"client_kwargs": secret}
+        assert Reader(by_prefix={http_server.url: options}).read(http_server.url + "/home", 2, 5) == DATA[2:5]
+        assert http_server.requests()[0].headers["authorization"] == "Bearer secret"
+        assert "authorization" not in other.requests()[0].headers
+
+
 def test_a_redirect_can_be_refused(http_server: RangeServer) -> None:
     http_server.put("/x", DATA)
     http_server.fault("redirect", "/home", to="/x")
@@ -443,6 +459,58 @@ def test_options_of_the_filesystem_reach_the_server(http_server: RangeServer) ->
     Reader(by_protocol={"http": {"headers": {"X-A": "1"}, "params": {"q": "2"}}}).read(url, 0, 5)
     (request,) = http_server.requests()
     assert (request.headers["x-a"], request.query) == ("1", "q=2")
+
+
+class Wrapper:
+    """A client that is no session, but has one, as those have that try again."""
+
+    def __init__(self, **options: Any) -> None:
+        self._session = aiohttp.ClientSession(**options)
+
+    def request(self, *args: Any, **options: Any) -> Any:
+        return self._session.request(*args, **options)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+@pytest.mark.parametrize("to", ["/x", "http://localhost:{port}/x"])
+def test_a_client_may_be_a_wrapper_of_a_session(http_server: RangeServer, to: str) -> None:
+    async def get_client(**options: Any) -> Wrapper:
+        return Wrapper(**options)
+
+    http_server.put("/x", DATA)
+    http_server.fault("redirect", "/home", to=to.format(port=http_server.port))
+    reader = Reader(by_protocol={"http": {"get_client": get_client}})
+    assert reader.read(http_server.url + "/home", 2, 5) == DATA[2:5]
+
+
+@pytest.mark.parametrize("how", ["of the environment", "of the options", "of the client"])
+def test_a_proxy_may_have_a_private_name(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://data.example/x"
+    script = Script([RIGHT])
+
+    async def go() -> bytes:
+        server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
+        proxy = f"http://localhost:{server.sockets[0].getsockname()[1]}"
+        options: dict[str, Any] = {"proxy": proxy}
+        if how != "of the options":
+            options = {"client_kwargs": options}
+        if how == "of the environment":
+            monkeypatch.setenv("HTTP_PROXY", proxy)
+            monkeypatch.setenv("http_proxy", proxy)
+            options = {"client_kwargs": {"trust_env": True}}
+        rule = Admission.of("http://data.example/set.json", None, (), (url,))
+        pool = Pool(PoolOptions(by_prefix={url: options}, admission=rule, retry=AT_ONCE), asyncio.get_running_loop())
+        opened, path = pool.place(url)  # type: ignore[misc]  # there is one
+        try:
+            return (await opened.read(path, 0, 5)).data
+        finally:
+            await pool.close()
+            server.close()
+
+    assert asyncio.run(go()) == b"01234"
+    assert script.heads[0][1].startswith("GET http://data.example/x HTTP/1.1")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

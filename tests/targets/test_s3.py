@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import botocore.httpsession
 import pytest
 import s3fs
+from aiobotocore.session import AioSession
 
 from refshard_fs.core.model import Pin
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged
@@ -19,9 +22,11 @@ from tests.servers.engine import HttpServer
 from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
+from tests.servers.tls import certificate
 from tests.servers.wire import Answer as Wire
 from tests.servers.wire import Head, Resource, answer_read, failure
 from tests.targets.reading import AT_ONCE, Reader, with_pool
+from tests.targets.test_wire import RIGHT, Script
 
 DATA = bytes(i * 31 % 251 for i in range(3000))
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-9999, None)]
@@ -117,6 +122,61 @@ def test_what_our_requests_cannot_express_is_left_to_s3fs(
     except OSError:
         pass  # whether the store can do it is another matter
     assert all("botocore" in r.headers["user-agent"].lower() for r in s3_proxy.requests())
+
+
+def test_hooks_of_the_users_session_are_called(s3_proxy: CountingProxy, bucket: str) -> None:
+    session = AioSession()
+    called = []
+    session.get_component("event_emitter").register("before-sign.s3.GetObject", lambda **given: called.append(given))
+    assert reader(through(s3_proxy, session=session)).read(f"{bucket}/x", 0, 5) == DATA[:5]
+    assert len(called) == 1
+
+
+def test_hooks_of_an_instances_client_are_called(s3_proxy: CountingProxy, bucket: str) -> None:
+    fs = s3fs.S3FileSystem(**through(s3_proxy), skip_instance_cache=True)
+    fs.connect()
+    called = []
+    fs.s3.meta.events.register("before-send.s3", lambda **given: called.append(given))
+    assert reader(fs).read(f"{bucket}/x", 0, 5) == DATA[:5]
+    assert len(called) == 1
+
+
+@pytest.mark.parametrize(
+    "how", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "verify", "certifi", "unverified", "not at all"]
+)
+def test_certificates_are_verified_as_botocore_does(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, authority = certificate(tmp_path, "localhost")
+    options: dict[str, Any] = {"anon": True, "skip_instance_cache": True}
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    match how:
+        case "AWS_CA_BUNDLE" | "REQUESTS_CA_BUNDLE":
+            monkeypatch.setenv(how, authority)
+        case "verify":
+            options["client_kwargs"] = {"verify": authority}
+        case "unverified":
+            options["client_kwargs"] = {"verify": False}
+        case "certifi":
+            monkeypatch.setattr(botocore.httpsession, "where", lambda: authority)
+    script = Script([RIGHT])
+
+    async def go() -> bytes:
+        server = await asyncio.start_server(script.serve, "127.0.0.1", 0, ssl=context)
+        options["endpoint_url"] = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+        pool = Pool(PoolOptions({"s3": options}, retry=AT_ONCE), asyncio.get_running_loop())
+        opened, path = pool.place("s3://bkt/x")  # type: ignore[misc]  # there is one
+        try:
+            return (await opened.read(path, 0, 5)).data
+        finally:
+            await pool.close()
+            server.close()
+
+    if how == "not at all":
+        with pytest.raises(OSError, match="certificate"):
+            asyncio.run(go())
+        return
+    assert asyncio.run(go()) == b"01234"
+    assert "botocore" not in script.heads[0][1].lower()
 
 
 # ---------------------------------------------------------------------------------------- failures

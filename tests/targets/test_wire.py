@@ -1,0 +1,251 @@
+"""What a server may send, byte by byte: the bytes that were asked for are data, and everything else is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.targets import Answer, Pool, PoolOptions
+from refshard_fs.targets.failures import ConnectionLost, Incomplete, Unfit, Unreadable, as_failure
+from tests.targets.reading import AT_ONCE
+
+T = TypeVar("T")
+Ask = Callable[..., Awaitable[Answer]]
+
+RIGHT = b'HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nContent-Range: bytes 0-4/9\r\nETag: "x"\r\n\r\n01234'
+CHUNKED = RIGHT.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked").replace(
+    b"01234", b"5\r\n01234\r\n0\r\n\r\n"
+)
+
+
+class Script:
+    """A server that answers the n-th request of all with the n-th of ``answers``; None hangs up."""
+
+    def __init__(self, answers: Sequence[bytes | None], *, piece: int = 1 << 20, reset: bool = False) -> None:
+        self.answers = list(answers)
+        self.piece = piece
+        self.reset = reset
+        self.heads: list[tuple[int, str]] = []  # connection and head of each request
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        number = self.connections
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while self.answers:
+                self.heads.append((number, (await reader.readuntil(b"\r\n\r\n")).decode()))
+                answer = self.answers.pop(0)
+                if answer is None:
+                    break
+                for i in range(0, len(answer), self.piece):
+                    writer.write(answer[i : i + self.piece])
+                    await writer.drain()
+                    await asyncio.sleep(0)
+            if self.reset:
+                await asyncio.sleep(0.01)
+                linger = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                writer.transport.abort()
+        writer.close()
+
+
+def talk(script: Script, use: Callable[[Ask], Awaitable[T]], host: str = "127.0.0.1") -> T:
+    """Return what ``use`` returns, which is given what asks the server for a range, bytes 0 to 5 by default."""
+
+    async def go() -> T:
+        server = await asyncio.start_server(script.serve, host, 0)
+        port = server.sockets[0].getsockname()[1]
+        pool = Pool(PoolOptions({"http": {"headers": {"X-A": "1"}}}, retry=AT_ONCE), asyncio.get_running_loop())
+        place = pool.place(f"http://{host}:{port}/x?y=%2F")
+        assert place is not None
+        target, path = place[0].target, place[1]
+
+        async def ask(start: int = 0, stop: int | None = 5, etag: str | None = None) -> Answer:
+            try:
+                return await target.read(path, start, stop, etag)
+            except Exception as e:
+                raise as_failure(e) from e
+
+        try:
+            return await use(ask)
+        finally:
+            await pool.close()
+            server.close()
+            await asyncio.sleep(0.01)
+
+    return asyncio.run(go())
+
+
+def one(*answers: bytes | None) -> Answer:
+    return talk(Script(answers), lambda ask: ask())
+
+
+async def twice(ask: Ask) -> list[bytes]:
+    return [(await ask()).data for _ in range(2)]
+
+
+def test_what_is_asked_is_spelled_as_given_and_one_connection_serves_many_requests() -> None:
+    script = Script([RIGHT] * 2)
+    assert talk(script, twice) == [b"01234"] * 2
+    assert {number for number, _ in script.heads} == {1}
+    lines = script.heads[0][1].split("\r\n")
+    assert lines[0] == "GET /x?y=%2F HTTP/1.1"
+    assert {"X-A: 1", "Range: bytes=0-4", "Accept-Encoding: identity"} < set(lines)
+
+
+def test_a_range_that_counts_from_the_end_is_checked_against_the_size_that_is_told() -> None:
+    right = RIGHT.replace(b"0-4/9", b"4-8/9")
+    short = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n0123"
+    found = [talk(Script([answer]), lambda ask: ask(-5, None)) for answer in (right, short)]
+    assert [(answer.data, answer.size) for answer in found] == [(b"01234", 9), (b"0123", 4)]
+    for wrong in (RIGHT, right.replace(b"/9", b"/*")):
+        with pytest.raises(Unfit):
+            talk(Script([wrong]), lambda ask: ask(-5, None))
+
+
+def test_an_answer_in_single_bytes_is_the_same() -> None:
+    assert talk(Script([RIGHT], piece=1), lambda ask: ask()).data == b"01234"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        RIGHT.replace(b"Content-Range:", b"content-range:"),
+        RIGHT.replace(b'ETag: "x"', b"Content-Range:bytes 0-4/9 "),
+        RIGHT.replace(b"ETag", b"Set-Cookie"),
+        b"HTTP/1.1 100 Continue\r\n\r\n" + RIGHT,
+        CHUNKED,
+    ],
+)
+def test_an_answer_is_the_same_however_it_is_sent(answer: bytes) -> None:
+    found = one(answer)
+    assert (found.data, found.size) == (b"01234", 9)
+
+
+def test_a_server_that_answers_in_chunks_is_asked_no_other_way_from_then_on() -> None:
+    script = Script([CHUNKED, RIGHT])
+    assert talk(script, twice) == [b"01234"] * 2
+    assert [number for number, _ in script.heads] == [1, 1]
+
+
+def test_a_connection_that_the_server_let_go_of_is_no_failure() -> None:
+    script = Script([RIGHT, None, RIGHT])
+    assert talk(script, twice) == [b"01234"] * 2
+    assert [number for number, _ in script.heads] == [1, 1, 2]
+
+
+def test_a_new_connection_without_an_answer_is_lost() -> None:
+    with pytest.raises(ConnectionLost):
+        one(None, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (RIGHT[:-1], Incomplete),
+        (RIGHT.replace(b"bytes 0-4/9", b"bytes 1-5/9"), Unfit),
+        (RIGHT.replace(b"Content-Range: bytes 0-4/9", b"X: y"), Unfit),
+        (RIGHT.replace(b"Length: 5", b"Length: 4"), (Incomplete, ConnectionLost)),
+        (RIGHT.replace(b"Length: 5", b"Length: 6"), Unfit),
+        (RIGHT.replace(b'ETag: "x"', b"Content-Encoding: gzip"), Unfit),
+        (RIGHT.replace(b"Length: 5", b"Length: +5"), OSError),
+        (RIGHT.replace(b"Length: 5", b"Length: 5, 5"), OSError),
+        (RIGHT.replace(b"ETag: ", b"Content-Length: 6\r\nX: "), OSError),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\n012345678", OSError),
+        (b"HTTP/2 200\r\n\r\n", ConnectionLost),
+        (b"ICY 200 OK\r\nContent-Length: 1\r\n\r\n0", OSError),
+        (RIGHT.replace(b"ETag: ", b"X: " + b"x" * (1 << 15)), OSError),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", FileNotFoundError),
+    ],
+)
+def test_what_is_wrong_is_no_data(answer: bytes, error: Any) -> None:
+    with pytest.raises(error):
+        one(answer)
+
+
+def test_a_range_is_taken_out_of_a_whole_object_that_is_not_read_to_its_end() -> None:
+    script = Script([b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n0123456789", RIGHT])
+
+    async def use(ask: Ask) -> list[Answer]:
+        return [await ask(), await ask()]
+
+    first, second = talk(script, use)
+    assert (first.data, first.size) == (b"01234", 1_000_000)
+    assert second.data == b"01234"
+    assert [number for number, _ in script.heads] == [1, 2]
+
+
+def test_bytes_behind_an_answer_are_of_no_other_one() -> None:
+    forged = RIGHT.replace(b"01234", b"wrong")
+    script = Script([RIGHT + forged, RIGHT, RIGHT])
+    assert talk(script, twice) == [b"01234"] * 2
+
+
+@pytest.mark.parametrize("size", [1000, 3 << 20])
+def test_bodies_of_any_length_are_bytes_of_their_own(size: int) -> None:
+    body = bytes(i % 251 for i in range(size))
+    head = f"HTTP/1.1 206 Partial\r\nContent-Length: {size}\r\nContent-Range: bytes 0-{size - 1}/{size}\r\n\r\n"
+
+    async def use(ask: Ask) -> list[Answer]:
+        return [await ask(0, size) for _ in range(2)]
+
+    for answer in talk(Script([head.encode() + body] * 2), use):
+        assert type(answer.data) is bytes
+        assert answer.data == body
+
+
+def test_a_connection_reset_amid_a_body_leaves_nothing_behind() -> None:
+    with pytest.raises(Incomplete):
+        talk(Script([RIGHT[:-2]], reset=True), lambda ask: ask())
+    gc.collect()
+
+
+def test_a_cancelled_request_takes_its_connection_with_it() -> None:
+    script = Script([b"HTTP/1.1 206 Partial", RIGHT])
+
+    async def use(ask: Ask) -> bytes:
+        task = asyncio.ensure_future(ask())
+        while not script.heads:  # noqa: ASYNC110  # the server is no task of ours
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return (await ask()).data
+
+    assert talk(script, use) == b"01234"
+    assert [number for number, _ in script.heads] == [1, 2]
+
+
+def test_a_header_of_one_request_cannot_hold_two() -> None:
+    script = Script([RIGHT])
+    with pytest.raises(Unreadable):
+        talk(script, lambda ask: ask(etag='x"\r\nX: y'))
+    assert script.heads == []
+
+
+def test_an_address_of_version_6_is_a_host_like_others() -> None:
+    async def go() -> bytes:
+        script = Script([RIGHT])
+        try:
+            server = await asyncio.start_server(script.serve, "::1", 0)
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        fs = RefShardFileSystem(
+            {"k": [f"http://[::1]:{server.sockets[0].getsockname()[1]}/x", 0, 5]},
+            asynchronous=True,
+            skip_instance_cache=True,
+        )
+        try:
+            return await fs._cat_file("k")
+        finally:
+            server.close()
+
+    assert asyncio.run(go()) == b"01234"
