@@ -139,7 +139,7 @@ def in_context(bundle: str) -> ssl.SSLContext:
 def _default_context() -> ssl.SSLContext | bool:
     """Return what connections are verified with: the system's authorities, or certifi's where there are none."""
     paths = ssl.get_default_verify_paths()
-    if paths.cafile is not None or (paths.capath is not None and os.listdir(paths.capath)):
+    if paths.cafile or (paths.capath and os.listdir(paths.capath)):  # None, where there is no such file
         return True
     if ssl.create_default_context().cert_store_stats()["x509_ca"]:  # Windows keeps them in no file
         return True

@@ -54,8 +54,19 @@ def is_s3fs(fs: AbstractFileSystem) -> bool:
 
 
 # What botocore tells of a GET of an object, and what may change it.
-_EVENTS = ("provide-client-params", "before-parameter-build", "before-call", "request-created", "choose-signer")
-_EVENTS += ("before-sign", "before-send", "response-received", "needs-retry", "after-call", "after-call-error")
+_EVENTS = [
+    "provide-client-params",
+    "before-parameter-build",
+    "before-call",
+    "request-created",
+    "choose-signer",
+    "before-sign",
+    "before-send",
+    "response-received",
+    "needs-retry",
+    "after-call",
+    "after-call-error",
+]
 
 
 def has_own_hooks(client: Any) -> bool:
@@ -216,9 +227,9 @@ class S3Target:
         url = URL(base, encoded=True)
         if url.scheme in getproxies() and not proxy_bypass(url.host or ""):
             return None
-        trusted: ssl.SSLContext | bool = True
-        if url.scheme == "https":
-            trusted = verify and await in_thread(lambda: _trusted(verify))
+        trusted: ssl.SSLContext | bool = verify is not False
+        if url.scheme == "https" and trusted:
+            trusted = await in_thread(lambda: _trusted(verify))
         return _Bucket(base[:-1], signer, {"x-amz-request-payer": "requester"} if pays else {}, trusted)
 
     # ------------------------------------------------------------------ s3fs's
