@@ -594,15 +594,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             keys = [self._strip_protocol(key) for key in what]
         await self._session.prefetch(keys, wait=wait)
 
-    def announce(self, array: str, selection: Any, *, mode: Mode = "numpy", here: bool = False) -> None:
-        """Say, from any thread, what will be read of ``array`` next: `prefetch` that neither waits nor fails.
-
-        ``here``: on the running event loop, which by default is held to wait for the reads meanwhile.
-        """
-        session = self._session
-        loop = asyncio.get_running_loop() if here else session.home()
-        session.announce(self._strip_protocol(array), selection, mode, loop)
-
     def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
         """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.
 

@@ -18,7 +18,7 @@ from refshard_fs.core.edits import Edits
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Inline, Load, Packed, Span, Stat
+from refshard_fs.core.model import Entry, Facts, Load, Packed, Span, Stat
 from refshard_fs.core.overlay import Base
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -31,7 +31,7 @@ from refshard_fs.reading.selection import Take, read_selection
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session import recognition as catalog
-from refshard_fs.session.engines import INDEXES, Engines, running_loop
+from refshard_fs.session.engines import INDEXES, Engines
 from refshard_fs.session.in_memory_source import Held
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import beneath, references_of
@@ -471,47 +471,6 @@ class Session(Engines):
         self._arrays[array] = meta
         return _keys(array, meta, selection, mode)
 
-    def _keys_now(self, array: str, selection: Any, mode: Mode) -> list[str]:
-        """Return the same at once; none where that takes an event loop, or where readers take parts of chunks."""
-        meta = self._arrays.get(array)
-        for name in _ARRAY_DOCUMENTS:
-            if meta is None:
-                with contextlib.suppress(FileNotFoundError):
-                    data = self.read_now(Request(join(array, name)))
-                    meta = None if data is None else zarrmeta.array_meta(zarrmeta.loads(data), join(array, name))
-        if meta is None:
-            return []
-        self._arrays[array] = meta
-        return [] if _has_shards(meta) else _keys(array, meta, selection, mode)
-
-    def announce(self, array: str, selection: Any, mode: Mode, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Have ``loop``, which will read, fetch what ``selection`` touches, where that helps; from any thread."""
-        keyspace = self._keyspace
-        if loop is None or keyspace is None:
-            return
-        try:
-            keys = self._keys_now(array, selection, mode)
-            if len(keys) < 2 or self._is_near(keys[0]):
-                return
-        except (IndexError, ValueError, RefShardError):
-            return  # the read will say what is wrong
-        if loop is running_loop():
-            self.engine().ahead.tell(keyspace, keys)
-            return
-        with contextlib.suppress(RuntimeError):  # it has been closed
-            # zarr's own reads come to the loop the same way, and later
-            loop.call_soon_threadsafe(lambda: self.engine().ahead.tell(keyspace, keys))
-
-    def _is_near(self, key: str) -> bool:
-        """Whether the bytes of ``key`` need no event loop, and so no fetching ahead."""
-        with contextlib.suppress(FileNotFoundError):
-            match self.find_now(key):
-                case Inline():
-                    return True
-                case Span(url) | Packed(Span(url)):
-                    return self._at_once_reader().reaches(url)
-        return False
-
 
 def _small(requests: Sequence[Request], entries: Mapping[int, Entry | None]) -> dict[int, Span]:
     """Return those of ``entries`` that are asked for as a whole, and small."""
@@ -539,12 +498,6 @@ def _keys(array: str, meta: ArrayMeta, selection: Any, mode: Mode) -> list[str]:
         raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
     numbers = chunk_numbers(selection, meta.shape, meta.chunks, mode)
     return [join(array, meta.grid.tail(number)) for number in numbers.tolist()]
-
-
-def _has_shards(meta: ArrayMeta) -> bool:
-    """Whether readers take parts of chunks: then a selection does not tell how many bytes of each will be read."""
-    codecs = meta.raw.get("codecs") or ()
-    return any(isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed" for codec in codecs)
 
 
 def _url_of(key: object) -> str | None:
