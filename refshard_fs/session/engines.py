@@ -92,10 +92,11 @@ class Engines:
     def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
         """Return what ``steps()`` return, for callers outside of event loops; an error names ``key``."""
         found = self.look_now(key, steps())
-        result: T = self._wait(self.look, key, steps()) if found is None else found.value
+        result: T = self.wait(self.look, key, steps()) if found is None else found.value
         return result
 
-    def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    def wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Return what a coroutine function returns, for callers outside of event loops."""
         result: T = sync(get_loop(), function, *args)
         return result
 
