@@ -23,12 +23,12 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import Value, decode
 from refshard_fs.session.in_memory_source import settle
 from refshard_fs.session.recognition import beneath
-from refshard_fs.sets.compatibility import with_compared
+from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.lazy import beside, looked_at, named_url
-from refshard_fs.sets.rebase import opened
-from refshard_fs.sets.sources import take, with_coordinates
-from refshard_fs.sets.variables import Named, variables
+from refshard_fs.sets.made_set import opened
+from refshard_fs.sets.sources import read_sets, with_coordinates
+from refshard_fs.sets.variables import Named, VariableReader
 from refshard_fs.targets.document import Document
 
 __all__ = ["append"]
@@ -105,14 +105,14 @@ def _edits(
             f"there is no set at {url} that could go on: fs.save(url) or concat(...).save(url) writes one"
         )
     name = f"the set at {url}"
-    old = with_coordinates(Named(name, before, variables(before, name)), fs)
-    (new,) = take([fo], options, _nobody)
-    new = new._replace(name=new.name.replace("set 0", "the set to append", 1))
+    old = with_coordinates(Named(name, before, VariableReader().read(before, name)), fs)
+    (new,) = read_sets([fo], options, _nobody)
+    new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
     if new.refs.pins is not None and not holds_pins:
         raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
     opens = (lambda: fs), (lambda: opened(fo, options))
-    parts = with_compared([old, new], lambda number: opens[number](), [dim], same)
-    whole = concatenate(parts, dim, same)
+    parts = with_digests([old, new], lambda number: opens[number](), [dim], same)
+    whole = concatenate(parts, dim, same).refs
     spans = _spans(whole)
     for path, table in whole.tables.items():
         known = before.tables.get(path)

@@ -1,7 +1,7 @@
-"""What sets have in common and refer to in different places, read so as to be compared: small arrays, and no others.
+"""Whether sets can be joined: their arrays along the dimension fit, and all others are equal.
 
-Each file of an archive has its own ``crs`` or ``lat_bnds``. They must be the same in all sets that are joined, and
-where references differ only the bytes can tell.
+Each file of an archive has its own ``crs`` or ``lat_bnds``. They must be the same in all sets; where the references
+differ only the bytes can tell, so those of small arrays are read, and of no others.
 """
 
 from __future__ import annotations
@@ -10,149 +10,87 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ABSENT
 from refshard_fs.core.keys import join
-from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError, RefShardError
+from refshard_fs.formats.virtual_concat.compatibility import STORAGE, Described, check_metadata, difference
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.references.reference_set import References, ReferenceSet
-from refshard_fs.sets.sources import is_sharded
-from refshard_fs.sets.variables import Named, digest, values_at_hand
+from refshard_fs.references.reference_set import References
+from refshard_fs.sets.variables import Named, digest
 
-__all__ = ["Fit", "has_same_references", "with_compared"]
+__all__ = ["check_equal", "check_joinable", "with_digests"]
 
-# ----------------------------------------------------------------------------------------------------
-# What has to be the same in sets that are joined; what differs is told by set, variable and field. No I/O here.
-
-
-# Attributes that change what the values mean: equal in all sets.
-MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-# Fields of metadata that differ between parts of one array; and those that may in a coordinate, which is stored anew.
-OWN: Final = {"shape", "attributes", "consolidated_metadata"}
-STORED: Final = {"chunks", "compressor", "filters", "codecs", "chunk_grid", "order"}
+SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
+TOGETHER: Final = 16  # sets that are read at a time
 
 
-class Fit:
-    """Sets that are to be joined along ``dim``; ``inline``: the chunks of each that are data, by array and number."""
+def check_joinable(path: str, one: Named, other: Named, axis: int, *, stored_anew: bool) -> None:
+    """Raise ManifestError if two sets' arrays ``path`` cannot be joined along ``axis``.
 
-    def __init__(
-        self, sets: Sequence[Named], dim: str | None, inline: Sequence[Mapping[str, Mapping[int, bytes]]]
-    ) -> None:
-        self._sets, self._dim, self._inline = sets, dim, inline
+    ``stored_anew`` is whether the values are, so that how they are encoded does not matter.
+    """
+    a, b = one.variables[path], other.variables[path]
+    if a is b:
+        return
+    if a.dims != b.dims:
+        raise difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
+    ignored = {"shape"} | (STORAGE | {"attribute units"} if stored_anew else set())
+    check_metadata(path, _described(path, one), _described(path, other), ignored)
+    for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
+        if k != axis and length != theirs:
+            raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
 
-    def compatible(self, path: str, one: int, other: int, axis: int, *, stored_anew: bool) -> None:
-        """Raise ManifestError if two sets' arrays ``path`` cannot be joined along ``axis``.
 
-        ``stored_anew`` is whether the values are, so that how they are encoded does not matter.
-        """
-        a, b = self._sets[one].variables[path], self._sets[other].variables[path]
-        if a is b:
-            return
-        if a.dims != b.dims:
-            raise self._differ(path, one, other, "dimensions", list(a.dims), list(b.dims))
-        without = OWN | (STORED | {"units"} if stored_anew else set())
-        self._documents(path, one, other, without)
-        for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
-            if k != axis and length != theirs:
-                raise self._differ(path, one, other, f"length along {a.dims[k]!r}", length, theirs)
-
-    def _documents(self, path: str, one: int, other: int, without: set[str]) -> None:
-        a, b = self._sets[one].variables[path], self._sets[other].variables[path]
-        if a is b:
-            return
-        mine, theirs = _fields(a.meta), _fields(b.meta)
-        for field in dict.fromkeys([*mine, *theirs]):
-            if field not in without and _text(mine.get(field)) != _text(theirs.get(field)):
-                raise self._differ(path, one, other, field, mine.get(field), theirs.get(field))
-        for name in MEANING:
-            if name in without:
-                continue
-            if _text(a.attributes.get(name)) != _text(b.attributes.get(name)):
-                raise self._differ(
-                    path, one, other, f"attribute {name}", a.attributes.get(name), b.attributes.get(name)
-                )
-
-    def equal(self, path: str, one: int, other: int) -> None:
-        """Raise ManifestError if two sets' arrays ``path`` are not the same, or nothing tells that they are."""
-        a, b = self._sets[one], self._sets[other]
-        if a.variables[path] is b.variables[path] and self._same_data(path, one, other):
-            return
-        mine = values_at_hand(a.variables[path], a.refs, self._inline[one].get(path, {}), a.name)
-        theirs = values_at_hand(b.variables[path], b.refs, self._inline[other].get(path, {}), b.name)
-        what, without = "references", {"attributes"}
-        if mine is not None and theirs is not None:
-            what, without = "values", without | STORED
-        self._documents(path, one, other, without)
-        if mine is not None and theirs is not None:
-            if np.array_equal(mine, theirs, equal_nan=mine.dtype.kind in "fc"):
-                return
-        elif _content(a.refs, path, self._inline[one]) == _content(b.refs, path, self._inline[other]):
-            return
-        elif path in a.digests and path in b.digests:
-            what = "bytes"
-            if self._digests(path, one) == self._digests(path, other):
-                return
+def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
+    """Raise ManifestError if two sets' arrays ``path`` are not the same, or nothing tells that they are."""
+    is_same_array = one.variables[path] is other.variables[path]
+    if is_same_array and not _has_references(path, one, other) and one.inline.get(path) == other.inline.get(path):
+        return
+    mine, theirs = one.values(path), other.values(path)
+    if mine is not None and theirs is not None:
+        check_metadata(path, _described(path, one), _described(path, other), STORAGE)
+        what, is_equal = "values", np.array_equal(mine, theirs, equal_nan=mine.dtype.kind in "fc")
+    else:
+        check_metadata(path, _described(path, one), _described(path, other))
+        what, is_equal = "references", _references(path, one) == _references(path, other)
+        is_equal &= one.inline.get(path) == other.inline.get(path)
+        if not is_equal and path in one.digests and path in other.digests:
+            what, is_equal = "bytes", _digests(path, one) == _digests(path, other)
+    if not is_equal:
         raise ManifestError(
-            f"{a.name} and {b.name} have different {what} of {path!r}, which is not along {self._dim!r}: they must be "
+            f"{one.name} and {other.name} have different {what} of {path!r}, which is not along {dim!r}: they must be "
             f"equal, or name it in same= to take the first set's"
         )
 
-    def _same_data(self, path: str, one: int, other: int) -> bool:
-        """Whether all chunks are inline, and the same bytes."""
-        tables = [self._sets[i].refs.tables.get(path) for i in (one, other)]
-        return not any(t is None or len(t) for t in tables) and self._inline[one].get(path) == self._inline[other].get(
-            path
-        )
 
-    def _digests(self, path: str, i: int) -> dict[int, bytes]:
-        inline = {number: digest(data) for number, data in self._inline[i].get(path, {}).items()}
-        return {**self._sets[i].digests[path], **inline}
-
-    def _differ(self, path: str, one: int, other: int, field: str, mine: Any, theirs: Any) -> ManifestError:
-        return ManifestError(
-            f"{path!r} has the {field} {mine!r} in {self._sets[one].name}, and {theirs!r} in {self._sets[other].name}"
-        )
+def _described(path: str, part: Named) -> Described:
+    variable = part.variables[path]
+    return Described(part.name, variable.meta, variable.attributes)
 
 
-def _fields(meta: ArrayMeta) -> dict[str, Any]:
-    fields = dict(meta.raw)
-    if meta.zarr_format == 2:
-        fields["dimension_separator"] = fields.get("dimension_separator") or "."
-        fields["filters"] = fields.get("filters") or None
-    return {**fields, "dtype" if meta.zarr_format == 2 else "data_type": meta.dtype}
+def _has_references(path: str, *parts: Named) -> bool:
+    tables = [part.refs.tables.get(path) for part in parts]
+    return any(table is None or len(table) for table in tables)
 
 
-def _text(value: Any) -> str:
-    return zarrmeta.dumps(value).decode()
-
-
-def has_same_references(one: Named, other: Named, path: str) -> bool:
-    """Whether two sets refer to the same bytes for the chunks of the array ``path``, but for those that are inline."""
-    tables = one.refs.tables.get(path), other.refs.tables.get(path)
-    if one.refs is other.refs or not any(table is not None and len(table) for table in tables):
-        return True
-    return _content(one.refs, path, {}) == _content(other.refs, path, {})
-
-
-def _content(refs: ReferenceSet, path: str, inline: Mapping[str, Any]) -> object:
-    """Return what an array's chunks are, to be compared."""
+def _references(path: str, part: Named) -> object:
+    """Return what the chunks of an array are that are not inline, to be compared."""
+    refs = part.refs
     table = refs.tables.get(path)
     if table is None:
         below = {key: value for key, value in References(refs).items() if key.startswith(path + "/")}
         return {key: value for key, value in below.items() if not zarrmeta.is_metadata(key)}
-    there = table.targets[table.targets != ABSENT]
-    rows = [(number, refs.urls[row.target], row.offset, row.length) for number, row in table.rows()]
-    return len(there), rows, inline.get(path, {})
+    return [(number, refs.urls[row.target], row.offset, row.length) for number, row in table.rows()]
 
 
-SMALL: Final = 1 << 20  # bytes of an array in one set
-TOGETHER: Final = 16  # sets that are read at a time
+def _digests(path: str, part: Named) -> dict[int, bytes]:
+    return {**part.digests[path], **{number: digest(data) for number, data in part.inline.get(path, {}).items()}}
 
 
-def with_compared(
+def with_digests(
     parts: Sequence[Named],
     opened: Callable[[int], RefShardFileSystem],
     dims: Sequence[str | None],
@@ -167,52 +105,55 @@ def with_compared(
     """
     places = [(number,) for number in range(len(parts))] if places is None else places
     wanted: dict[int, list[str]] = {}
-    for path in dict.fromkeys(path for part in parts for path in part.variables):
-        if path in same:
-            continue
-        holders = [number for number, part in enumerate(parts) if path in part.variables]
-        along = parts[holders[0]].variables[path].dims
+    for path in dict.fromkeys(path for part in parts for path in part.variables if path not in same):
+        having = [number for number, part in enumerate(parts) if path in part.variables]
+        along = parts[having[0]].variables[path].dims
         own = [axis for axis, dim in enumerate(dims) if dim is not None and dim in along]
         first: dict[tuple[int, ...], Named] = {}
-        if all(
-            has_same_references(first.setdefault(tuple(places[number][axis] for axis in own), part), part, path)
-            for number, part in ((number, parts[number]) for number in holders)
-        ):
-            continue
-        if all(_is_small(parts[number], path) for number in holders):
-            for number in holders:
-                wanted.setdefault(number, []).append(path)
+        for number in having:
+            part = parts[number]
+            copied = first.setdefault(tuple(places[number][axis] for axis in own), part)
+            if not _refer_to_the_same(path, copied, part):
+                if all(_is_small(path, parts[each]) for each in having):
+                    for each in having:
+                        wanted.setdefault(each, []).append(path)
+                break
 
     def read(number: int) -> Named:
         part, paths = parts[number], wanted.get(number, [])
-        return part._replace(digests=_digests(part, opened(number), paths)) if paths else part
+        return msgspec.structs.replace(part, digests=_read_digests(part, opened(number), paths)) if paths else part
 
     with ThreadPoolExecutor(TOGETHER if wanted else 1) as pool:
         return list(pool.map(read, range(len(parts))))
 
 
-def _is_small(part: Named, path: str) -> bool:
+def _refer_to_the_same(path: str, one: Named, other: Named) -> bool:
+    if one.refs is other.refs or not _has_references(path, one, other):
+        return True
+    return _references(path, one) == _references(path, other)
+
+
+def _is_small(path: str, part: Named) -> bool:
     table = part.refs.tables.get(path)
-    if table is None or is_sharded(part.variables[path]):
+    if table is None or len(table) > SMALL or part.variables[path].is_sharded:
         return False
-    lengths = [row.length for _, row in table.rows()] if len(table) <= SMALL else [None]
-    return all(length is not None for length in lengths) and sum(filter(None, lengths)) <= SMALL
+    sizes = table.sizes(table.present())
+    return None not in sizes and sum(filter(None, sizes)) <= SMALL
 
 
-def _digests(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> Mapping[str, Mapping[int, bytes]]:
+def _read_digests(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> Mapping[str, Mapping[int, bytes]]:
     keys: dict[str, tuple[str, int]] = {}
     for path in paths:
         table = part.refs.tables[path]
         keys |= {join(path, table.grid.tail(number)): (path, number) for number in table.present().tolist()}
     try:
-        data = fs.cat(list(keys), on_error="return")
+        data: Mapping[str, Any] = fs.cat(list(keys), on_error="return")
     except RefShardError:
         return {}
     found: dict[str, dict[int, bytes]] = {path: {} for path in paths}
     for key, (path, number) in keys.items():
-        match data[key]:
-            case bytes(chunk):
-                found.get(path, {})[number] = digest(chunk)
-            case _:
-                found.pop(path, None)
+        if isinstance(data[key], bytes):
+            found.get(path, {})[number] = digest(data[key])
+        else:
+            found.pop(path, None)
     return found

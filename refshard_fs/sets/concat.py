@@ -8,12 +8,11 @@ from typing import Any, Literal, overload
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.sets.compatibility import with_compared
-from refshard_fs.sets.concatenation import concatenated
+from refshard_fs.sets.compatibility import with_digests
+from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.lazy import LazySet, lazily
-from refshard_fs.sets.made_set import MadeSet, made
-from refshard_fs.sets.rebase import opened
-from refshard_fs.sets.sources import take
+from refshard_fs.sets.made_set import MadeSet, made, opened
+from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import Named
 
 __all__ = ["concat"]
@@ -93,14 +92,14 @@ def concat(
         if len(order) != 1 or dim is None:
             raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
         return lazily(leaves, dim, unchecked, options, callback.relative_update)
-    taken = take(leaves, options, callback.relative_update)
-    parts = iter(with_compared(taken, lambda number: opened(leaves[number], options), order, unchecked, places))
+    read = read_sets(leaves, options, callback.relative_update)
+    parts = iter(with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, places))
 
     def joined(nested: Any, depth: int) -> Named:
         if depth == len(order):
             return next(parts)
         found = [joined(member, depth + 1) for member in nested]
-        return found[0] if len(found) == 1 else concatenated(found, order[depth], unchecked)
+        return found[0] if len(found) == 1 else concatenate(found, order[depth], unchecked)
 
     return made(joined(sets, 0).refs)
 

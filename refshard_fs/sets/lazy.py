@@ -18,10 +18,10 @@ from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import Held, settle
-from refshard_fs.sets.compatibility import with_compared
+from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import concatenate
-from refshard_fs.sets.rebase import opened
-from refshard_fs.sets.sources import take
+from refshard_fs.sets.made_set import opened
+from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import Named, Variable
 from refshard_fs.targets.document import Sink
 
@@ -74,10 +74,10 @@ def beside(url: str) -> Callable[[str], str]:
 
 
 def lazily(
-    sets: Sequence[Any], dim: str, same: frozenset[str], options: Mapping[str, Any], tell: Callable[[int], object]
+    sets: Sequence[Any], dim: str, same: frozenset[str], options: Mapping[str, Any], count: Callable[[int], object]
 ) -> LazySet:
     """Return the document that joins the sets at URLs ``sets`` along ``dim``, seen to fit as those of `concat` must."""
-    return lazy_set(looked_at([named_url(fo, options, "lazy=True") for fo in sets], dim, same, options, tell))
+    return lazy_set(looked_at([named_url(fo, options, "lazy=True") for fo in sets], dim, same, options, count))
 
 
 def named_url(fo: Any, options: Mapping[str, Any], who: str) -> str:
@@ -89,11 +89,12 @@ def named_url(fo: Any, options: Mapping[str, Any], who: str) -> str:
 
 
 def looked_at(
-    urls: Sequence[str], dim: str, same: frozenset[str], options: Mapping[str, Any], tell: Callable[[int], object]
+    urls: Sequence[str], dim: str, same: frozenset[str], options: Mapping[str, Any], count: Callable[[int], object]
 ) -> ConcatDocument:
     """Return the document that joins the sets at ``urls``, as they are now; ManifestError where they do not fit."""
-    parts = with_compared(take(urls, options, tell), lambda number: opened(urls[number], options), [dim], same)
-    refs = concatenate(parts, dim, same)
+    read = read_sets(urls, options, count)
+    parts = with_digests(read, lambda number: opened(urls[number], options), [dim], same)
+    refs = concatenate(parts, dim, same).refs
     first = parts[0].variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
     lengths = [_length(part, axes, dim) for part in parts]

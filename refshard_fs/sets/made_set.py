@@ -14,7 +14,7 @@ from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.session.in_memory_source import Held, digest_of
 from refshard_fs.writing.options import RECORD_SIZE, SetFormat
 
-__all__ = ["MadeSet", "made"]
+__all__ = ["MadeSet", "made", "opened"]
 
 
 class MadeSet(Held, frozen=True, eq=False, weakref=True):
@@ -69,3 +69,8 @@ def made(refs: ReferenceSet) -> MadeSet:
 def _again(remember: Any, arguments: tuple[Any, ...]) -> MadeSet:
     held: Held = remember(*arguments)
     return MadeSet(held.content, held.digest)
+
+
+def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
+    """Return the filesystem of ``fo``, or ``fo`` itself where it is one."""
+    return fo if isinstance(fo, RefShardFileSystem) else RefShardFileSystem(fo, **options)

@@ -10,12 +10,11 @@ import msgspec
 
 from refshard_fs.core.formatting import count_text
 from refshard_fs.errors import redacted
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.policy import LOCAL, longest_prefix, protocol_of
 from refshard_fs.session.collect import respelled
-from refshard_fs.sets.made_set import MadeSet, made
+from refshard_fs.sets.made_set import MadeSet, made, opened
 
-__all__ = ["opened", "rebase"]
+__all__ = ["rebase"]
 
 
 def rebase(
@@ -86,8 +85,3 @@ def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
                 f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}{example}; a prefix ends at a "
                 "slash. missing='ignore' passes over prefixes that are not there"
             )
-
-
-def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
-    """Return the filesystem of ``fo``, or ``fo`` itself where it is one."""
-    return fo if isinstance(fo, RefShardFileSystem) else RefShardFileSystem(fo, **options)

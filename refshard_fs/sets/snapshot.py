@@ -8,8 +8,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.errors import UnknownSource
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.sets.made_set import MadeSet, made
-from refshard_fs.sets.rebase import opened
+from refshard_fs.sets.made_set import MadeSet, made, opened
 
 __all__ = ["INLINE", "snapshot"]
 
@@ -54,9 +53,8 @@ the object that the manifest was made for: its size is 6 bytes, not 5
         raise ValueError(f"shards={shards!r}: it is 'whole' or 'inner'")
     flatten = shards == "inner"
     try:
-        return made(
-            opened(fo, {**options, "shards": "whole"})._pinned(inline_threshold, flatten=flatten, callback=callback)
-        )
+        fs = opened(fo, {**options, "shards": "whole"})
+        return made(fs._pinned(inline_threshold, flatten=flatten, callback=callback))
     except UnknownSource:
         if not isinstance(fo, str) or "format" in options:
             raise

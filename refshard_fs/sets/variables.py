@@ -1,13 +1,14 @@
-"""The arrays of a reference set, with their attributes, dimensions, and such values as are at hand. No I/O here."""
+"""The arrays of a reference set, with their attributes, dimensions, and the values that are inline. No I/O here."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Mapping
-from types import NoneType
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numcodecs
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, Value, decode, object_in
 
-__all__ = ["Known", "Named", "Variable", "decode_chunk", "digest", "inline_of", "values_at_hand", "variables"]
+__all__ = ["Named", "Variable", "VariableReader", "decode_chunk", "digest"]
 
 # ----------------------------------------------------------------------------------------------------
 # The values in one chunk, where numpy and numcodecs are enough to know them. No I/O here.
@@ -90,6 +91,9 @@ def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
     return list(reversed(codecs)), order
 
 
+MOST: Final = 1 << 24  # elements that are looked at together: shapes and chunks may be any numbers
+
+
 class Variable(NamedTuple):
     """An array of a set: its metadata, attributes and the names of its dimensions, as far as it gives them."""
 
@@ -107,43 +111,93 @@ class Variable(NamedTuple):
         """Whether it holds the positions along the dimension of its own name."""
         return self.dims == (parent(self.path)[1],)
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the set refers to the array's shards, not to its chunks."""
+        codecs = self.meta.raw.get("codecs") or ()
+        return "shards" in self.meta.raw or any(
+            isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed" for codec in codecs
+        )
 
-MOST: Final = 1 << 24  # elements that are looked at together: shapes and chunks may be any numbers
 
-# What is known of arrays: by the key and text of their metadata, and the text of their attributes.
-Known = dict[tuple[str, Any, Any], Variable | None]
-
-
-class Named(NamedTuple):
+class Named(msgspec.Struct, frozen=True, dict=True):
     """A set, its variables by path, and what it is called in errors."""
 
     name: str
     refs: ReferenceSet
-    variables: dict[str, Variable]
-    # Of chunks that were read to be compared, as many bytes as tell them apart (`digest`): by array and number.
+    variables: Mapping[str, Variable]
+    # Digests of chunks that were read to be compared (see `digest`), by array and number.
     digests: Mapping[str, Mapping[int, bytes]] = {}
 
+    @cached_property
+    def inline(self) -> Mapping[str, Mapping[int, bytes]]:
+        """The chunks that are data, by array and number."""
+        found: dict[str, dict[int, bytes]] = {}
+        for key, value in self.refs.side.items():
+            if type(value) is Row or zarrmeta.is_metadata(key):
+                continue
+            at = place(self.refs.grids, key)
+            if at is not None:
+                try:
+                    found.setdefault(at.array, {})[at.number] = decode(value)
+                except ValueError as e:
+                    raise ManifestError(f"{key!r} of {self.name}: {e}") from e
+        return found
 
-def variables(refs: ReferenceSet, where: str, known: Known | None = None) -> dict[str, Variable]:
-    """Return the arrays of a set by path; ``known`` remembers what texts say: of equal ones, the same variable."""
-    found = {}
-    known = {} if known is None else known
-    for key, value in refs.side.items():
-        if not key.endswith(METADATA):
-            continue
-        path, name = parent(key)
-        if name not in METADATA or type(value) is Row:
-            continue
-        spelled = (key, value, refs.side.get(join(path, ".zattrs"))) if type(value) is str else None
-        if spelled is not None and type(spelled[2]) in (str, NoneType):
-            if spelled not in known:
-                known[spelled] = _variable(refs, path, key, value, where)
-            variable = known[spelled]
-        else:
-            variable = _variable(refs, path, key, value, where)
-        if variable is not None:
-            found[path] = variable
-    return found
+    def values(self, path: str) -> npt.NDArray[Any] | None:
+        """Return the values of an array of at most one dimension.
+
+        None where they are not all inline, not readable, or with what chunks hold beyond the array's end more than
+        `MOST`.
+        """
+        variable = self.variables[path]
+        meta = variable.meta
+        table = self.refs.tables.get(path)
+        if table is None or len(table) or meta.chunks is None or len(meta.shape) > 1:
+            return None
+        dtype = dtype_of(meta)
+        size = meta.chunks[0] if meta.chunks else 1
+        room = -(-math.prod(meta.shape) // max(size, 1)) * size
+        if dtype is None or room > MOST:
+            return None
+        try:
+            out = np.full(room, fill_of(meta, dtype), dtype)
+            for number, data in self.inline.get(path, {}).items():
+                values = decode_chunk(meta, data)
+                if values is None:
+                    return None
+                out[number * size : (number + 1) * size] = values.reshape(-1)
+        except ValueError as e:
+            raise ManifestError(f"{path!r} of {self.name}: {e}") from e
+        return out[: math.prod(meta.shape)]
+
+
+class VariableReader:
+    """Reads the arrays of sets; what the same texts say is parsed once, and is the same variable."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Value, Value | None], Variable | None] = {}
+
+    def read(self, refs: ReferenceSet, where: str) -> dict[str, Variable]:
+        """Return the arrays of a set by path."""
+        found = {}
+        for key, value in refs.side.items():
+            if not key.endswith(METADATA) or type(value) is Row:
+                continue
+            path, name = parent(key)
+            if name not in METADATA:
+                continue
+            spelled = key, value, refs.side.get(join(path, ".zattrs"))
+            is_text = not isinstance(value, dict) and not isinstance(spelled[2], dict)
+            if is_text and spelled in self._known:
+                variable = self._known[spelled]
+            else:
+                variable = _variable(refs, path, key, value, where)
+                if is_text:
+                    self._known[spelled] = variable
+            if variable is not None:
+                found[path] = variable
+        return found
 
 
 def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str) -> Variable | None:
@@ -167,44 +221,3 @@ def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str)
 def digest(chunk: bytes) -> bytes:
     """Return what stands for a chunk's bytes, which may be many, where chunks are compared."""
     return hashlib.sha256(chunk).digest()
-
-
-def inline_of(refs: ReferenceSet, where: str) -> dict[str, dict[int, bytes]]:
-    """Return the chunks that are data, by array and number."""
-    found: dict[str, dict[int, bytes]] = {}
-    for key, value in refs.side.items():
-        at = None if type(value) is Row or zarrmeta.is_metadata(key) else place(refs.grids, key)
-        if at is not None and type(value) is not Row:
-            try:
-                found.setdefault(at.array, {})[at.number] = decode(value)
-            except ValueError as e:
-                raise ManifestError(f"{key!r} of {where}: {e}") from e
-    return found
-
-
-def values_at_hand(
-    variable: Variable, refs: ReferenceSet, chunks: Mapping[int, bytes], where: str
-) -> np.ndarray[Any, Any] | None:
-    """Return the values of an array of at most one dimension.
-
-    None where they are not all inline, not readable, or with what chunks hold beyond the array's end more than `MOST`.
-    """
-    meta = variable.meta
-    table = refs.tables.get(variable.path)
-    if table is None or len(table) or meta.chunks is None or len(meta.shape) > 1:
-        return None
-    dtype = dtype_of(meta)
-    size = meta.chunks[0] if meta.chunks else 1
-    room = -(-math.prod(meta.shape) // max(size, 1)) * size
-    if dtype is None or room > MOST:
-        return None
-    try:
-        out = np.full(room, fill_of(meta, dtype), dtype)
-        for number, data in chunks.items():
-            values = decode_chunk(meta, data)
-            if values is None:
-                return None
-            out[number * size : (number + 1) * size] = values.reshape(-1)
-    except ValueError as e:
-        raise ManifestError(f"{variable.path!r} of {where}: {e}") from e
-    return out[: math.prod(meta.shape)]

@@ -120,14 +120,14 @@ def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, mo
     url = target(tmp_path, kind, [day(0, 2)])
     paths = [written(tmp_path, day(2 * i, 2), i) for i in (1, 2)]
     module = lazy if kind == "lazy" else appending
-    taken = module.take
+    taken = module.read_sets
 
     def slowly(*given: Any) -> Any:
-        monkeypatch.setattr(module, "take", taken)
+        monkeypatch.setattr(module, "read_sets", taken)
         refshard_fs.append(url, paths[0], "time")
         return taken(*given)
 
-    monkeypatch.setattr(module, "take", slowly)
+    monkeypatch.setattr(module, "read_sets", slowly)
     with pytest.raises(ConflictError):
         refshard_fs.append(url, paths[1], "time")
     assert read(url)["time"].tolist() == [0, 1, 2, 3]

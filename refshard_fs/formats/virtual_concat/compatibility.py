@@ -9,7 +9,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 
-__all__ = ["MEANING", "STORAGE", "Described", "check_metadata"]
+__all__ = ["MEANING", "STORAGE", "Described", "check_metadata", "difference"]
 
 # Attributes that say what the values mean. All others may differ.
 MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
@@ -34,7 +34,12 @@ def check_metadata(path: str, one: Described, other: Described, ignored: Contain
     for field in dict.fromkeys([*mine, *theirs]):
         first, second = mine.get(field), theirs.get(field)
         if field not in ignored and zarrmeta.dumps(first) != zarrmeta.dumps(second):
-            raise ManifestError(f"{path!r} has the {field} {first!r} in {one.name}, and {second!r} in {other.name}")
+            raise difference(path, field, one.name, first, other.name, second)
+
+
+def difference(path: str, field: str, one: str, mine: Any, other: str, theirs: Any) -> ManifestError:
+    """Return the error that says what array ``path`` has in one set and in another."""
+    return ManifestError(f"{path!r} has the {field} {mine!r} in {one}, and {theirs!r} in {other}")
 
 
 def _fields(array: Described) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
 from refshard_fs.references.reference_set import References
-from refshard_fs.sets.sources import Members, Pattern, decoded, members_of
+from refshard_fs.sets.document_template import DocumentTemplate, Members, members_of
 
 META = {"zarr_format": 2, "shape": [6], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
 ARRAY = json.dumps(META | {"filters": None, "compressor": None})
@@ -28,8 +28,14 @@ FIRST: dict[str, Any] = {
 }
 
 
-def pattern(members: dict[str, Any] = FIRST) -> Pattern:
-    found = Pattern.of(Members(members), parse_document(members, "first", {}))
+def members(document: Any) -> Members:
+    found = members_of(document)
+    assert found is not None
+    return found
+
+
+def template() -> DocumentTemplate:
+    found = DocumentTemplate.of(members(FIRST), parse_document(FIRST, "first", {}))
     assert found is not None
     return found
 
@@ -46,19 +52,19 @@ values = st.one_of(
 @given(st.dictionaries(st.sampled_from(sorted(FIRST)), values, max_size=3))
 def test_what_is_read_by_comparison_is_what_parsing_gives(changes: dict[str, Any]) -> None:
     other = {"version": 1, "refs": {**FIRST, **changes}}
-    for given_members, parsed in (
-        (members_of(other), lambda: parse_document(other, "x", {})),
-        (decoded(json.dumps(other).encode()), lambda: parse(json.dumps(other).encode(), "x", {})),
+    for document, parsed in (
+        (other, lambda: parse_document(other, "x", {})),
+        (json.dumps(other).encode(), lambda: parse(json.dumps(other).encode(), "x", {})),
     ):
-        assert given_members is not None
-        found = pattern().read(given_members)
+        given_members = members_of(document)
+        found = None if given_members is None else template().read(given_members)
         if found is not None:
             assert dict(References(found)) == dict(References(parsed()))
 
 
 def test_ranges_elsewhere_are_read_by_comparison() -> None:
     other = {**FIRST, "a/0": ["s3://new/0", 5, 6], "a/.zattrs": '{"title": "x"}', "a/2": "base64:AQ=="}
-    found = pattern().read(Members(other))
+    found = template().read(members(other))
     assert found is not None
     assert dict(References(found)) == dict(References(parse_document(other, "x", {})))
 
@@ -78,7 +84,8 @@ def test_ranges_elsewhere_are_read_by_comparison() -> None:
     ],
 )
 def test_what_differs_is_left_to_who_parses(other: dict[str, Any]) -> None:
-    assert pattern().read(Members(other)) is None
+    found = members_of(other)
+    assert found is None or template().read(found) is None
 
 
 @pytest.mark.parametrize(
@@ -94,4 +101,4 @@ def test_what_differs_is_left_to_who_parses(other: dict[str, Any]) -> None:
 )
 def test_documents_with_more_in_them_are_not_taken_for_plain_ones(document: Any) -> None:
     assert members_of(document) is None
-    assert decoded(json.dumps(document).encode()) is None
+    assert members_of(json.dumps(document).encode()) is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.sets.concatenation import converted
+from refshard_fs.sets.cf_times import in_units_of
 
 SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 moments = st.datetimes(datetime(1583, 1, 1), datetime(2200, 1, 1)).map(lambda t: t.replace(microsecond=0))
@@ -23,7 +23,7 @@ def test_instants_do_not_change(
 ) -> None:
     values = np.array(numbers, dtype)
     try:
-        found = converted(values, {"units": f"{theirs} since {since}"}, {"units": f"{ours} since {new}"}, [])
+        found = in_units_of(values, {"units": f"{theirs} since {since}"}, {"units": f"{ours} since {new}"}, [])
     except ValueError:
         return
     assert found.dtype == values.dtype
@@ -35,13 +35,13 @@ def test_instants_do_not_change(
 def test_hours_since_another_day() -> None:
     values = np.array([0, 6, 12], "<i4")
     theirs, ours = {"units": "hours since 2001-01-02"}, {"units": "hours since 2001-01-01 00:00:00"}
-    assert converted(values, theirs, ours, [-999]).tolist() == [24, 30, 36]
-    assert converted(values, {"units": "days since 2001-01-01"}, ours, []).tolist() == [0, 144, 288]
+    assert in_units_of(values, theirs, ours, [-999]).tolist() == [24, 30, 36]
+    assert in_units_of(values, {"units": "days since 2001-01-01"}, ours, []).tolist() == [0, 144, 288]
 
 
 def test_only_the_unit_differs_in_any_calendar() -> None:
     theirs = {"units": "days since 2000-02-30", "calendar": "360_day"}
-    assert converted(np.array([2]), theirs, {**theirs, "units": "hours since 2000-02-30"}, []).tolist() == [48]
+    assert in_units_of(np.array([2]), theirs, {**theirs, "units": "hours since 2000-02-30"}, []).tolist() == [48]
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_what_would_change_or_is_not_known_is_refused(
     values: Any, theirs: str, more: dict[str, Any], fills: list[Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        converted(values, {"units": theirs, **more}, {"units": "days since 2000-01-01", **more}, fills)
+        in_units_of(values, {"units": theirs, **more}, {"units": "days since 2000-01-01", **more}, fills)
