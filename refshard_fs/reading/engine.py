@@ -23,7 +23,7 @@ from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.lookups import Lookups
-from refshard_fs.reading.prefetch import Ahead, Chunk, Queued
+from refshard_fs.reading.prefetch import Ahead, Chunk
 
 __all__ = ["DOCUMENTS", "Engine", "Request"]
 
@@ -95,8 +95,7 @@ class Engine(Lookups):
         """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
         super().__init__(fetcher, cache, stats, token, longest)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
-        self._queued = Queued()
-        self.ahead = Ahead(self, most, near, self._queued.count)
+        self.ahead = Ahead(self, most, near)
         fetcher.on_cancel = self.ahead.give_up
         self._batch: list[_Read] = []
         self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
@@ -146,9 +145,7 @@ class Engine(Lookups):
         return data
 
     def _depart_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._queued.came()
         if not self._batch:
-            self._queued.asked()
             loop.call_soon(self._depart)
 
     def _depart(self) -> None:
@@ -176,9 +173,6 @@ class Engine(Lookups):
         found = [i for i in range(len(batch)) if i not in late]
         self._serve([batch[i] for i in found], [results[i] for i in found])
         reads = [batch[i] for i, _ in waiting]
-        asked = [Chunk(read.keyspace, read.request.key, None, read.guess) for read in reads if read.request.is_whole]
-        if ahead := self.ahead.note(asked, found=False):
-            self.fetcher.read((), ahead)
         task = self.start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
         _stop_with_readers(task, [read.future for read in reads if read.future is not None])
 
@@ -204,33 +198,29 @@ class Engine(Lookups):
         readers: list[Reader] = []
         chunks: list[Chunk] = []
         for read, entry in zip(batch, found, strict=True):
-            keyspace, request, future = read.keyspace, read.request, read.future
-            key, start, end = request.key, request.start, request.end
-            if future is None:
-                chunks.append(Chunk(keyspace, key, entry if isinstance(entry, Span) else None, read.guess))
-                continue
-            if future.done():
+            request, future = read.request, read.future
+            key = request.key
+            if request.is_whole and not self.ahead.was_told(key) and read.guess:
+                chunks.append(Chunk(read.keyspace, key, entry if isinstance(entry, Span) else None))
+            if future is None or future.done():
                 continue
             match entry:
                 case Span() if entry.size is not None or request.is_whole:
-                    window = entry if request.is_whole else entry.window(start, end)
-                    if window is entry:
-                        chunks.append(Chunk(keyspace, key, entry, read.guess))
+                    window = entry if request.is_whole else entry.window(request.start, request.end)
                     if isinstance(window, Span):
                         most = self._longest if key.endswith(DOCUMENTS) else None
                         readers.append(Reader(key, window, future, most))
                     else:
                         future.set_result(b"")
                 case Inline():
-                    future.set_result(entry.window(start, end).data)
+                    future.set_result(entry.window(request.start, request.end).data)
                 case None:
-                    chunks.append(Chunk(keyspace, key, None, read.guess))
                     future.set_exception(FileNotFoundError(key))
                 case Exception():
                     future.set_exception(blame(key, entry))
                 case Span() | Packed():
                     _stop_with_readers(self.start(self._serve_slowly(entry, request, future)), [future])
-        ahead = self.ahead.note(chunks)
+        ahead = self.ahead.note(chunks) if chunks else []
         if readers or ahead:
             self.fetcher.read(readers, ahead)
 

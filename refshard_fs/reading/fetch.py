@@ -133,9 +133,10 @@ class Fetcher:
                 self._forget(block)
         self.requests.pump()
 
-    def covers(self, span: Span) -> bool:
-        """Whether ``span`` is held or under way."""
-        return self._shelf.covering(span) is not None
+    def awaits(self, span: Span) -> bool:
+        """Whether ``span`` is fetched, and has not arrived."""
+        block = self._shelf.covering(span)
+        return block is not None and block.data is None
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
         """Hold ``spans`` no longer than others need the room, and do not begin to fetch them.
