@@ -173,13 +173,22 @@ async def _read_far(
         woken.set()
 
     def ask() -> int:
+        """Ask for as many chunks as there is memory for, and return the bytes that they will take."""
         taken = 0
+        some: list[_Chunk] = []
         while waiting and (used + taken + waiting[0].weight <= max_memory or not (used + taken)):
             chunk = waiting.popleft()
-            future = elsewhere(chunk.request) or engine.read(keyspace, chunk.request, chunk.entry, guess=False)
-            pending[future] = chunk
-            future.add_done_callback(came)
             taken += chunk.weight
+            other = elsewhere(chunk.request)
+            if other is None:
+                some.append(chunk)
+            else:
+                pending[other] = chunk
+                other.add_done_callback(came)
+        futures = engine.read_many(keyspace, [chunk.request for chunk in some], [chunk.entry for chunk in some])
+        pending.update(zip(futures, some, strict=True))
+        for future in futures:
+            future.add_done_callback(came)
         return taken
 
     ready: list[tuple[_Chunk, bytes | None]] = []
