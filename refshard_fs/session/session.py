@@ -130,7 +130,7 @@ class Session(Engines):
     def open(self) -> KeySpace:
         """Return the opened source, for callers outside of event loops."""
         keyspace = self.opened_now()
-        return self._wait(self.keyspace) if keyspace is None else keyspace
+        return self.wait(self.keyspace) if keyspace is None else keyspace
 
     async def _open(self) -> KeySpace:
         while True:
