@@ -69,8 +69,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     Parameters
     ----------
     fo:
-        The source: a URL (any fsspec protocol or chain), a path, a mapping, bytes or a
-        binary file. Recognised by its content; ``format=`` overrides.
+        The source: a URL (any fsspec protocol or chain), a path (also a ``UPath``, or what `fsspec.open`
+        returns), a mapping, bytes or a binary file. Recognised by its content; ``format=`` overrides.
     target:
         The URL that references without one (``[null, offset, length]``) stand for.
     ref_storage_args:
@@ -615,14 +615,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             case Inline(data):
                 return data
         return self.cat_file(path)
-
-    async def _resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
-        match await self._session.find(self._strip_protocol(path)):
-            case Span(url, start, stop):
-                return url, start, stop
-            case Inline(data):
-                return data
-        return await self._cat_file(path)
 
     def plan(self, paths: str | Sequence[str]) -> list[Planned]:
         """Return the requests, (url, start, stop, keys), that reading ``paths`` together would make; none is made.

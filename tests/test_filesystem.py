@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from fsspec.callbacks import Callback
 from fsspec.implementations.memory import MemoryFileSystem
@@ -247,6 +248,23 @@ def test_a_manifest_may_lie_anywhere(tmp_path: Path, http_server: Any) -> None:
         z.writestr("set/refs.json", document)
         z.writestr("set/x.bin", DATA)
     assert RefShardFileSystem(fo=f"zip://set/refs.json::{tmp_path}/a.zip").cat_file("k") == DATA[2:5]
+
+
+def test_a_source_may_be_a_path_or_a_file_of_another_filesystem() -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe({"/up/x.bin": b"0123456789", "/up/refs.json": b'{"k": ["x.bin", 2, 3]}'})
+    assert RefShardFileSystem(fsspec.open("memory://up/refs.json")).cat_file("k") == b"234"
+    upath = pytest.importorskip("upath")
+    assert RefShardFileSystem(upath.UPath("memory://up/refs.json")).cat_file("k") == b"234"
+
+
+def test_a_cache_that_is_given_for_targets_caches_them(tmp_path: Path, http_server: Any) -> None:
+    url = http_server.put("/x.bin", b"0123456789")
+    cache = fsspec.filesystem(
+        "simplecache", target_protocol="http", cache_storage=str(tmp_path), skip_instance_cache=True
+    )
+    assert RefShardFileSystem({"k": [url, 2, 3]}, fs=cache).cat_file("k") == b"234"
+    assert list(tmp_path.iterdir())
 
 
 def test_a_source_that_is_not_there_makes_no_key_look_missing(tmp_path: Path, http_server: Any) -> None:

@@ -1,24 +1,25 @@
-"""What a filesystem is given, before fsspec stores and compares it: the same in every process, and checked."""
+"""What a filesystem is given, before fsspec stores and compares it: the same in every process, typed and checked."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import uuid
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import fsspec
+import msgspec
 from fsspec.asyn import AsyncFileSystem
 
 from refshard_fs.core.overlay import BY_URL, FSSPEC_ARGUMENTS, shared
-from refshard_fs.session.configured import configured
 from refshard_fs.session.in_memory_source import settle
 
-__all__ = ["NormalizingMeta", "SESSION", "check_names"]
-
+__all__ = ["NormalizingMeta", "SESSION", "check_names", "configured"]
 
 SESSION: Final = "session"  # the argument that names the session which copies of a filesystem share
+_PLAIN: Final = {"int": int, "float": float, "bool": bool}  # annotations of arguments that text can spell
 
 
 class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
@@ -35,8 +36,8 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
         by_url = bool(kwargs.pop(BY_URL, False))
         session = kwargs.pop(SESSION, None)
+        named = dict(zip(_parameters(cls.constructor)[1:], args, strict=False)) | kwargs if args else kwargs
         conf = fsspec.config.conf.get("refshard")
-        named = dict(zip([*parameters_of(cls.constructor)][1:], args, strict=False)) | kwargs if args else kwargs
         if conf:  # fsspec applies it, too, but as text, and not to what is given by position
             args, named = (), configured(conf, cls.constructor) | named
             kwargs = dict(named)
@@ -44,6 +45,11 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         fo = given if fo is None else fo
         if fo is None:
             raise TypeError("refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file")
+        if not hasattr(fo, "read") and hasattr(fo, "fs") and hasattr(fo, "path"):  # fsspec's OpenFile, or a UPath
+            options = {name: value for name, value in fo.fs.storage_options.items() if name not in FSSPEC_ARGUMENTS}
+            if options and not {"target_options", "ref_storage_args"} & named.keys():
+                kwargs["target_options"] = options
+            fo = fo.fs.unstrip_protocol(fo.path)
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
         settled = settle(fo, named.get("target_protocol"), overrides, simple)
         # Among the arguments, so that whoever is made anew from them shares it.
@@ -60,17 +66,41 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         return made
 
 
-def parameters_of(constructor: Callable[..., Any]) -> list[str]:
+def check_names(given: Iterable[str], constructor: Callable[..., Any]) -> None:
+    """Warn of arguments that mean nothing here; fsspec's own filesystems pass over them."""
+    for name in set(given) - FSSPEC_ARGUMENTS:
+        import difflib  # for a mistake alone
+
+        near = difflib.get_close_matches(name, [*_parameters(constructor), *FSSPEC_ARGUMENTS], 1)
+        hint = f": did you mean {near[0]}=?" if near else ": it has no effect"
+        warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=4)
+
+
+def _parameters(constructor: Callable[..., Any]) -> list[str]:
     """Return the names of the arguments that a filesystem may be given."""
     return [*inspect.signature(constructor).parameters][1:]  # after self
 
 
-def check_names(given: Iterable[str], constructor: Callable[..., Any]) -> None:
-    """Warn of arguments that mean nothing here; fsspec's own filesystems pass over them."""
-    for name in set(given) - FSSPEC_ARGUMENTS:
-        known = [*parameters_of(constructor), *FSSPEC_ARGUMENTS]
-        import difflib  # for a mistake alone
+def configured(conf: Mapping[str, Any], constructor: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arguments for ``constructor`` that fsspec's configuration has: files, or ``FSSPEC_REFSHARD_...``.
 
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f": did you mean {near[0]}=?" if near else ": it has no effect"
-        warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=4)
+    fsspec hands text on as text; here it becomes what the argument is: a number, a truth value, or, where it is spelled
+    as JSON, an object or a list. ValueError if it cannot be that.
+    """
+    parameters = inspect.signature(constructor).parameters
+    return {
+        name: _typed(name, value, parameters[name].annotation)
+        if name in parameters and isinstance(value, str)
+        else value
+        for name, value in conf.items()
+    }
+
+
+def _typed(name: str, text: str, annotation: str) -> Any:
+    kind = _PLAIN.get(annotation)
+    try:
+        if kind is not None:
+            return msgspec.convert(text, kind, strict=False)
+        return json.loads(text) if name != "fo" and text.startswith(("{", "[")) else text
+    except ValueError as e:  # msgspec's ValidationError is one
+        raise ValueError(f"fsspec's configuration says {name}={text!r} for refshard: {e}") from e

@@ -116,6 +116,9 @@ def _by_protocol(
             given.setdefault("file", given[None])
         return given
     if fs is not None:
-        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+        protocols = [fs.protocol] if isinstance(fs.protocol, str) else [*fs.protocol]
+        cached = getattr(fs, "target_protocol", None)  # fsspec's caches take the URLs of what they cache
+        if isinstance(cached, str):
+            protocols.append(cached)
         return {**dict.fromkeys(protocols, fs), None: fs}
     return {} if remote_protocol is None else {remote_protocol: dict(remote_options or {})}
