@@ -27,7 +27,7 @@ from refshard_fs.formats.templates.expressions import (
     parse,
 )
 
-__all__ = ["Column", "Compiler", "Computed", "Constant", "INTEGER_WIDTH", "Rows", "pad", "power"]
+__all__ = ["Column", "Compiler", "Computed", "Constant", "INTEGER_WIDTH", "Rows", "texts"]
 
 INTEGER_WIDTH: Final = 20  # characters of -2**63
 _SIGNED: Final = re.compile(r"((?:[^%]|%%)*)%(0?)([1-9][0-9]?)?d((?:[^%]|%%)*)", re.DOTALL)
@@ -77,7 +77,7 @@ class Computed(msgspec.Struct, frozen=True):
 Column = Constant | Computed
 
 
-def power(base: int, exponent: int) -> int:
+def _power(base: int, exponent: int) -> int:
     """Return ``base ** exponent``; ValueError where that is no integer or far outside 64 bits."""
     if exponent < 0:
         raise ValueError(f"{base} ** {exponent} is not an integer")
@@ -87,7 +87,7 @@ def power(base: int, exponent: int) -> int:
     return result
 
 
-def pad(pattern: str) -> tuple[Callable[[int], str], int]:
+def _pad(pattern: str) -> tuple[Callable[[int], str], int]:
     """Return what ``'%04d' % integer`` does, and how long that can get; ValueError where the pattern is another one."""
     match = _SIGNED.fullmatch(pattern)
     if match is None:
@@ -109,7 +109,7 @@ _INTEGER_OPERATORS: Final[Mapping[str, Callable[[int, int], int]]] = {
     "*": operator.mul,
     "//": operator.floordiv,
     "%": operator.mod,
-    "**": power,
+    "**": _power,
 }
 
 
@@ -120,19 +120,25 @@ class Compiler:
         self.limits = limits
         self.definitions = definitions
         self._parsed: dict[str, tuple[str | Expression, ...]] = {}
-        self._spent = 0
+        self._steps = 0  # of the text that is being compiled
+        self._all_steps = 0
 
     def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
         """Return the column that ``source`` expands to; a text that is one integer expression gives integers."""
-        spent = [0]
+        self._steps = 0
         try:
-            column = _Scope(self, source, variables, (), spent).template(parse(source, self.definitions, self.limits))
+            column = _Scope(self, source, variables, ()).template(parse(source, self.definitions, self.limits))
         except RecursionError:  # the reader's own stack was deep already
             raise source.error(None, "its templates and expressions nest too deep") from None
-        self._spent += spent[0]
-        if self._spent > self.limits.expanded_steps:
+        self._all_steps += self._steps
+        if self._all_steps > self.limits.expanded_steps:
             raise source.error(None, "all texts take more operations than limits.expanded_steps allows")
         return column
+
+    def count_step(self, source: Source) -> None:
+        self._steps += 1
+        if self._steps > self.limits.steps:
+            raise source.error(0, f"expanding it takes more than {self.limits.steps} steps")
 
     def body(self, name: str) -> tuple[str | Expression, ...]:
         """Return the parts of a template; without ``{{`` its text is literal, whatever it holds."""
@@ -147,19 +153,13 @@ class _Scope:
     """One text being compiled: what its names mean, and which templates it is part of."""
 
     def __init__(
-        self,
-        compiler: Compiler,
-        source: Source,
-        variables: Mapping[str, Column],
-        active: tuple[str, ...],
-        spent: list[int],
+        self, compiler: Compiler, source: Source, variables: Mapping[str, Column], active: tuple[str, ...]
     ) -> None:
         self.compiler = compiler
         self.limits = compiler.limits
         self.source = source
         self.variables = variables
         self.active = active
-        self.spent = spent  # one counter, shared by all scopes of a compilation
 
     def template(self, parts: Sequence[str | Expression]) -> Column:
         match parts:
@@ -173,9 +173,7 @@ class _Scope:
         return self._joined(columns, 0)
 
     def lower(self, expression: Expression) -> Column:
-        self.spent[0] += 1
-        if self.spent[0] > self.limits.steps:
-            raise self.source.error(0, f"expanding it takes more than {self.limits.steps} steps")
+        self.compiler.count_step(self.source)
         match expression:
             case Value(value):
                 return Constant(value)
@@ -209,7 +207,7 @@ class _Scope:
             raise self.source.error(position, f"the template {name!r} uses itself: {cycle}")
         if len(self.active) >= self.limits.depth:
             raise self.source.error(position, f"templates may nest {self.limits.depth} deep")
-        scope = _Scope(self.compiler, self.compiler.definitions[name], arguments, (*self.active, name), self.spent)
+        scope = _Scope(self.compiler, self.compiler.definitions[name], arguments, (*self.active, name))
         return self._joined([scope.template(self.compiler.body(name))], position)  # text, even if that of an integer
 
     def _integer(self, column: Column, sign: str, position: int) -> Column:
@@ -242,7 +240,7 @@ class _Scope:
 
     def _padded(self, pattern: str, right: Column, position: int) -> Column:
         try:
-            padded, width = pad(pattern)
+            padded, width = _pad(pattern)
         except ValueError as error:
             raise self.source.error(position, str(error)) from None
 
@@ -253,7 +251,7 @@ class _Scope:
 
     def _joined(self, columns: Sequence[Column], position: int) -> Column:
         def run(rows: Rows) -> Iterable[str]:
-            return map("".join, zip(*[_texts(column, rows) for column in columns], strict=True))
+            return map("".join, zip(*[texts(column, rows) for column in columns], strict=True))
 
         match columns:
             case [Constant(str()) | Computed("text") as column]:
@@ -282,7 +280,6 @@ class _Scope:
         return Computed(kind, width, steps, depth, run)
 
 
-def _texts(column: Column, rows: Rows) -> Iterable[str]:
-    if column.kind == "text":
-        return column.run(rows)
-    return map(str, column.run(rows))
+def texts(column: Column, rows: Rows) -> Iterable[str]:
+    """Return the values of a column as text."""
+    return column.run(rows) if column.kind == "text" else map(str, column.run(rows))

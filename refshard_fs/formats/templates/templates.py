@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, repeat
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import msgspec
+import numpy as np
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.evaluator import INTEGER_WIDTH, Column, Compiler, Computed, Constant, Rows
+from refshard_fs.formats.templates.evaluator import INTEGER_WIDTH, Column, Compiler, Computed, Constant, Rows, texts
 from refshard_fs.formats.templates.expressions import INTEGERS, Source, TemplateLimits, clip
 
 __all__ = ["TemplateLimits", "Templates", "expand_gen"]
@@ -62,22 +63,21 @@ class Templates:
     def __contains__(self, name: object) -> bool:
         return name in self._sources
 
-    def expand(self, text: str, **variables: int | str) -> str:
+    def expand(self, text: str) -> str:
         """Return ``text`` with every ``{{ }}`` replaced by its value; ManifestError where that is not possible.
 
-        Text without ``{{`` is returned as it is. Integers must fit 64 bits.
+        Text without ``{{`` is returned as it is.
         """
         if "{{" not in text:
             return text
-        columns = {name: _variable(name, value) for name, value in variables.items()}
-        found = next(str(value) for value in self.compile(text, columns).run(Rows(1, {})))
+        found = next(iter(texts(self.compile(text, {}), Rows(1, {}))))
         self._expanded_text += len(found)
         if self._expanded_text > self.limits.expanded_text:
             raise ManifestError(f"all texts expand to more than {self.limits.expanded_text} characters")
         return found
 
     def compile(self, text: str, variables: Mapping[str, Column]) -> Column:
-        """Return the column that ``text`` expands to; ``variables`` are dimensions and constants."""
+        """Return the column that ``text`` expands to."""
         return self._engine.compile(Source(text), variables)
 
 
@@ -96,17 +96,6 @@ def _definition(name: object, text: object) -> Source:
         case str(), str():
             return Source(text, f"template {name!r}")
     raise ManifestError(f"template {clip(str(name))!r}: a template is text, not {type(text).__name__}")
-
-
-def _variable(name: str, value: int | str) -> Constant:
-    match value:
-        case bool():
-            pass
-        case str():
-            return Constant(value)
-        case int() if value in INTEGERS:
-            return Constant(value)
-    raise ManifestError(f"the variable {name!r} must be text or a 64-bit integer, not {type(value).__name__}")
 
 
 class _Steps(msgspec.Struct, frozen=True):
@@ -244,22 +233,17 @@ def _count(values: Sequence[int]) -> int:
     return len(values)
 
 
-def _cycled(values: Sequence[int], times: int) -> Iterator[int]:
-    """Yield every value ``times`` times, over and over; nothing is kept, as itertools.product would."""
-    while True:
-        yield from values if times == 1 else chain.from_iterable(map(repeat, values, repeat(times)))
-
-
 def _blocks(plan: _Plan, size: int) -> Iterator[Rows]:
     """Yield all combinations of dimensions, the last varying fastest, ``size`` rows at a time."""
-    columns: dict[str, Iterator[int]] = {}
-    times = plan.count
-    for name, values in plan.dimensions.items():
-        times //= _count(values)
-        columns[name] = _cycled(values, times)
+    counts = tuple(map(_count, plan.dimensions.values()))
     for start in range(0, plan.count, size):
-        count = min(size, plan.count - start)
-        yield Rows(count, {name: list(islice(column, count)) for name, column in columns.items()})
+        numbers = np.arange(start, min(start + size, plan.count))
+        places = np.unravel_index(numbers, counts) if counts else ()
+        columns = {
+            name: list(map(values.__getitem__, column.tolist()))
+            for (name, values), column in zip(plan.dimensions.items(), places, strict=True)
+        }
+        yield Rows(len(numbers), columns)
 
 
 def _generate(plans: Sequence[_Plan], limits: TemplateLimits) -> Iterator[Generated]:
@@ -268,7 +252,7 @@ def _generate(plans: Sequence[_Plan], limits: TemplateLimits) -> Iterator[Genera
         size = max(1, min(ROWS, CHARACTERS // max(1, sum(column.width for column in plan.columns))))
         for rows in _blocks(plan, size) if plan.count else ():
             try:
-                keys, urls = _texts(plan.key, rows), _texts(plan.url, rows)
+                keys, urls = list(texts(plan.key, rows)), list(texts(plan.url, rows))
                 offsets, lengths = _numbers("offset", plan.offset, rows), _numbers("length", plan.length, rows)
             except ManifestError as error:
                 raise ManifestError(f"{plan.where}: {error}") from None
@@ -276,10 +260,6 @@ def _generate(plans: Sequence[_Plan], limits: TemplateLimits) -> Iterator[Genera
             if text > limits.generated_text:
                 raise ManifestError(f"{plan.where}: gen makes more than {limits.generated_text} characters")
             yield from zip(keys, urls, offsets, lengths, strict=True)
-
-
-def _texts(column: Column, rows: Rows) -> list[str]:
-    return list(column.run(rows) if column.kind == "text" else map(str, column.run(rows)))
 
 
 def _numbers(field: str, column: Column | None, rows: Rows) -> Sequence[int] | Sequence[None]:
