@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,6 @@ import pytest
 
 from refshard_fs.cli import main
 from tests.cli.sets import ARRAY, V3_ARRAY, Refs
-
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-c", "import sys; from refshard_fs.cli import main; sys.exit(main())"]
 
 
 def test_tree_shows_groups_and_arrays(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,34 +75,23 @@ def test_control_characters_of_keys_do_not_reach_the_terminal(refs: Refs, capsys
     assert capsys.readouterr().out == "a\\x1b[31mb\\u202e\n"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-@pytest.mark.parametrize(("plain", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
-def test_colours_are_for_terminals_that_want_them(refs: Refs, plain: dict[str, str], coloured: bool) -> None:
-    import pty
-
-    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM")}
-    environment |= {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(ROOT), **plain}
-    path = refs()
-    ours, theirs = pty.openpty()
-    with subprocess.Popen([*COMMAND, "info", path], stdout=theirs, env=environment) as process:
-        os.close(theirs)
-        said = b""
-        while True:
-            try:
-                piece = os.read(ours, 65536)
-            except OSError:  # the other end is closed
-                break
-            if not piece:
-                break
-            said += piece
-    os.close(ours)
-    assert process.returncode == 0
-    assert b"2 of 3 (+1 outside)" in said
-    assert (b"\x1b[33mwarning" in said) == coloured
-
-
-def test_a_pipe_gets_no_colours(refs: Refs) -> None:
-    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    piped = subprocess.run([*COMMAND, "info", refs()], capture_output=True, env=environment, check=True)
-    assert b"\x1b" not in piped.stdout
-    assert b"2 of 3 (+1 outside)" in piped.stdout
+@pytest.mark.parametrize(
+    ("terminal", "wishes", "coloured"),
+    [(True, {}, True), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False), (False, {}, False)],
+)
+def test_colours_are_for_terminals_that_want_them(
+    terminal: bool,
+    wishes: dict[str, str],
+    coloured: bool,
+    refs: Refs,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", **wishes}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert main(["info", refs()]) == 0
+    said = capsys.readouterr().out
+    assert "2 of 3 (+1 outside)" in said
+    assert ("\x1b[33mwarning" in said) == ("\x1b" in said) == coloured
