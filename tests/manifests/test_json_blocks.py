@@ -330,7 +330,7 @@ members = st.lists(st.tuples(keys, values), max_size=60)
 spellings = st.sampled_from([{"separators": (",", ":")}, {}, {"indent": 1}])
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members, spellings, st.booleans(), st.booleans(), st.integers(0, 60), st.sampled_from([13, 301, 1 << 20]))
 def test_any_document_reads_as_json_reads_it(
     items: list[tuple[str, Any]], spelling: Any, ascii_only: bool, wrap: bool, at: int, piece: int
