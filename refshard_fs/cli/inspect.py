@@ -23,7 +23,6 @@ from refshard_fs.cli.command import (
     print_table,
     progress,
 )
-from refshard_fs.core.directories import Node, tree
 from refshard_fs.core.formatting import bytes_text, count_text, shape_text
 from refshard_fs.core.keys import normalise
 from refshard_fs.errors import ManifestError, redacted
@@ -31,6 +30,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.tools.check import check
 from refshard_fs.tools.diff import compare
 from refshard_fs.tools.info import ArraySummary, summarise
+from refshard_fs.tools.tree import Node, tree
 
 __all__ = ["COMMANDS"]
 

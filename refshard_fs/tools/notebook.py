@@ -17,7 +17,7 @@ from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
 from refshard_fs.core.stats import Counters
-from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.session.session import Session
 
@@ -76,7 +76,7 @@ def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Iterator[str]:
 
 def _meta(keyspace: KeySpace, path: str) -> ArrayMeta | None:
     """Return what the metadata of an array says, if it takes no reading to know."""
-    for name in ("zarr.json", ".zarray"):
+    for name in ARRAY_DOCUMENTS:
         with suppress(ValueError, TypeError):  # it is damaged, or has to be read
             entry = keyspace.find(join(path, name))
             if isinstance(entry, Inline):

@@ -19,7 +19,7 @@ from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.keys import is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, together
-from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable, RefShardError
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
@@ -42,7 +42,6 @@ T = TypeVar("T")
 INLINE: Final = -1  # in the target column: the source itself holds the bytes
 BATCH: Final = 4096  # keys that are looked up, or read, at a time
 LOOKED_FOR: Final = 1_000_000  # chunks of an array that are looked for one by one where a shard's index is damaged
-_DOCUMENTS: Final = ("zarr.json", ".zarray")
 _END: Final = np.uint64(WHOLE)
 
 
@@ -242,7 +241,7 @@ class _Surveying:
         else:
             plain = self._add_references(references)
         texts = self._read(self._documents)
-        hidden = [join(p, name) for p in (*self._unlisted, *self._damaged) for name in (*_DOCUMENTS, ".zattrs")]
+        hidden = [join(p, name) for p in (*self._unlisted, *self._damaged) for name in (*ARRAY_DOCUMENTS, ".zattrs")]
         texts |= self._read(hidden, omit=True)
         groups, metas = self._nodes(texts)
         if self._only is not None and self._only not in metas:
@@ -459,7 +458,7 @@ class _Surveying:
             path, name = parent(key)
             if name == ".zgroup":
                 groups.add(path)
-            if name not in _DOCUMENTS:
+            if name not in ARRAY_DOCUMENTS:
                 continue
             try:
                 document = zarrmeta.object_in(text, repr(key))
@@ -514,7 +513,7 @@ def _below(keyspace: KeySpace, path: str) -> Steps[ArrayRows | Sequence[Listed] 
     """Return all chunks of an array that is in shards; of what else is at ``path``, what lies directly below."""
     view = keyspace.base if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits) else keyspace
     if isinstance(view, ShardView):
-        yield from together([view.lookup(join(path, name)) for name in _DOCUMENTS])  # so that the array is known
+        yield from together([view.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])  # so that the array is known
         rows = yield from view.all_chunks(path)
         if rows is not None:
             return rows
