@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import refshard_fs
+from refshard_fs.formats import BUILT_IN
 
 ROOT = Path(refshard_fs.__path__[0])
 
@@ -30,6 +31,9 @@ sets
 cli universal_path xarray_backend zarr_pipeline
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
+LIBRARIES = {"templates"}  # folders in formats/ that are no format: several may use them
+MOST_IN_A_FOLDER = 22
+MOST_AT_THE_TOP = 8
 PURE = ("references", "formats", "sharding")
 IO = {"fsspec", "aiohttp", "s3fs", "asyncio", "socket", "urllib.request", "http.client", "tempfile", "shutil"}
 
@@ -80,6 +84,32 @@ def test_formats_know_no_io(path: Path) -> None:
     assert not {name for name in others if is_io(name)}
     calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
     assert not [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "open"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "formats").glob("*/*.py")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_one_format_never_imports_another(path: Path) -> None:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(module="refshard_fs.formats", names=names):
+                found |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module)) if module.startswith("refshard_fs.formats."):
+                found.add(module.split(".")[2])
+    assert found <= LIBRARIES | {path.parent.name}
+
+
+def test_every_format_says_in_its_own_folder_how_it_is_recognised() -> None:
+    folders = {path.parent.name for path in (ROOT / "formats").glob("*/__init__.py")}
+    assert folders - LIBRARIES == {known.module.split(".")[2] for known in BUILT_IN}
+
+
+def test_no_folder_is_too_full() -> None:
+    folders = [ROOT, *(path for path in ROOT.rglob("*") if path.is_dir() and path.name != "__pycache__")]
+    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert counts.pop(".") <= MOST_AT_THE_TOP
+    assert {name: count for name, count in counts.items() if count > MOST_IN_A_FOLDER} == {}
 
 
 def test_targets_alone_open_filesystems() -> None:

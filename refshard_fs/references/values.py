@@ -12,7 +12,7 @@ from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 
-__all__ = ["METADATA", "Value", "decode", "grid_of", "object_in", "spelled"]
+__all__ = ["METADATA", "Value", "check_name", "decode", "grid_of", "is_utf8", "object_in", "spelled"]
 
 METADATA: Final = (".zarray", "zarr.json")
 
@@ -67,3 +67,18 @@ def spelled(data: bytes) -> str:
         if not text.startswith("base64:"):
             return text
     return "base64:" + base64.b64encode(data).decode()
+
+
+def check_name(key: str) -> None:
+    """Raise ManifestError where ``key`` cannot name a file."""
+    if not is_utf8(key):
+        raise ManifestError(f"{key!r} has half a surrogate pair, which no file can be named by: save it as JSON")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can spell ``text``, as it can all but half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -14,6 +14,7 @@ from refshard_fs.core.checksums import Checked
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row
 from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.format import OpenOptions
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps
@@ -24,7 +25,6 @@ from refshard_fs.formats.kerchunk_json.source import parse_document
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.formats.kerchunk_parquet.stream import ParquetStream, Respell
 from refshard_fs.formats.zarr_hierarchy.snapshot import pinned, taken
-from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 from refshard_fs.references.edit import with_edits
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins

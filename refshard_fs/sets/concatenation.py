@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.array_values import plain
 from refshard_fs.core.columns import ChunkTable, Part, Row, UInt64s
+from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.strings import Texts

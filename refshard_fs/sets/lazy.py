@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from refshard_fs.core.array_values import plain_document
+from refshard_fs.core.dtypes import plain_document
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part

@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.array_values import dtype_of
 from refshard_fs.core.columns import ChunkTable
+from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join
 from refshard_fs.errors import RefShardError

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.array_values import dtype_of, fill_of
 from refshard_fs.core.columns import Row
+from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsafe

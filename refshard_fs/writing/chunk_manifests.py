@@ -13,6 +13,7 @@ from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Raw, Steps
@@ -22,7 +23,6 @@ from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
 from refshard_fs.formats.kerchunk_parquet.stream import FlatStream
-from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 from refshard_fs.references.edit import with_edits, within
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.session.collect import gather

@@ -10,6 +10,7 @@ import msgspec
 
 from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edits
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
@@ -19,7 +20,6 @@ from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged, reda
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.formats.kerchunk_parquet.stream import FlatStream
-from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.session.collect import collect
 from refshard_fs.session.in_memory_source import Held

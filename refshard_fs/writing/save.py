@@ -23,6 +23,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.format import OpenOptions
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
@@ -30,11 +31,11 @@ from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet import PARQUET, writing
-from refshard_fs.formats.kerchunk_parquet.partition import Partition, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
 from refshard_fs.formats.kerchunk_parquet.stream import FlatStream, ParquetStream, ReferenceStream, Respell
-from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.partition import Partition
 from refshard_fs.references.resolving import resolver
 from refshard_fs.security import policy
 from refshard_fs.session.collect import Run, collect, gather

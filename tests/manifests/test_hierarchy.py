@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import NotListable, ReferenceNotReachable, RefShardFileSystem, UnknownSource
-from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.sharding.view import ShardView
 from tests.servers.http import RangeServer
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs.core.columns import ABSENT, WHOLE, Row
-from refshard_fs.formats.kerchunk_parquet.partition import Partition, PartitionIndex, encode
+from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, encode
+from refshard_fs.references.partition import Partition
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

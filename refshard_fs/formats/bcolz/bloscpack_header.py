@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from refshard_fs.core.dtypes import object_in
+from refshard_fs.core.zarrmeta import object_in
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.bcolz import MAGIC
 from refshard_fs.formats.bcolz.blosc import BODY, CHECKSUMS, EXPANSION, LARGEST, Checksum

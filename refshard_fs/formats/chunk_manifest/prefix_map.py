@@ -16,13 +16,13 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.checksums import checked
 from refshard_fs.core.directories import by_name
 from refshard_fs.core.format import OpenOptions, Probe, check_size
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join, normalise, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.declaration import Key, Origin, Url, declaration
 from refshard_fs.formats.chunk_manifest.entries import Entries, JsonEntry, check_members, data_of, entries_in, span_of
-from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 
 __all__ = ["Composite", "KeyMap", "KeyMapIndex", "open_"]
 

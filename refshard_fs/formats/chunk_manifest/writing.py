@@ -11,9 +11,8 @@ from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import NAME
-from refshard_fs.formats.kerchunk_parquet.partition import Partition
-from refshard_fs.formats.kerchunk_parquet.writing import check_name, is_utf8
-from refshard_fs.references.values import object_in, spelled
+from refshard_fs.references.partition import Partition
+from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
 
 __all__ = ["MANIFEST", "hierarchy", "manifest_members", "with_manifest"]
 

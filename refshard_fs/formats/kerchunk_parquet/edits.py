@@ -19,9 +19,9 @@ from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import Partition
 from refshard_fs.formats.kerchunk_parquet.source import Layout
 from refshard_fs.formats.kerchunk_parquet.writing import layout_document
+from refshard_fs.references.partition import Partition
 
 __all__ = ["Change", "Plan", "document_with", "edited_partition", "new_layout", "plan"]
 

@@ -25,7 +25,8 @@ from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import Partition, PartitionIndex, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, require_pyarrow
+from refshard_fs.references.partition import Partition
 from refshard_fs.references.resolving import resolver
 from refshard_fs.security.policy import directory_of, locator, relative_to
 

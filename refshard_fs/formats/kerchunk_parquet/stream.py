@@ -13,8 +13,8 @@ from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import Partition
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
+from refshard_fs.references.partition import Partition
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode

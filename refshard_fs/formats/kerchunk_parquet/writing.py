@@ -15,15 +15,14 @@ from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import OFFSETS, Partition, encode
-from refshard_fs.references.values import object_in, spelled
+from refshard_fs.formats.kerchunk_parquet.partition import OFFSETS, encode
+from refshard_fs.references.partition import Partition
+from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
 
 __all__ = [
     "FRAMES",
     "LooksLikeTemplate",
-    "check_name",
     "chunk_members",
-    "is_utf8",
     "layout_document",
     "member",
     "parquet_partition",
@@ -76,21 +75,6 @@ def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Pa
             key = join(array, grid.tail(numbers.start + int(np.flatnonzero(partition.targets == target)[0])))
             raise ManifestError(f"{key!r} has the URL {url!r}, which is no UTF-8, as parquet has it")
     return b"" if dry else encode(partition)
-
-
-def check_name(key: str) -> None:
-    """Raise ManifestError where ``key`` cannot name a file."""
-    if not is_utf8(key):
-        raise ManifestError(f"{key!r} has half a surrogate pair, which no file can be named by: save it as JSON")
-
-
-def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can spell ``text``, as it can all but half a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def member(key: str, value: Any, version: int) -> bytes:

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription
-from refshard_fs.core.dtypes import COUNTABLE, count, counts, object_in, shown
+from refshard_fs.core.dtypes import COUNTABLE, count, counts, shown
+from refshard_fs.core.zarrmeta import object_in
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.nested import MortonCode

@@ -16,9 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.array_values import dtype_of, plain_document
 from refshard_fs.core.directories import by_name
 from refshard_fs.core.documents import Documents, Shown, grid_of
+from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe, check_size
 from refshard_fs.core.keys import ChunkGrid, is_number, join
 from refshard_fs.core.keyspace import KeySpace

@@ -13,12 +13,12 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Facts, Load, Names, Pin, Raw, Span, Stat, Steps
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import NotListable, SourceNotReachable, redacted
-from refshard_fs.formats.zarr_hierarchy.source import Hierarchy
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, Value, grid_of

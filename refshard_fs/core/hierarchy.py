@@ -1,0 +1,134 @@
+"""Every object below a URL as a key, as in a zarr hierarchy, whatever filesystem holds it. No I/O here.
+
+Where the target can list, so does the hierarchy. Where it cannot (plain HTTP), groups are
+listed from consolidated metadata; what that does not tell is an error, never an empty
+listing, and reads are not concerned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.keys import join
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Stat, Steps
+from refshard_fs.core.zarrmeta import NODE_DOCUMENTS
+from refshard_fs.errors import NotListable
+from refshard_fs.security.policy import locator
+
+__all__ = ["Hierarchy"]
+
+OLD_RECORDS: Final = ".refshard"
+
+
+class Hierarchy(KeySpace):
+    """The keys below ``url``; an absent object is no key. ``listable`` tells whether the target can list."""
+
+    url_of: Callable[[str], str]
+
+    def __init__(self, url: str, *, listable: bool) -> None:
+        self.url = url
+        self.listable = listable
+        self.url_of = locator(url)
+        self.document_url = self.url_of("zarr.json")
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        yield from ()
+        return self._entry(key) if _is_inside(key) else None
+
+    def _entry(self, key: str) -> Span:
+        return Span(self.url_of(key), optional=True)
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        if prefix and not _is_inside(prefix):
+            return None
+        if self.listable:
+            names: Sequence[Listed] | None = yield Names(self.url_of(prefix))
+            if names is None:
+                return None
+            # Before the first release, records of commits were kept there: they are no part of the arrays.
+            shown = names if prefix else [listed for listed in names if listed.name != OLD_RECORDS]
+            return sorted(shown, key=lambda listed: listed.name)
+        return _listing((yield from self.consolidated()), prefix, self.url)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if not prefix:
+            return True
+        if not _is_inside(prefix):
+            return False
+        if self.listable:
+            return (yield Names(self.url_of(prefix))) is not None
+        markers = yield tuple(Stat(self.url_of(join(prefix, marker))) for marker in NODE_DOCUMENTS)
+        return any(facts is not None for facts in markers)
+
+    def consolidated(self) -> Steps[Known]:
+        """Return what consolidated metadata tells of the hierarchy; nothing where there is none."""
+        documents = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
+        found = yield tuple(Load(entry, _Consolidated(name)) for name, entry in documents.items())
+        return next((known for known in found if known is not None and known.keys), Known())
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What consolidated metadata, or the root if it is an array, tells: keys of metadata, and the paths of arrays."""
+
+    keys: frozenset[str] = frozenset()
+    arrays: frozenset[str] = frozenset()
+
+
+class _Consolidated(msgspec.Struct, frozen=True):
+    """How the consolidated metadata document called ``name`` is read."""
+
+    name: str
+
+    def decode(self, data: bytes) -> Known:
+        doc = zarrmeta.loads(data)
+        if not isinstance(doc, dict):
+            return Known()
+        arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
+        if self.name == ".zarray" or doc.get("node_type") == "array":
+            return Known(frozenset([self.name, ".zattrs"]), frozenset([""]))
+        if self.name == "zarr.json":
+            return Known(frozenset(_members("", doc)), arrays)
+        return Known(frozenset([*doc.get("metadata", {}), self.name]), arrays)
+
+
+def _members(path: str, doc: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the key of each ``zarr.json`` that stands in that of the group at ``path``, this one included."""
+    match doc:
+        case {"consolidated_metadata": {"metadata": dict(members)}}:
+            yield join(path, "zarr.json")
+            for name, member in members.items():
+                yield f"{join(path, name)}/zarr.json"
+                if isinstance(member, dict):
+                    yield from _members(join(path, name), member)
+
+
+def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:
+    stem = prefix + "/" if prefix else ""
+    names: dict[str, bool] = {}
+    for key in known.keys:
+        if key.startswith(stem):
+            name, deeper, _ = key[len(stem) :].partition("/")
+            names[name] = names.get(name, False) or bool(deeper)
+    if prefix in known.arrays:
+        raise NotListable(
+            f"the chunks of the array {prefix or '/'!r} at {url} cannot be listed, as over plain HTTP. They can be "
+            "read; to have those that exist listed, pin them (refshard snapshot SOURCE refs.json asks for each), or "
+            "give the store's address on an object store, such as s3://bucket/store"
+        )
+    if not names:
+        raise NotListable(
+            f"{url} cannot be listed, as over plain HTTP, and has no consolidated metadata that tell what lies in "
+            f"{prefix or '/'!r}. Open an array by its path, which needs no listing; or consolidate the store "
+            "(zarr.consolidate_metadata), or give its address on an object store, such as s3://bucket/store"
+        )
+    return [Listed(name, None, names[name]) for name in sorted(names)]
+
+
+def _is_inside(key: str) -> bool:
+    """Whether ``key`` names something below the prefix: no step of it climbs, stays in place or is empty."""
+    return not any(part in ("", ".", "..") for part in key.split("/"))
