@@ -32,7 +32,6 @@ class Stats:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(NAMES, 0)
         self._reads: deque[int] = deque()  # sizes of what was read by one request each, not counted yet
-        self._held: deque[int] = deque()  # and of what had been fetched ahead
 
     def add(self, **counts: int) -> None:
         with self._lock:
@@ -50,30 +49,18 @@ class Stats:
         if len(self._reads) >= READS:
             self.snapshot()
 
-    def add_held(self, size: int) -> None:
-        """Count one key whose ``size`` bytes had been fetched ahead: soon, as `add_read` does."""
-        self._held.append(size)
-        if len(self._held) >= READS:
-            self.snapshot()
-
     def snapshot(self) -> dict[str, int]:
         with self._lock:
-            counts = self._counts
-            for waiting, each, by_size in (
-                (self._reads, ("keys", "requests"), ("bytes_wanted", "bytes_fetched")),
-                (self._held, ("keys", "ahead_hits"), ("bytes_wanted",)),
-            ):
-                sizes = [waiting.popleft() for _ in range(len(waiting))]
-                for name in each:
-                    counts[name] += len(sizes)
-                for name in by_size:
-                    counts[name] += sum(sizes)
-            return dict(counts)
+            sizes = [self._reads.popleft() for _ in range(len(self._reads))]
+            for name in ("keys", "requests"):
+                self._counts[name] += len(sizes)
+            for name in ("bytes_wanted", "bytes_fetched"):
+                self._counts[name] += sum(sizes)
+            return dict(self._counts)
 
     def clear(self) -> None:
         with self._lock:
             self._reads.clear()
-            self._held.clear()
             self._counts = dict.fromkeys(NAMES, 0)
 
     def after_fork(self) -> None:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from refshard_fs.core.model import Span
 from refshard_fs.reading.failures import fail
 
-__all__ = ["Block", "Host", "Job", "Reader", "Shelf"]
+__all__ = ["OVER", "QUEUED", "UNDER_WAY", "Block", "Host", "Job", "Reader", "Shelf"]
 
-NEAREST = 4
+NEAREST = 4  # of the blocks that begin before a range, those that are looked at for one that covers it
+QUEUED, UNDER_WAY, OVER = range(3)  # states of a job
 
 
 class Reader(NamedTuple):
@@ -69,23 +70,22 @@ class Block:
                 if held[piece] <= 0:
                     del held[piece]
 
-    def left(self, future: asyncio.Future[bytes]) -> bool:
-        """Return whether nobody wants this block any more, now that ``future`` was given up."""
-        self.readers = [r for r in self.readers if r.future is not future]
-        return not self.readers and not self.held
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody reads of it, or will."""
+        return bool(self.readers or self.held or self.begun)
 
 
 class Job:
     """One request for a block or a part of it."""
 
-    __slots__ = ("active", "block", "host", "size", "start", "state", "stop", "task")
+    __slots__ = ("block", "host", "size", "start", "state", "stop", "task")
 
     def __init__(self, block: Block, host: Host, start: int, stop: int | None) -> None:
         self.block, self.host, self.start, self.stop = block, host, start, stop
         self.size = 0 if stop is None else stop - start
-        self.state = 0  # 0 queued, 1 under way, 2 over
-        self.active = False  # it counts as one of its host's
-        self.task: asyncio.Task[None] | None = None
+        self.state = QUEUED
+        self.task: asyncio.Task[None] | None = None  # while it counts as one of its host's
 
 
 class Host:
@@ -95,7 +95,7 @@ class Host:
     at once: `limit` grows where they do not.
     """
 
-    __slots__ = ("active", "answered", "later", "limit", "name", "patience", "sizes", "urgent")
+    __slots__ = ("active", "answered", "later", "limit", "name", "patience", "sizes", "times", "urgent", "waits")
 
     def __init__(self, name: str, limit: int) -> None:
         self.name = name
@@ -103,6 +103,8 @@ class Host:
         self.answered = 0
         self.limit = limit
         self.patience: asyncio.TimerHandle | None = None
+        self.times: deque[float] = deque(maxlen=8)  # seconds of the last requests,
+        self.waits: deque[float] = deque(maxlen=8)  # and until their first bytes came, where that is known
         self.sizes: deque[int] = deque(maxlen=8)  # bytes of the last objects that were read whole
         self.urgent: deque[Job] = deque()
         self.later: deque[Job] = deque()

@@ -4,70 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
-import threading
-from collections import OrderedDict, deque
-from collections.abc import Coroutine, Iterable
-from typing import Any, Final, Protocol
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 import msgspec
 
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import redacted
-from refshard_fs.reading import plan
-from refshard_fs.reading.blocks import Block, Host, Job
+from refshard_fs.reading.blocks import OVER, QUEUED, UNDER_WAY, Block, Host, Job
+from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import Answer, Pool, check
 
 __all__ = ["Budget", "Dispatch", "Paces", "SHARED", "Taker"]
-
-# ----------------------------------------------------------------------------------------------------
-# How long servers take to answer: what one filesystem has seen of a server, the next one in the process knows.
-#
-# An answer may come late for many reasons, but early for none: of the last few times the shortest counts.
-
-
-REMEMBERED: Final = 256  # servers
-FEW_PACES: Final = 4  # times
-
-
-class Paces:
-    """Seconds by server; thread-safe."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._known: OrderedDict[str, deque[float]] = OrderedDict()
-
-    def of(self, server: str) -> float | None:
-        """Return the seconds that an answer of ``server`` took of late; None if that is not known."""
-        with self.lock:
-            known = self._known.get(server)
-            return None if known is None else min(known)
-
-    def note(self, server: str, seconds: float) -> None:
-        """Take note that an answer of ``server`` takes ``seconds``."""
-        with self.lock:
-            self._known.setdefault(server, deque(maxlen=FEW_PACES)).append(seconds)
-            self._known.move_to_end(server)
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-
-    def clear(self) -> None:
-        """Know nothing."""
-        with self.lock:
-            self._known.clear()
-
-
-SHARED: Final = Paces()
-
-
-def _after_fork() -> None:
-    SHARED.lock = threading.Lock()  # another thread of the parent may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
 
 logger = logging.getLogger("refshard_fs")
 
@@ -76,13 +24,44 @@ SPREAD = 16  # requests under way to a host that is waited for, up to which ther
 PATIENCE = 0.003  # seconds
 SAMPLE = 64  # answers, of which the pace of one is remembered
 UNSIZED_AT_ONCE = 8  # whole objects under way at once, until answers of their host have told how large such are
+REMEMBERED: Final = 256  # servers, of which the paces are known to the process,
+LATEST: Final = 4  # and of each so many
+
+
+class Paces:
+    """How long servers take to answer, in seconds: what one filesystem has seen, the next one in the process knows.
+
+    An answer may come late for many reasons, but early for none: of the latest the shortest counts. Threads need no
+    lock: each step is one operation of a dict.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, ...]] = {}
+
+    def of(self, server: str) -> float | None:
+        """Return the seconds that an answer of ``server`` took of late; None if that is not known."""
+        known = self._known.get(server)
+        return None if known is None else min(known)
+
+    def note(self, server: str, seconds: float) -> None:
+        """Take note that an answer of ``server`` takes ``seconds``."""
+        self._known[server] = (*self._known.pop(server, ()), seconds)[-LATEST:]
+        if len(self._known) > REMEMBERED:
+            self._known.pop(next(iter(self._known)), None)
+
+    def clear(self) -> None:
+        """Know nothing."""
+        self._known.clear()
+
+
+SHARED: Final = Paces()
 
 
 class Budget(msgspec.Struct, frozen=True):
     """``requests`` under way at once to one host, and ``memory`` bytes under way or held ahead."""
 
     requests: int = 128
-    memory: int = 256 * plan.MIB
+    memory: int = 256 * MIB
 
     @property
     def ahead(self) -> int:
@@ -105,10 +84,6 @@ class Taker(Protocol):
     def make_room(self) -> bool:
         """Let go of something that is held; False if there is nothing."""
 
-    @property
-    def holds(self) -> bool:
-        """Whether there is something to let go of."""
-
 
 class Dispatch:
     """Begins jobs on one event loop; ``used`` counts the bytes under way, and those that the taker holds."""
@@ -121,29 +96,26 @@ class Dispatch:
         self._stats = stats
         self._taker = taker
         self._hosts: dict[str, Host] = {}
-        self._paces = SHARED
-        self._times: deque[float] = deque(maxlen=8)
-        self._waits: deque[float] = deque(maxlen=8)  # for the first bytes, where that is known
         self._changed: asyncio.Future[None] | None = None
-        self._pumping = self._again = False
 
     def latency(self, url: str) -> float | None:
-        """Return the seconds that the fastest of the last requests took; before the first, those that the host of
-        ``url`` is known for, if it is slow.
+        """Return the seconds that the fastest of the last requests to the host of ``url`` took; before the first, those
+        that it is known for, if it is slow.
         """
-        return min(self._times) if self._times else self._slowness(_host_of(url))
+        host = self.host(url)
+        return min(host.times) if host.times else _slowness(host.name)
 
     def spare(self, url: str) -> int:
         """Return how many more requests to the host of ``url`` bring bytes sooner than few: where answers are known to
         take time, a connection may be slow, too.
         """
         host = self.host(url)
-        return SPREAD - host.active if self._slowness(host.name) is not None else 0
+        return SPREAD - host.active if _slowness(host.name) is not None else 0
 
     @property
     def queued(self) -> bool:
         """Whether something to be fetched ahead waits for its turn."""
-        return any(job.state == 0 for host in self._hosts.values() for job in host.later)
+        return any(job.state == QUEUED for host in self._hosts.values() for job in host.later)
 
     async def change(self) -> None:
         """Wait until a request has ended, or something is held no longer."""
@@ -159,17 +131,12 @@ class Dispatch:
 
     def host(self, url: str) -> Host:
         """Return the host of ``url``."""
-        name = _host_of(url)
+        name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)
         if host is None:
             most = self.budget.requests
-            host = self._hosts[name] = Host(name, min(FEW, most) if self._slowness(name) is None else most)
+            host = self._hosts[name] = Host(name, min(FEW, most) if _slowness(name) is None else most)
         return host
-
-    def _slowness(self, name: str) -> float | None:
-        """Return the seconds that answers of the host are known to take, if that is long."""
-        known = self._paces.of(name)
-        return known if known is not None and known > 2 * PATIENCE else None
 
     def queue(self, jobs: Iterable[Job], *, urgent: bool) -> None:
         """Have ``jobs`` begun, when it is their turn, by `pump`; those that are ``urgent`` before all others."""
@@ -180,22 +147,12 @@ class Dispatch:
         """Count ``size`` bytes as no longer under way or held."""
         self.used -= size
 
+    # ------------------------------------------------------------------ beginning
+
     def pump(self) -> None:
         """Begin as many requests as host and budget allow."""
         self.changed()
-        self._again = True
-        if self._pumping:  # a request has ended as soon as it was begun
-            return
-        self._pumping = True
-        try:
-            while self._again:
-                self._again = False
-                self._begin_some()
-        finally:
-            self._pumping = False
-
-    def _begin_some(self) -> None:
-        for host in list(self._hosts.values()):
+        for host in self._hosts.values():
             while host.active < host.limit:
                 job = self._next(host)
                 if job is None:
@@ -203,26 +160,28 @@ class Dispatch:
                 self._begin(job)
             else:
                 if host.limit < self.budget.requests and host.patience is None:
-                    due = asyncio.get_running_loop().time() + PATIENCE
-                    host.patience = asyncio.get_running_loop().call_at(due, self._widen, host, host.answered, due)
+                    loop = asyncio.get_running_loop()
+                    due = loop.time() + PATIENCE
+                    host.patience = loop.call_at(due, self._widen, host, host.answered, due)
 
     def _widen(self, host: Host, answered: int, due: float) -> None:
+        """Let more requests to ``host`` be under way, if none was answered while this loop had nothing else to do."""
         host.patience = None
-        busy = asyncio.get_running_loop().time() > due + PATIENCE / 3  # then answers may be waiting for us
-        if host.answered == answered and host.active and not busy:
+        is_busy = asyncio.get_running_loop().time() > due + PATIENCE / 3  # then answers may be waiting for us
+        if host.answered == answered and host.active and not is_busy:
             host.limit = self.budget.requests
         self.pump()
 
     def _next(self, host: Host) -> Job | None:
         for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
-            while queue and queue[0].state:
+            while queue and queue[0].state != QUEUED:
                 queue.popleft()
             if not queue:
                 continue
             size = queue[0].size = self._size(queue[0])
             while queue is host.urgent and self.used + size > most and self._taker.make_room():
                 pass
-            if self.used + size > most and (self.active or self._taker.holds):
+            if self.used + size > most and self.used:
                 return None
             return queue.popleft()
         return None
@@ -240,81 +199,78 @@ class Dispatch:
         return sum(sizes) // len(sizes) if sizes else self.budget.memory // UNSIZED_AT_ONCE
 
     def _begin(self, job: Job) -> None:
-        job.state = 1
-        job.active = True
+        job.state = UNDER_WAY
         job.host.active += 1
         job.block.reserved += job.size
         self.used += job.size
         self.active += 1
-        task = _started(self._request(job))
-        if not task.done():
-            job.task = task
+        job.task = asyncio.get_running_loop().create_task(self._request(job))
+        job.task.add_done_callback(lambda _: self._ended(job))  # also where it was stopped before it ran
 
     def stop(self, job: Job) -> None:
-        """Have ``job``, if it is under way, end soon, and nobody told."""
-        if job.task is not None and job.state == 1:
+        """Have ``job`` not begun, or end soon, and nobody told."""
+        if job.task is not None and job.state == UNDER_WAY:
             job.task.cancel()
-            job.task.add_done_callback(lambda _: self._ended(job))  # of what has not run yet, nothing runs
-        job.state = 2
+        job.state = OVER
 
     def _ended(self, job: Job) -> None:
+        if job.task is None:
+            return
         job.task = None
-        if job.active:
-            job.active = False
-            job.host.active -= 1
-            self.active -= 1
-            self.pump()
+        job.host.active -= 1
+        self.active -= 1
+        self.pump()
+
+    # ------------------------------------------------------------------ asking
 
     async def _request(self, job: Job) -> None:
-        span = job.block.span
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         try:
-            place = self.pool.place(span.url)
-            if place is None:
-                raise RuntimeError(f"{span.url} cannot be opened on this event loop")
-            target, path = place
-            readers = job.block.readers
-            most = readers[0].most if job.stop is None and readers else None  # such a block has one reader
-            answer = await target.read(path, job.start, job.stop, span.pin, most)
-            self._stats.add(requests=1, bytes_fetched=len(answer.data))
-            check(answer, job.start, job.stop, exact=span.exact)
+            answer = await self._answer(job)
         except asyncio.CancelledError:
-            if job.state == 1:  # not by us: the loop is ending
+            if job.state == UNDER_WAY:  # not by us: the loop is ending
                 self._taker.abandoned()
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
             if logger.isEnabledFor(logging.DEBUG):
-                failure = redacted(repr(error))
-                logger.debug("%s [%s:%s] failed: %s", redacted(span.url), job.start, job.stop, failure)
-            if job.state == 1:
+                place, failure = redacted(job.block.span.url), redacted(repr(error))
+                logger.debug("%s [%s:%s] failed: %s", place, job.start, job.stop, failure)
+            if job.state == UNDER_WAY:
+                job.state = OVER
                 self._taker.failed(job.block, error)
         else:
-            job.host.answered += 1
-            if job.stop is None and most is None:  # documents are small, and tell nothing of chunks
-                job.host.sizes.append(len(answer.data))
-            took = loop.time() - began
-            self._times.append(took)
-            self._waits.append(took if answer.waited is None else answer.waited)
-            if job.host.answered % SAMPLE == SAMPLE // 8:  # the first answers wait for connections
-                self._paces.note(job.host.name, min(self._waits))
-            if logger.isEnabledFor(logging.DEBUG):
-                place_text, size = redacted(span.url), len(answer.data)
-                logger.debug("%s [%s:%s] %d bytes, %.1f ms", place_text, job.start, job.stop, size, took * 1e3)
-            if job.state == 1:
+            if job.state == UNDER_WAY:
+                job.state = OVER
                 self._taker.arrived(job, answer)
         finally:
-            job.state = 2
             self._ended(job)
 
+    async def _answer(self, job: Job) -> Answer:
+        span, host = job.block.span, job.host
+        began = asyncio.get_running_loop().time()
+        place = self.pool.place(span.url)
+        if place is None:
+            raise RuntimeError(f"{span.url} cannot be opened on this event loop")
+        target, path = place
+        readers = job.block.readers
+        most = readers[0].most if job.stop is None and readers else None  # such a block has one reader
+        answer = await target.read(path, job.start, job.stop, span.pin, most)
+        self._stats.add(requests=1, bytes_fetched=len(answer.data))
+        check(answer, job.start, job.stop, exact=span.exact)
+        took = asyncio.get_running_loop().time() - began
+        host.answered += 1
+        host.times.append(took)
+        host.waits.append(took if answer.waited is None else answer.waited)
+        if job.stop is None and most is None:  # documents are small, and tell nothing of chunks
+            host.sizes.append(len(answer.data))
+        if host.answered % SAMPLE == SAMPLE // 8:  # the first answers wait for connections
+            SHARED.note(host.name, min(host.waits))
+        if logger.isEnabledFor(logging.DEBUG):
+            where, size = redacted(span.url), len(answer.data)
+            logger.debug("%s [%s:%s] %d bytes, %.1f ms", where, job.start, job.stop, size, took * 1e3)
+        return answer
 
-def _started(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Return a task of ``coroutine`` that has begun: a request is sent before whatever else this loop has to do."""
-    loop = asyncio.get_running_loop()
-    if sys.version_info >= (3, 12):
-        return asyncio.Task(coroutine, loop=loop, eager_start=True)
-    return loop.create_task(coroutine)
 
-
-def _host_of(url: str) -> str:
-    return url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
+def _slowness(host: str) -> float | None:
+    """Return the seconds that answers of the host are known to take, if that is long."""
+    known = SHARED.of(host)
+    return known if known is not None and known > 2 * PATIENCE else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -43,14 +43,14 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         return self.start is None and self.end is None
 
 
-class _Read(msgspec.Struct, frozen=True):
-    """A request on its way, and whom it is for: None of one that is over."""
+class _Read(NamedTuple):
+    """A request on its way, where its key lies, if that is known, and whether it tells what will be read next."""
 
     keyspace: KeySpace
     request: Request
-    future: asyncio.Future[bytes] | None
-    guess: bool
     entry: Entry | None
+    future: asyncio.Future[bytes]
+    guess: bool
 
 
 def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Future[bytes]]) -> None:
@@ -75,7 +75,7 @@ def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Futur
 
 def _fail(batch: Sequence[_Read], error: Exception) -> None:
     for read in batch:
-        if read.future is not None and not read.future.done():
+        if not read.future.done():
             read.future.set_exception(blame(read.request.key, error))
 
 
@@ -111,10 +111,7 @@ class Engine(Lookups):
 
         Its exception is FileNotFoundError for a key that does not exist, and that alone.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bytes] = loop.create_future()
-        self._depart_soon(loop)
-        self._batch.append(_Read(keyspace, request, future, guess, entry))
+        (future,) = self._ask(keyspace, (request,), (entry,), guess=guess)
         return future
 
     def read_many(
@@ -125,28 +122,20 @@ class Engine(Lookups):
         ``entries`` tell where they are, None where that is to be looked up. No more than the budget's memory is under
         way at once, but all results may wait for whoever takes them: who cannot have that asks for fewer at a time.
         """
-        if not requests:
-            return []
+        return self._ask(keyspace, requests, entries, guess=False)
+
+    def _ask(
+        self, keyspace: KeySpace, requests: Sequence[Request], entries: Sequence[Entry | None], *, guess: bool
+    ) -> list[asyncio.Future[bytes]]:
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[bytes]] = [loop.create_future() for _ in requests]
-        self._depart_soon(loop)
-        for request, entry, future in zip(requests, entries, futures, strict=True):
-            self._batch.append(_Read(keyspace, request, future, False, entry))
-        return futures
-
-    def held(self, keyspace: KeySpace, request: Request, entry: Entry) -> bytes | None:
-        """Return the bytes of ``request``, which are at ``entry``, if they have arrived before they were asked for."""
-        if not isinstance(entry, Span) or not request.is_whole:
-            return None
-        data = self.fetcher.take(entry)
-        if data is not None:  # what to fetch next is guessed from all that is read in this tick
-            self._depart_soon(asyncio.get_running_loop())
-            self._batch.append(_Read(keyspace, request, None, True, entry))
-        return data
-
-    def _depart_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._batch:
+        if not self._batch and requests:
             loop.call_soon(self._depart)
+        futures: list[asyncio.Future[bytes]] = []
+        for request, entry in zip(requests, entries, strict=True):
+            future: asyncio.Future[bytes] = loop.create_future()
+            futures.append(future)
+            self._batch.append(_Read(keyspace, request, entry, future, guess))
+        return futures
 
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
@@ -174,7 +163,7 @@ class Engine(Lookups):
         self._serve([batch[i] for i in found], [results[i] for i in found])
         reads = [batch[i] for i, _ in waiting]
         task = self.start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
-        _stop_with_readers(task, [read.future for read in reads if read.future is not None])
+        _stop_with_readers(task, [read.future for read in reads])
 
     async def _serve_late(
         self, batch: list[_Read], many: list[Steps[Entry | None]], waiting: list[tuple[int, Any]]
@@ -202,7 +191,7 @@ class Engine(Lookups):
             key = request.key
             if request.is_whole and not self.ahead.was_told(key) and read.guess:
                 chunks.append(Chunk(read.keyspace, key, entry if isinstance(entry, Span) else None))
-            if future is None or future.done():
+            if future.done():
                 continue
             match entry:
                 case Span() if entry.size is not None or request.is_whole:

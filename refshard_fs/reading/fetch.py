@@ -13,7 +13,7 @@ from io import BytesIO
 from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
-from refshard_fs.reading.blocks import Block, Job, Reader, Shelf
+from refshard_fs.reading.blocks import QUEUED, Block, Job, Reader, Shelf
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.dispatch import Budget, Dispatch
 from refshard_fs.targets import Answer, Pool, Unfit
@@ -21,10 +21,8 @@ from refshard_fs.targets import Answer, Pool, Unfit
 __all__ = ["Fetcher", "Reader"]
 
 SPARE = 16 * plan.MIB  # bytes fetched in vain, or between dense ranges, that are held in case they are wanted yet
-
 FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
 LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
-UNKNOWN = (-1, -1)  # the range that is held meanwhile
 
 
 class Fetcher:
@@ -88,23 +86,6 @@ class Fetcher:
                 self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)
         self.requests.pump()
 
-    def take(self, span: Span) -> bytes | None:
-        """Return the bytes of ``span``, which is read for a key, if they have arrived before they were asked for."""
-        block = self._shelf.covering(span)
-        if block is None or block.data is None:
-            return None
-        is_ahead = (span.start, span.stop) in block.held
-        try:
-            data = self._part(block, span)
-        except MemoryError:  # it is said where there is a key to name
-            return None
-        if is_ahead:
-            self._stats.add_held(len(data))
-        else:
-            self._stats.add(keys=1, bytes_wanted=len(data))
-        self._settle(block)
-        return data
-
     def begin(self, spans: Iterable[Span]) -> list[Block]:
         """Fetch ``spans``, or their first bytes, before it is known what of them will be read; `release` says it is."""
         begun = []
@@ -116,8 +97,7 @@ class Fetcher:
             block = self._shelf.covering(Span(span.url, start.start, start.start + 1, pin=span.pin))
             if block is None:
                 block = self._open(start, (), shared=True)
-                block.held[UNKNOWN] = 0
-            elif UNKNOWN not in block.held:
+            elif not block.begun:
                 continue
             block.begun += 1
             begun.append(block)
@@ -129,7 +109,7 @@ class Fetcher:
         while begun:
             block = begun.pop()
             block.begun -= 1
-            if not block.begun and block.held.pop(UNKNOWN, None) is not None and not (block.held or block.readers):
+            if not block.is_wanted:
                 self._forget(block)
         self.requests.pump()
 
@@ -154,9 +134,9 @@ class Fetcher:
                 block.held[piece] -= unread  # it was announced more than once
                 continue
             block.held.pop(piece, None)
-            begun = block.data is not None or any(job.state == 1 for job in block.jobs)
+            begun = block.data is not None or any(job.state != QUEUED for job in block.jobs)
             block.spare = block.spare or (begun and not stop)  # threads read in strange orders, and may yet come to it
-            if block.held or block.readers:
+            if block.is_wanted:
                 continue
             if stop or not begun:
                 self._forget(block)
@@ -235,7 +215,8 @@ class Fetcher:
         block = self._waiting.pop(future, None)
         if block is None or not future.cancelled():
             return
-        if block.left(future):
+        block.readers = [reader for reader in block.readers if reader.future is not future]
+        if not block.is_wanted:
             self._forget(block)
         self.on_cancel()
         self.requests.pump()
@@ -248,7 +229,7 @@ class Fetcher:
             self._settle(block)
             return
         if not block.readers:  # what was for later is urgent now
-            self.requests.queue([job for job in block.jobs if job.state == 0], urgent=True)
+            self.requests.queue([job for job in block.jobs if job.state == QUEUED], urgent=True)
         self._wait(block, reader)
 
     def _serve(self, block: Block, reader: Reader) -> None:
@@ -281,7 +262,7 @@ class Fetcher:
 
     def _settle(self, block: Block) -> None:
         """Keep an arrived block while something of it is unread."""
-        if block.held:
+        if block.held or block.begun:
             self._idle.setdefault(block)
             return
         if block.spare and block.shared:
@@ -314,7 +295,6 @@ class Fetcher:
         self._abandon()
 
     def arrived(self, job: Job, answer: Answer) -> None:
-        job.state = 2
         self.progress += 1
         block = job.block
         block.missing -= 1

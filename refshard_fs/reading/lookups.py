@@ -7,8 +7,7 @@ join it; one that nobody waits for any more is stopped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from refshard_fs.core.keyspace import KeySpace
@@ -23,7 +22,7 @@ from refshard_fs.reading.loading import Keep, bound, load, recalled
 from refshard_fs.targets import Pool, TooLarge, check_size
 from refshard_fs.targets.opened import Opened
 
-__all__ = ["Finding", "Lookups", "sized"]
+__all__ = ["Lookups", "sized"]
 
 # ----------------------------------------------------------------------------------------------------
 # Indexes told how long their objects are: what answers say of that comes too late for those who ask for the index.
@@ -53,34 +52,6 @@ class _Loading:
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
         self.waiting = 0
-
-
-class Finding:
-    """Keys that are looked up together: what was found of them at once, and what has to be waited for."""
-
-    def __init__(self, driver: Lookups, keyspace: KeySpace, keys: Sequence[str]) -> None:
-        self._driver = driver
-        self._many = keyspace.lookups(keys)
-        self._results: list[Any] = [None] * len(self._many)
-        self._waiting: list[tuple[int, Need | tuple[Need, ...]]] = []
-        for i, (_, steps) in enumerate(self._many):
-            driver.advance(self._results, self._waiting, i, steps, None)
-        late = {i for i, _ in self._waiting}
-        self.found = self._entries(i for i in range(len(self._many)) if i not in late)
-        self.late = [place for i, _ in self._waiting for place in self._many[i].places]
-
-    async def rest(self) -> list[tuple[int, Entry | Exception | None]]:
-        """Return the places of the keys that are ``late``, and their entries."""
-        late = [i for i, _ in self._waiting]
-        await self._driver.drive(self._results, self._waiting, [steps for _, steps in self._many])
-        return self._entries(late)
-
-    def _entries(self, which: Iterable[int]) -> list[tuple[int, Entry | Exception | None]]:
-        found: list[tuple[int, Entry | Exception | None]] = []
-        for i in which:
-            places, result = self._many[i].places, self._results[i]
-            found += zip(places, [result] * len(places) if isinstance(result, Exception) else result, strict=True)
-        return sorted(found, key=itemgetter(0))
 
 
 class Lookups:
@@ -147,16 +118,13 @@ class Lookups:
         await self.drive(results, waiting, many)
         return results
 
-    def finding(self, keyspace: KeySpace, keys: Sequence[str]) -> Finding:
-        """Begin to look ``keys`` up."""
-        return Finding(self, keyspace, keys)
-
     async def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Entry | Exception | None]:
         """Return where each of ``keys`` lies, None where there is no such key, or the error that it meets."""
-        finding = Finding(self, keyspace, keys)
+        many = keyspace.lookups(keys)
         out: list[Entry | Exception | None] = [None] * len(keys)
-        for place, entry in [*finding.found, *await finding.rest()]:
-            out[place] = entry
+        for look_up, found in zip(many, await self.run_all([look_up.steps for look_up in many]), strict=True):
+            for i, place in enumerate(look_up.places):
+                out[place] = found if isinstance(found, Exception) else found[i]
         return out
 
     async def drive(

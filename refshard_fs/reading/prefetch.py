@@ -9,13 +9,13 @@ import asyncio
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.reading.blocks import Block
-from refshard_fs.reading.lookups import Finding, Lookups
+from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.readahead import ReadAhead
 
@@ -23,7 +23,6 @@ __all__ = ["Ahead", "Chunk"]
 
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
-PLACES = 4 * WAVE  # that are remembered
 MANY = 16  # keys from which on they may be nearly all of a shard
 UNREAD_SECONDS = 60.0  # in which nothing arrives, is announced or read, after which what is held gives its memory back
 BANDWIDTH = (
@@ -80,22 +79,9 @@ class Ahead:
         self._near = near
         self._arrays: dict[tuple[int, str], _Array] = {}
         self._told: dict[str, int] = {}  # keys that the reader said would be read, and how often
-        self._places: dict[str, Span] = {}  # where keys lie that have been looked up, and will be read,
-        self._of: KeySpace | None = None  # of this one
         self._feeding: set[asyncio.Task[None]] = set()  # what fetches announced keys
         self._announced = 0  # so many times
         self._watch: asyncio.TimerHandle | None = None
-
-    def place(self, keyspace: KeySpace, key: str) -> Span | None:
-        """Return where ``key``, which is read now, lies; None if it has not been looked up beforehand."""
-        return self._places.pop(key, None) if keyspace is self._of else None
-
-    def _remember(self, keyspace: KeySpace, places: Iterable[tuple[str, Span]]) -> None:
-        if keyspace is not self._of or len(self._places) > PLACES:
-            self._places.clear()
-            self._of = keyspace
-        if not keyspace.may_change:
-            self._places.update(places)
 
     # ------------------------------------------------------------------ guesses
 
@@ -153,37 +139,34 @@ class Ahead:
         if not advice.fetch:
             return []
         keys = [join(array.path, array.grid.tail(number)) for number in advice.fetch]
-        finding = self._lookups.finding(array.keyspace, keys)
-        if finding.late:
-            array.issued.update((advice.fetch[i], None) for i in finding.late)
-            self._lookups.start(self._follow_slowly(array, advice.fetch, keys, finding))
-        return self._expect(array, [(advice.fetch[i], keys[i], entry) for i, entry in finding.found])
+        if array.keyspace.in_memory:
+            return self._expect(array, advice.fetch, [_found(array.keyspace, key) for key in keys])
+        array.issued.update(dict.fromkeys(advice.fetch))
+        self._lookups.start(self._follow_slowly(array, advice.fetch, keys))
+        return []
 
-    async def _follow_slowly(
-        self, array: _Array, numbers: Sequence[int], keys: Sequence[str], finding: Finding
-    ) -> None:
-        begun = await self.begin(array.keyspace, [keys[i] for i in finding.late])
+    async def _follow_slowly(self, array: _Array, numbers: Sequence[int], keys: Sequence[str]) -> None:
+        begun = await self.begin(array.keyspace, keys)
         try:
-            found = await finding.rest()
-            # The others have been read meanwhile, or are not expected any more.
-            left = [(numbers[i], keys[i], entry) for i, entry in found if array.issued.pop(numbers[i], ...) is None]
-            self._fetcher.read((), self._expect(array, left))
+            entries = await self._lookups.find_all(array.keyspace, keys)
+            # Some have been read meanwhile, or are not expected any more.
+            left = [i for i, number in enumerate(numbers) if array.issued.pop(number, ...) is None]
+            self._fetcher.read((), self._expect(array, [numbers[i] for i in left], [entries[i] for i in left]))
         finally:
             self._fetcher.release(begun)
 
-    def _expect(self, array: _Array, found: Iterable[tuple[int, str, Any]]) -> list[Span]:
+    def _expect(self, array: _Array, numbers: Sequence[int], entries: Sequence[Entry | Exception | None]) -> list[Span]:
         """Take note of chunks that are fetched ahead; return where they lie."""
         room = self._most
-        places: list[tuple[str, Span]] = []
-        for number, key, entry in found:  # an error is told to whoever reads the key
+        spans: list[Span] = []
+        for number, entry in zip(numbers, entries, strict=True):  # an error is told to whoever reads the key
             if isinstance(entry, Span) and entry.size and room >= entry.size and not self._near(entry.url):
                 room -= entry.size
                 array.issued[number] = entry
-                places.append((key, entry))
-        self._remember(array.keyspace, places)
-        if places:
+                spans.append(entry)
+        if spans:
             self._watch_unread()
-        return [span for _, span in places]
+        return spans
 
     # ------------------------------------------------------------------ what the reader says
 
@@ -252,7 +235,6 @@ class Ahead:
                     elif key in self._told:
                         wave[key] = entry
                 spans += wave.values()
-                self._remember(keyspace, wave.items())
                 self._fetcher.read((), wave.values())
                 self._fetcher.release(begun)
                 while self._fetcher.requests.queued and first + WAVE < len(keys):
@@ -283,7 +265,6 @@ class Ahead:
         for task in self._feeding:
             task.cancel()
         self._told.clear()
-        self._places.clear()
         self.give_up()
         self._fetcher.drop_unread()
 
@@ -292,3 +273,10 @@ def _drop_unread(of: weakref.ref[Ahead], progress: int) -> None:
     ahead = of()
     if ahead is not None:
         ahead.drop_unread(progress)
+
+
+def _found(keyspace: KeySpace, key: str) -> Entry | None:
+    try:
+        return keyspace.find(key)
+    except Exception:  # noqa: BLE001  # whoever reads the key is told what is wrong
+        return None

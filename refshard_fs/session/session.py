@@ -273,21 +273,17 @@ class Session(Engines):
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)  # also by metadata that are at hand: chunks will be read there
         keyspace = self._keyspace or self.opened() or await self.keyspace()
-        engine = self._engines.get(loop)
-        entry: Entry | None = None if engine is None else engine.ahead.place(keyspace, request.key)
-        if entry is None:
-            at_once = self._immediate or self._at_once_reader()
-            entry = at_once.find(keyspace, request.key)
-            data = None if entry is None else await at_once.take_soon(request, entry)
-            if data is not None:
-                return data
-        engine = engine or self.engine()
+        at_once = self._immediate or self._at_once_reader()
+        entry = at_once.find(keyspace, request.key)
+        data = None if entry is None else await at_once.take_soon(request, entry)
+        if data is not None:
+            return data
+        engine = self.engine()
         if len(self._engines) > 1:
             data = await self._read_elsewhere(keyspace, request)
             if data is not None:
                 return data
-        held = None if entry is None else engine.held(keyspace, request, entry)
-        return await engine.read(keyspace, request, entry) if held is None else held
+        return await engine.read(keyspace, request, entry)
 
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell(1)`` is called as each one ends."""

@@ -60,7 +60,7 @@ def test_each_of_many_keys_takes_one_read_of_its_bytes_and_no_engine(
     apart = KEYS[::-3]
     assert fs.cat(apart) == {key: DATA[100 * i : 100 * i + 100] for i, key in enumerate(KEYS) if key in apart}
     assert fs.cat_ranges(["a/1", "a/2"], [None, -7], [3, None]) == [DATA[100:103], DATA[293:300]]
-    assert reads == [(100 * int(key[2:]), 100) for key in apart] + [(100, 3), (293, 7)]
+    assert sorted(reads) == sorted([(100 * int(key[2:]), 100) for key in apart] + [(100, 3), (293, 7)])
 
 
 def test_small_keys_that_lie_side_by_side_are_read_together_in_any_order(
@@ -74,7 +74,7 @@ def test_small_keys_that_lie_side_by_side_are_read_together_in_any_order(
     assert found == {"a/4": DATA[400:500], "far": DATA[9990:10090], "a/2": DATA[200:300], "same": DATA[250:450]} | {
         "a/3": DATA[300:400]
     }
-    assert reads == [(200, 300), (9990, 100)]
+    assert sorted(reads) == [(200, 300), (9990, 100)]
     counts = fs.stats()
     assert (counts["keys"], counts["requests"]) == (5, 2)
     assert (counts["bytes_wanted"], counts["bytes_fetched"]) == (600, 400)

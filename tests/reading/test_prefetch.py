@@ -13,7 +13,6 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.reading import dispatch as paces
 from refshard_fs.reading import prefetch
-from refshard_fs.reading.immediate import Immediate
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
 
@@ -212,24 +211,6 @@ def test_what_is_written_after_it_was_announced_is_read(chunked: Chunked) -> Non
     with pytest.raises(FileNotFoundError):
         fs.cat_file("a/4.0")
     fs.discard()
-
-
-def test_announced_keys_are_looked_up_once(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[str] = []
-    find = Immediate.find
-    monkeypatch.setattr(Immediate, "find", lambda self, keyspace, key: looks.append(key) or find(self, keyspace, key))
-
-    async def read() -> None:
-        fs = RefShardFileSystem(chunked.refs(), asynchronous=True, skip_instance_cache=True)
-        keys = chunked.keys(range(20))
-        await fs._prefetch(keys)
-        for at, key in enumerate(keys):
-            assert await fs._cat_file(key) == chunked.chunk(at)
-        assert looks == []
-        assert await fs._cat_file(keys[3]) == chunked.chunk(3)
-        assert looks == [keys[3]]
-
-    asyncio.run(read())
 
 
 def test_what_nobody_reads_for_long_gives_its_memory_back(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
