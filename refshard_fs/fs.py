@@ -17,14 +17,15 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.core.edits import MEMORY
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions
 from refshard_fs.core.formatting import printable
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.core.overlay import BY_URL, FSSPEC_ARGUMENTS, Inherited
+from refshard_fs.core.overlay import OverlayCopy
+from refshard_fs.core.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS
 from refshard_fs.core.selection import Mode
+from refshard_fs.core.spool import MEMORY
 from refshard_fs.core.stats import Counters
 from refshard_fs.errors import ReadOnlyError, redacted
 from refshard_fs.reading.dispatch import Budget
@@ -224,7 +225,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         content_addressed: bool = False,
         write_memory: int = MEMORY,
         record_size: int = RECORD_SIZE,
-        overlay: str | Inherited | None = None,
+        overlay: str | OverlayCopy | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -342,9 +343,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if isinstance(self.fo, Held):  # dask names arrays by pickles: those of equal filesystems are to be equal
             named = repr((cls, args, self._arguments)).encode()
             options = {**options, SESSION: hashlib.sha256(named).hexdigest()}
-        travelling = None if self._writer is None else self._writer.travelling()
-        if travelling is not None:
-            options = {**options, "overlay": travelling}
+        overlay_copy = None if self._writer is None else self._writer.overlay_copy()
+        if overlay_copy is not None:
+            options = {**options, "overlay": overlay_copy}
         return make, (cls, args, options)
 
     @property

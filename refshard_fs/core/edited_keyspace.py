@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edits import REMOVED, Edits, Spooled
+from refshard_fs.core.edits import REMOVED, Edits
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Span, Steps
+from refshard_fs.core.spool import Spooled
 from refshard_fs.errors import ManifestError
 
 __all__ = ["EditedKeySpace", "grid_of"]

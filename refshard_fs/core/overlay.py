@@ -1,12 +1,10 @@
-"""What is written to one source and not yet committed, shared by all filesystems of this process that have its id.
+"""What is written to one source and not yet committed, shared by all filesystems of this process that write to it.
 
-zarr makes a filesystem anew, from its arguments, for another event loop: the twin finds the overlay of the one it came
-from by the id among them (`twins` says who else does). Whoever commits or discards does so for all.
+Whoever commits or discards does so for all. `overlay_sharing` says which filesystems share one.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import threading
@@ -14,49 +12,45 @@ import uuid
 import warnings
 import weakref
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool, Spooled
+from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
+from refshard_fs.core.spool import Spool, Spooled
 from refshard_fs.core.zarrmeta import is_metadata
 
-__all__ = [
-    "BY_URL",
-    "Base",
-    "FSSPEC_ARGUMENTS",
-    "Inherited",
-    "Overlay",
-    "Reader",
-    "inherited",
-    "overlay_of",
-    "overlay_with",
-    "shared",
-]
-
-# ----------------------------------------------------------------------------------------------------
-# An overlay as it travels to another process: its name and its edits, as bytes. No I/O here.
+__all__ = ["Base", "Overlay", "OverlayCopy", "Reader", "Worker"]
 
 
-_Spelled = tuple[str, bytes | tuple[str, int, int | None] | None]
+# ------------------------------------------------------------------ an overlay on its way to another process
+
+
+_SpanParts = tuple[str, int, int | None]
 
 
 class _Content(msgspec.Struct, array_like=True):
     prefixes: list[str]
-    changes: list[_Spelled]
+    changes: list[tuple[str, bytes | _SpanParts | None]]  # None: removed
 
 
-class Inherited(msgspec.Struct, frozen=True):
-    """The overlay ``id`` when it had made ``number`` changes and ``commits`` commits."""
+class OverlayCopy(msgspec.Struct, frozen=True):
+    """The overlay ``id`` when it had made ``number`` changes and ``commits`` commits, for another process."""
 
     id: str
     number: int
     commits: int
     data: bytes
+
+    @classmethod
+    def of(cls, overlay: Overlay) -> OverlayCopy:
+        edits = overlay.edits.loaded()
+        changes = [(key, _parts(change.edit)) for key, change in edits.changes().items()]
+        content = msgspec.msgpack.encode(_Content(list(edits.prefixes()), changes))
+        return cls(overlay.id, edits.number, overlay.commits, zlib.compress(content, 1))
 
     def edits(self) -> Edits:
         """Return the edits, all of the same number."""
@@ -64,8 +58,14 @@ class Inherited(msgspec.Struct, frozen=True):
         edits = Edits()
         for prefix in content.prefixes:
             edits.remove_below(prefix)
-        for key, value in content.changes:
-            edits.put(key, _edit(value))
+        for key, parts in content.changes:
+            match parts:
+                case None:
+                    edits.put(key, REMOVED)
+                case bytes():
+                    edits.put(key, Inline(parts))
+                case _:
+                    edits.put(key, Span(*parts))
         edits.number = max(self.number, edits.number)
         return edits
 
@@ -75,33 +75,33 @@ class Inherited(msgspec.Struct, frozen=True):
     __str__ = __repr__
 
 
-def inherited(identity: str, edits: Edits, commits: int) -> Inherited:
-    """Return the overlay as it is now."""
-    number = edits.number
-    changes = [(key, _spelled(change.edit)) for key, change in edits.changes().items()]
-    content = _Content(list(edits.prefixes()), changes)
-    return Inherited(identity, number, commits, zlib.compress(msgspec.msgpack.encode(content), 1))
-
-
-def _spelled(edit: Edit) -> bytes | tuple[str, int, int | None] | None:
+def _parts(edit: Edit) -> bytes | _SpanParts | None:
     match edit:
         case Inline(data):
             return data
-        case Spooled() as aside:
-            return aside.read()
+        case Spooled():
+            return edit.read()
         case Span(url, start, stop):
             return url, start, stop
-        case _:
-            return None
+    return None
 
 
-def _edit(spelled: bytes | tuple[str, int, int | None] | None) -> Edit:
-    match spelled:
-        case None:
-            return REMOVED
-        case bytes():
-            return Inline(spelled)
-    return Span(*spelled)
+class Worker:
+    """What makes an overlay that of another process: its name there, and what it put into the staging place."""
+
+    def __init__(self, seen: int, commits: int) -> None:
+        self.name = uuid.uuid4().hex
+        self.seen = seen
+        self.commits = commits
+        self.staged: list[tuple[int, str]] = []  # the number of the edit before it, and the URL
+        self._count = itertools.count(1)
+
+    def next(self) -> int:
+        """Return the number of the next write."""
+        return next(self._count)
+
+
+# ------------------------------------------------------------------ the overlay
 
 
 class Base(NamedTuple):
@@ -130,23 +130,8 @@ class Reader(Protocol):
         """Know that metadata is not what it was."""
 
 
-class Worker:
-    """What makes an overlay that of another process: its name there, and what it put into the staging place."""
-
-    def __init__(self, seen: int, commits: int) -> None:
-        self.name = uuid.uuid4().hex
-        self.seen = seen
-        self.commits = commits
-        self.staged: list[tuple[int, str]] = []  # the number of the edit before it, and the URL
-        self._count = itertools.count(1)
-
-    def next(self) -> int:
-        """Return the number of the next write."""
-        return next(self._count)
-
-
-class _Pending:
-    """What is told of when an overlay goes: it must not hold the overlay itself."""
+class _Uncommitted:
+    """Counts the writes that nobody committed, and warns of them when the overlay goes, which it must not refer to."""
 
     __slots__ = ("count", "pid", "source")
 
@@ -184,14 +169,14 @@ class Overlay:
         self.whole: frozenset[str] = frozenset()  # arrays that were written with shards of their own
         self.begun = False  # whether mode "w" has removed what the source held
         self.openings = 0  # how often the source was to be opened anew
-        self._travelling: Inherited | None = None
-        self._expected: tuple[Facts | None] | None = None
-        self._held: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
+        self._copy: OverlayCopy | None = None  # the latest, for other processes
+        self._edited_base: Base | None = None  # what the edits were made on, if the source was opened anew since
+        self._versions: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._guard = threading.Lock()
-        self._pending = _Pending(source)
-        self._finalizer = weakref.finalize(self, self._pending.warn)
+        self._uncommitted = _Uncommitted(source)
+        weakref.finalize(self, self._uncommitted.warn)
 
     # ------------------------------------------------------------------ edits
 
@@ -199,7 +184,7 @@ class Overlay:
         """Let ``key`` hold ``edit``, or be removed."""
         with self._guard:
             self.edits.put(key, edit)
-            self._pending.count += self.worker is None
+            self._uncommitted.count += self.worker is None
         if is_metadata(key):
             self._tell_of(key)
 
@@ -207,7 +192,7 @@ class Overlay:
         """Let there be nothing at ``prefix``, nor below it."""
         with self._guard:
             self.edits.remove_below(prefix)
-            self._pending.count += self.worker is None
+            self._uncommitted.count += self.worker is None
         self._tell_of(prefix)
 
     def made(self, url: str) -> None:
@@ -240,7 +225,8 @@ class Overlay:
         with self._guard:
             if opening == self.openings:
                 if self.base is None:
-                    self.base = base if self._expected is None else base._replace(facts=self._expected[0])
+                    before = self._edited_base
+                    self.base = base if before is None else base._replace(facts=before.facts)
                 adopt(self.base, self.edits)
 
     def join(self, reader: Reader) -> None:
@@ -253,17 +239,17 @@ class Overlay:
         A commit still compares the objects that they replace with what was seen of these before, ``but`` for some URLs.
         """
         with self._guard:
-            self._hold(self.edits, but)
-            if self.base is not None and self._expected is None and len(self.edits):
-                self._expected = (self.base.facts,)  # what the edits were made on
+            self._remember_versions(self.edits, but)
+            if self._edited_base is None and len(self.edits):
+                self._edited_base = self.base
             self._begin_anew()
         self._tell()
 
     def seen(self, url: str) -> Facts | None:
         """Return which version of the object at ``url`` was read by somebody; None if none was."""
-        held = self._held.get(url)
-        if held is not None:
-            return held
+        known = self._versions.get(url)
+        if known is not None:
+            return known
         return next((facts for reader in list(self._readers) if (facts := reader.seen(url)) is not None), None)
 
     def replaced(self, urls: Collection[str]) -> None:
@@ -271,14 +257,11 @@ class Overlay:
         for reader in list(self._readers):
             reader.replaced(urls)
 
-    def _hold(self, edits: Edits, but: Collection[str] = ()) -> None:
+    def _remember_versions(self, edits: Edits, but: Collection[str] = ()) -> None:
         """Remember which versions ``edits`` were made on, and no others: readers are about to forget them."""
         url_of = None if self.base is None else self.base.url_of
-        if url_of is None:
-            self._held = {url: facts for url, facts in self._held.items() if url not in but}
-            return
-        urls = {url_of(key) for key in edits.changes()}.difference(but)
-        self._held = {url: facts for url in urls if (facts := self.seen(url)) is not None}
+        urls = self._versions.keys() if url_of is None else {url_of(key) for key in edits.changes()}
+        self._versions = {url: facts for url in urls if url not in but and (facts := self.seen(url)) is not None}
 
     def _begin_anew(self) -> None:
         self.base = None
@@ -294,16 +277,15 @@ class Overlay:
 
     # ------------------------------------------------------------------ other processes
 
-    def travelling(self) -> Inherited:
+    def copy(self) -> OverlayCopy:
         """Return what another process needs to write to this overlay."""
         self.is_shared = True
-        edits = self.edits
-        known = self._travelling
-        if known is None or known.number != edits.number or known.commits != self.commits:
-            known = self._travelling = inherited(self.id, edits.copy(), self.commits)
+        known = self._copy
+        if known is None or (known.number, known.commits) != (self.edits.number, self.commits):
+            known = self._copy = OverlayCopy.of(self)
         return known
 
-    def inherit(self, given: Inherited) -> None:
+    def become(self, given: OverlayCopy) -> None:
         """Be what another process's overlay was, for one more process to write to; later ones take the place of it."""
         with self._guard:
             worker = self.worker
@@ -314,34 +296,39 @@ class Overlay:
                 self.worker = Worker(given.number, given.commits)
             else:
                 if given.commits == worker.commits:
-                    own = self.edits.since(_numbered(worker.seen))
+                    own = self.edits.since(worker.seen)
                     for prefix in own.prefixes():
                         edits.remove_below(prefix)
                     for key, change in own.changes().items():
                         edits.put(key, change.edit)
                 worker.seen, worker.commits = given.number, given.commits
             self.edits = edits
-            self._pending.count = 0
+            self._uncommitted.count = 0
             self._begin_anew()
         self._tell()
+
+    def after_fork(self) -> None:
+        """Be that of another process, whichever threads held locks: the parent commits what is written here."""
+        self.lock = threading.RLock()
+        self._guard = threading.Lock()
+        self.edits.after_fork()
+        self.spool.after_fork()
+        seen, commits = self.edits.number, self.commits
+        if self.worker is not None:
+            seen, commits = self.worker.seen, self.worker.commits
+        self.worker = Worker(seen, commits)
 
     # ------------------------------------------------------------------ states
 
     def savepoint(self) -> Edits:
-        """Return the edits of now, to go back to."""
+        """Return the edits of now, to roll back to."""
         return self.edits.copy()
 
-    def go_back(self, edits: Edits) -> list[str]:
+    def roll_back(self, edits: Edits) -> list[str]:
         """Let ``edits``, a savepoint, be all there are; return the URLs of objects that nobody needs any more."""
         with self._guard:
-            self._hold(edits)
-            number = self.edits.number
-            self.edits = edits.copy()
-            self.edits.number = number
-            self._pending.count = len(edits)
-            if not len(edits):
-                self.spool.clear()
-            left = self._forget()
+            self._remember_versions(edits)
+            left = self._replace(edits.copy())
             if self.worker is not None:
                 left += [url for before, url in self.worker.staged if before >= edits.number]
                 self.worker.staged = [known for known in self.worker.staged if known[0] < edits.number]
@@ -352,14 +339,9 @@ class Overlay:
     def drop(self) -> list[str]:
         """Let there be no edits, and the source be opened anew; return the URLs of objects that nobody needs."""
         with self._guard:
-            number = self.edits.number
-            self.edits = Edits()
-            self.edits.number = number  # numbers are never used again: other processes know them
-            self.spool.clear()
-            self._pending.count = 0
-            left = self._forget()
-            self._expected = None
-            self._held.clear()
+            left = self._replace(Edits())
+            self._edited_base = None
+            self._versions.clear()
             self._begin_anew()
         self._tell()
         return left
@@ -369,129 +351,24 @@ class Overlay:
         with self._guard:
             needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
-            self.edits = self.edits.since(committed)
-            self._hold(self.edits)
+            left = self._replace(self.edits.since(committed.number))
+            self._remember_versions(self.edits)
             self.sent.clear()
             self.commits += 1
-            if not len(self.edits):
-                self.spool.clear()
-            self._pending.count = len(self.edits)
-            left = self._forget()
-            self._expected = None
+            self._edited_base = None
             self._begin_anew()
         self._tell()
         return left
 
-    def _forget(self) -> list[str]:
-        """Return, and no longer know, the objects that no edit names."""
-        needed = {span.url for span in self.edits.spans()}
+    def _replace(self, edits: Edits) -> list[str]:
+        """Let ``edits`` be all there are; return, and no longer know, the objects that none of them refers to."""
+        edits.number = self.edits.number  # numbers are never used again: other processes know them
+        self.edits = edits
+        self._uncommitted.count = len(edits)
+        if not len(edits):
+            self.spool.clear()
+        needed = {span.url for span in edits.spans()}
         left = [url for url in self._objects if url not in needed]
         for url in left:
             del self._objects[url]
         return left
-
-
-_known: weakref.WeakValueDictionary[str, Overlay] = weakref.WeakValueDictionary()
-_registry = threading.Lock()
-
-
-_workers: OrderedDict[str, Overlay] = OrderedDict()  # kept, so that one process has one name from task to task
-WORKERS = 16
-
-
-def _numbered(number: int) -> Edits:
-    edits = Edits()
-    edits.number = number
-    return edits
-
-
-def overlay_of(identity: str | Inherited | None, source: str) -> Overlay:
-    """Return the overlay called ``identity``; a new one if there is none here, which may come from another process."""
-    name = identity.id if isinstance(identity, Inherited) else identity
-    with _registry:
-        known = None if name is None else _known.get(name)
-        is_new = known is None
-        if known is None:
-            known = Overlay(name or uuid.uuid4().hex, source)
-            _known[known.id] = known
-        if isinstance(identity, Inherited) and (is_new or known.worker is not None):
-            known.inherit(identity)
-            _workers[known.id] = known
-            while len(_workers) > WORKERS:
-                _workers.popitem(last=False)
-        return known
-
-
-def overlay_with(arguments: object) -> str | None:
-    """Return the id of the latest overlay of this process that was made for ``arguments``; None if there is none."""
-    with _registry:
-        found = [o.id for o in _known.values() if o.worker is None and o.arguments == arguments]
-    return found[-1] if found else None
-
-
-def _before_fork() -> None:
-    for overlay in list(_known.values()):
-        overlay.is_shared = True
-
-
-def _after_fork() -> None:
-    global _registry
-    _registry = threading.Lock()
-    for overlay in list(_known.values()):
-        overlay.lock = threading.RLock()
-        overlay._guard = threading.Lock()
-        overlay.edits.after_fork()
-        overlay.spool.after_fork()
-        seen, commits = overlay.edits.number, overlay.commits
-        if overlay.worker is not None:
-            seen, commits = overlay.worker.seen, overlay.worker.commits
-        overlay.worker = Worker(seen, commits)
-        _workers[overlay.id] = overlay
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Which filesystems share what was written: those made from one another, and those made from URLs with equal arguments.
-#
-# zarr and xarray are given a URL and options, and make a filesystem of their own, which fsspec gives no ``mode``. What
-# is made from a URL thus writes where that one does which somebody holds, and opened with the same arguments and a
-# mode.
-
-
-BY_URL: Final = "by_url"  # the argument that fsspec adds to those of a URL, and no filesystem keeps
-# What fsspec's base classes take.
-FSSPEC_ARGUMENTS: Final = frozenset(
-    [
-        "asynchronous",
-        "batch_size",
-        "listings_expiry_time",
-        "loop",
-        "max_paths",
-        "skip_instance_cache",
-        "use_listings_cache",
-    ]
-)
-_NOT_COMPARED: Final = FSSPEC_ARGUMENTS | {"mode", "overlay"}
-
-
-def shared(constructor: Callable[..., Any], arguments: Mapping[str, Any], *, by_url: bool) -> tuple[Any, Any]:
-    """Return the ``overlay`` that a filesystem of these arguments is to have, None for none, and what it is known by.
-
-    That is one that there is, or a new name. Others of equal arguments know it by those that are not the default.
-    """
-    given, mode = arguments.get("overlay"), arguments.get("mode")
-    if given is not None or mode == "r" or (mode is None and not by_url):
-        return given, None
-    parameters = inspect.signature(constructor).parameters
-    known = {}
-    for name, value in arguments.items():
-        is_default = value is None or (name in parameters and value == parameters[name].default)
-        if name not in _NOT_COMPARED and not is_default:
-            known[name] = value
-    found = overlay_with(known) if by_url else None
-    if found is not None or mode is None:
-        return found, None
-    return uuid.uuid4().hex, known

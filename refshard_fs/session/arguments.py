@@ -13,7 +13,7 @@ import fsspec
 import msgspec
 from fsspec.asyn import AsyncFileSystem
 
-from refshard_fs.core.overlay import BY_URL, FSSPEC_ARGUMENTS, shared
+from refshard_fs.core.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS, shared
 from refshard_fs.session.in_memory_source import settle
 
 __all__ = ["NormalizingMeta", "SESSION", "check_names", "configured"]

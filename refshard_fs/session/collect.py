@@ -211,7 +211,7 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
     match keyspace:
         case EditedKeySpace(base=base, edits=edits):
             assert not isinstance(base, ShardView), "edits are of keys that are stored: `shard_edits` makes them"
-            return with_edits(collect(base, run, respell), edits.at_hand(), "what was written")
+            return with_edits(collect(base, run, respell), edits.loaded(), "what was written")
         case ManifestView(maps_anything=True):
             pass
         case _:

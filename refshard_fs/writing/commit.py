@@ -127,7 +127,7 @@ def _with_shards(committing: Committing) -> Committing:
     if isinstance(view, ShardView):
         edits = shard_edits(view, edits, committing.run, committing.overlay, committing.values)
         base = base._replace(keyspace=view.base)
-    return msgspec.structs.replace(committing, base=base, edits=edits.at_hand())
+    return msgspec.structs.replace(committing, base=base, edits=edits.loaded())
 
 
 def _leave_whole(committing: Committing) -> None:

@@ -19,19 +19,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from refshard_fs.core.edits import Edit, Edits, Spooled, buffers, views
+from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Load, Raw, Span, Steps
 from refshard_fs.core.overlay import Overlay
+from refshard_fs.core.spool import Spooled, buffers
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.layout import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version
 from refshard_fs.targets.transfers import sum_of
-from refshard_fs.writing.assembly import assembly_of
 from refshard_fs.writing.committer import Committing
 from refshard_fs.writing.costs import costs_of
 from refshard_fs.writing.options import takes_objects
@@ -133,7 +133,6 @@ class HierarchyCommit:
         self._objects = objects
         self._run = run
         self._overlay = overlay
-        self._assembly = assembly_of(overlay)
         self._costs = costs_of(overlay)
         self._put: dict[str, None] = {}  # names of the objects that were put
         self._touched: dict[str, None] = {}  # names of those that were put or removed, or may have been
@@ -299,8 +298,7 @@ class HierarchyCommit:
                 self._compare(shard.key, None if fetched is None else fetched.facts)
                 old, condition = (None, ABSENT) if fetched is None else fetched
             self._rewritten.append((shard, old is not None))
-            whole = None if shard.old else self._assembly.whole(shard)
-            parts = views([whole]) if whole is not None else packed(shard, old, self._objects.url_of(shard.key))
+            parts = packed(shard, old, self._objects.url_of(shard.key))
             if parts is not None:
                 self._put_object(shard.key, parts, condition)
             elif condition is not ABSENT:

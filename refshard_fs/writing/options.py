@@ -7,7 +7,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from refshard_fs.core.overlay import Inherited, Overlay, overlay_of
+from refshard_fs.core.overlay import Overlay, OverlayCopy
+from refshard_fs.core.overlay_sharing import overlay_of
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session.in_memory_source import Held
 
@@ -74,7 +75,7 @@ def data_url_of(source: str | Held, given: str | None) -> str | None:
     return f"file://{beside}" if protocol_of(source) is None else beside
 
 
-def overlay_for(mode: str, identity: str | Inherited | None, source: str | Held) -> Overlay | None:
+def overlay_for(mode: str, identity: str | OverlayCopy | None, source: str | Held) -> Overlay | None:
     """Return what a filesystem of this ``mode`` writes to; "w" begins with nothing, whatever the source holds."""
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}: it is 'r', 'a' (reads and writes) or 'w' (begins with an empty source)")

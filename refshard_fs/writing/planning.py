@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edited_keyspace import grid_of
-from refshard_fs.core.edits import REMOVED, Edits, Spooled, buffers
+from refshard_fs.core.edits import REMOVED, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
+from refshard_fs.core.spool import Spooled, buffers
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.sharding.layout import Buffer, Misfit, ShardLayout
 from refshard_fs.sharding.places import ChunkInShard, in_shard, inside

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
 from refshard_fs.core.columns import Row
-from refshard_fs.core.edits import REMOVED, Edits, Spooled
+from refshard_fs.core.edits import REMOVED, Edits
 from refshard_fs.core.model import Inline, Span
+from refshard_fs.core.spool import Spooled
 from refshard_fs.references.values import decode
 
 __all__ = ["WritableReferences"]

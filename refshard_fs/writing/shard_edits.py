@@ -8,23 +8,20 @@ read once, and its other chunks are copied as they lie. The objects that the set
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
-from refshard_fs.core.edits import REMOVED, Edit, Edits, buffers, views
+from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.overlay import Overlay
+from refshard_fs.core.spool import buffers
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.session.collect import Run
 from refshard_fs.sharding.layout import Buffer
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.writing.assembly import assembly_of
 from refshard_fs.writing.costs import costs_of
 from refshard_fs.writing.planning import Plan, ShardPlan, keys_of, packed, planned
 from refshard_fs.writing.staging import Values
 
 __all__ = ["shard_edits"]
-
-LARGE: Final = 8 << 20  # bytes; larger shards are put together in a temporary file
 
 
 def shard_edits(view: ShardView, edits: Edits, run: Run, overlay: Overlay, values: Values) -> Edits:
@@ -53,7 +50,7 @@ def shard_edits(view: ShardView, edits: Edits, run: Run, overlay: Overlay, value
     for key, document in plan.documents:
         made.put(key, Inline(document))
     for key, edit in plan.data.items():
-        made.put(key, edit if isinstance(edit, Span) else values.stored(buffers([edit])[0]))
+        made.put(key, edit if isinstance(edit, Span) else values.stored(buffers([edit])))
     for shard in plan.shards:
         made.put(shard.key, _put(shard, view, run, overlay, values))
     return made
@@ -64,16 +61,8 @@ def _put(shard: ShardPlan, view: ShardView, run: Run, overlay: Overlay, values: 
         return REMOVED
     url, old = run(shard.key, partial(_old, view, shard.key)) if shard.old else ("", None)
     costs_of(overlay).put(shard.key, shard.array, len(shard.changes), read=old is not None)
-    whole = None if shard.old else assembly_of(overlay).whole(shard)
-    if whole is None:
-        parts = packed(shard, old, url)
-        if parts is None:
-            return REMOVED
-        if sum(map(len, parts)) <= LARGE:
-            return values.stored(b"".join(parts))
-        whole = overlay.spool.aside(parts)
-        del parts, old  # of a large shard, no more than one copy is in memory at a time
-    return values.stored(views([whole])[0])
+    parts = packed(shard, old, url)
+    return REMOVED if parts is None else values.stored(parts)
 
 
 def _old(view: ShardView, key: str) -> Steps[tuple[str, Buffer | None]]:

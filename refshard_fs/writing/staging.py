@@ -8,10 +8,9 @@ the key and ``p`` all that is below it. Values become what the committed source 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -24,6 +23,7 @@ from refshard_fs.core.overlay import Overlay
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError
 from refshard_fs.targets.objects import Buffer, Objects
+from refshard_fs.targets.transfers import sum_of
 from refshard_fs.writing.options import WriteOptions
 
 __all__ = ["StagedValues", "Values", "clear", "merge", "never"]
@@ -49,21 +49,23 @@ class Values:
         """Whether the value of ``key`` waits for the commit."""
         return (self.waits or self.is_inner(key)) and not is_metadata(key)
 
-    def stored(self, data: Buffer) -> Inline | Span:
-        """Return an edit that holds ``data``; a large one is an object, durable when this returns. May block."""
-        return self._stored(data, durable=True) if self._is_large(data) else Inline(bytes(data))
+    def stored(self, parts: Sequence[Buffer]) -> Inline | Span:
+        """Return an edit that holds ``parts``; large ones are an object, durable when this returns. May block."""
+        if self._is_large(sum(map(len, parts))):
+            return self._stored(parts, durable=True)
+        return Inline(b"".join(parts))
 
     async def write(self, key: str, data: bytes) -> None:
         """Let ``key`` hold ``data``; its object, if it has one, is whole when this returns."""
         if self.write_now(key, data):
             return
         assert self._store is not None
-        name = self._name(data)
+        name = self._name([data])
         if not self._is_known(name) and not (
             self._options.content_addressed and await asyncio.to_thread(self._store.facts, name) is not None
         ):
             await self._store.put_later(name, data)
-        self._overlay.put(key, self._made(name, data))
+        self._overlay.put(key, self._made(name, len(data)))
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Do the same at once, and return True, where that takes no event loop."""
@@ -71,12 +73,12 @@ class Values:
         if self.keeps(key):
             overlay.put(key, overlay.spool.keep(data, overlay.edits.get(key)))
             return True
-        if self.waits or is_metadata(key) or not self._is_large(data):
+        if self.waits or is_metadata(key) or not self._is_large(len(data)):
             overlay.put(key, Inline(data))
             return True
         if self._store is None or not self._store.is_immediate:
             return False
-        overlay.put(key, self._stored(data))
+        overlay.put(key, self._stored([data]))
         return True
 
     async def refer(self, key: str, span: Span) -> None:
@@ -91,33 +93,33 @@ class Values:
         """Let there be nothing at ``prefix``, nor below it."""
         self._overlay.remove_below(prefix)
 
-    def _is_large(self, data: Buffer) -> bool:
-        """Whether ``data`` is to be an object."""
-        return self._store is not None and len(data) > self._options.inline_threshold
+    def _is_large(self, size: int) -> bool:
+        """Whether so many bytes are to be an object."""
+        return self._store is not None and size > self._options.inline_threshold
 
-    def _stored(self, data: Buffer, *, durable: bool = False) -> Span:
+    def _stored(self, parts: Sequence[Buffer], *, durable: bool = False) -> Span:
         assert self._store is not None
-        name = self._name(data)
+        name = self._name(parts)
         if not self._is_known(name) and not (self._options.content_addressed and self._store.facts(name) is not None):
-            self._store.put(name, (data,), durable=durable)
-        return self._made(name, data)
+            self._store.put(name, parts, durable=durable)
+        return self._made(name, sum(map(len, parts)))
 
-    def _made(self, name: str, data: Buffer) -> Span:
-        """Take note of the object ``name``, which has ``data``."""
+    def _made(self, name: str, size: int) -> Span:
+        """Take note of the object ``name``, which has ``size`` bytes."""
         assert self._store is not None
         url = self._store.url_of(name)
         if self._options.content_addressed:
             self._overlay.names.add(name)  # and never removed: others may have found it, and refer to it
         else:
             self._overlay.made(url)
-        return Span(url, 0, len(data))
+        return Span(url, 0, size)
 
     def _is_known(self, name: str) -> bool:
         return self._options.content_addressed and name in self._overlay.names
 
-    def _name(self, data: Buffer) -> str:
-        """Return the name of an object for ``data``: two letters are a directory, for no directory to be too large."""
-        name = hashlib.sha256(data).hexdigest() if self._options.content_addressed else uuid.uuid4().hex
+    def _name(self, parts: Sequence[Buffer]) -> str:
+        """Return the name of an object for ``parts``. Two letters are a directory, so that none has too many files."""
+        name = sum_of(parts).hex() if self._options.content_addressed else uuid.uuid4().hex
         return f"{name[:2]}/{name[2:]}"
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
-from refshard_fs.core.overlay import Base, Inherited, Overlay
+from refshard_fs.core.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.errors import ReadOnlyError, RefShardError
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
@@ -16,9 +14,6 @@ from refshard_fs.targets.objects import Objects
 from refshard_fs.writing.commit import waits
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import StagedValues, Values, clear, merge
-
-if TYPE_CHECKING:
-    from refshard_fs.writing.assembly import Assembly
 
 __all__ = ["Writer"]
 
@@ -45,18 +40,11 @@ class Writer:
     def write_now(self, key: str, data: bytes) -> bool:
         """Let ``key`` hold ``data``, and return True, where that takes no event loop; for callers that may block."""
         values = self._opened_values()
-        if values is None or not values.write_now(key, data):
-            return False
-        base = self.overlay.base
-        if base is not None and self._may_fill_shard(values, key):
-            self._assembly().written(key, base.keyspace, self.session.run)
-        return True
+        return values is not None and values.write_now(key, data)
 
     async def write(self, key: str, data: bytes) -> None:
         """Let ``key`` hold ``data``."""
-        values = await self._open()
-        await values.write(key, data)
-        await self._fill_shard(values, key)
+        await (await self._open()).write(key, data)
 
     def refer_now(self, key: str, span: Span) -> bool:
         """Let ``key`` refer to ``span``, and return True, where that takes no event loop."""
@@ -86,9 +74,7 @@ class Writer:
 
     async def remove(self, key: str) -> None:
         """Let there be no ``key``."""
-        values = await self._open()
-        await values.remove(key)
-        await self._fill_shard(values, key)
+        await (await self._open()).remove(key)
 
     async def remove_below(self, prefix: str) -> None:
         """Let there be nothing at ``prefix``, nor below it."""
@@ -150,7 +136,7 @@ class Writer:
     def roll_back(self, savepoint: Edits) -> None:
         """Forget what was written since ``savepoint``."""
         with self.overlay.lock:
-            left = self.overlay.go_back(savepoint)
+            left = self.overlay.roll_back(savepoint)
         self._remove_objects(left)
 
     def end_transaction(self) -> None:
@@ -182,9 +168,9 @@ class Writer:
         self.overlay.entrust()
         return keyspace
 
-    def travelling(self) -> Inherited | None:
+    def overlay_copy(self) -> OverlayCopy | None:
         """Return ``overlay=`` of copies in other processes; None where this is such a copy, and has been given one."""
-        return None if self.overlay.worker is not None else self.overlay.travelling()
+        return None if self.overlay.worker is not None else self.overlay.copy()
 
     def _refuse_elsewhere(self) -> None:
         if self.overlay.worker is not None:
@@ -223,17 +209,3 @@ class Writer:
             values = self._opened_values()
             if values is not None:  # it is open, and no other thread has begun anew meanwhile
                 return values
-
-    def _may_fill_shard(self, values: Values, key: str) -> bool:
-        return self.overlay.worker is None and values.keeps(key)
-
-    async def _fill_shard(self, values: Values, key: str) -> None:
-        """Have the shard put together that ``key`` was the last chunk of, if it was."""
-        base = self.overlay.base
-        if base is not None and self._may_fill_shard(values, key):
-            await self._assembly().written_later(key, base.keyspace, self.session.look)
-
-    def _assembly(self) -> Assembly:
-        from refshard_fs.writing.assembly import assembly_of  # as in `commit`
-
-        return assembly_of(self.overlay)

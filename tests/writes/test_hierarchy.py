@@ -366,11 +366,11 @@ def test_what_was_spooled_is_read_back_and_committed(tmp_path: Path, kind: str, 
     seen = array(fs)
     seen[...] = data
     assert np.array_equal(seen[...], data)
-    assert fs._writer.overlay.spool.held <= 100
+    assert fs._writer.overlay.spool.in_memory <= 100
     seen[5] = data[5] = 77
     fs.commit()
     assert np.array_equal(stored(tmp_path)[...], data)
-    assert fs._writer.overlay.spool.held == 0
+    assert fs._writer.overlay.spool.in_memory == 0
 
 
 def test_slots_of_one_size_take_no_other_chunks(tmp_path: Path, data: Any) -> None:
