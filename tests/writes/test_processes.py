@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from refshard_fs import ConflictError, RefShardFileSystem
-from refshard_fs.writing import shard_edits
 from tests.writes.arrays import KINDS, make_sharded, opened
 from tests.writes.model import array_document, group_document, writable
 
@@ -151,17 +150,14 @@ def _save(fs: RefShardFileSystem, url: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore::refshard_fs.CostlyPattern")
-def test_a_child_that_was_forked_while_a_thread_wrote_waits_for_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shard_edits, "LARGE", 0)
+def test_a_child_that_was_forked_while_a_thread_wrote_waits_for_nobody(tmp_path: Path) -> None:
     make_sharded(tmp_path / "store", np.ones((8, 12), "<i4"), (8, 12), (2, 3), KINDS[0])
     fs = opened(tmp_path / "store")
     key = next(key for key in fs.find("a") if key[-1].isdigit())
     fs.pipe_file(key, bytes(range(24)))
     assert fs._writer is not None
-    spool = fs._writer.overlay.spool
-    with spool._lock, spool._adding:
+    overlay = fs._writer.overlay
+    with overlay._guard, overlay.edits._lock, overlay.spool._lock:
         child = multiprocessing.get_context("fork").Process(target=_save, args=(fs, str(tmp_path / "saved.json")))
         child.start()
     child.join(30)
