@@ -22,8 +22,6 @@ from refshard_fs.core.formatting import printable
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.core.overlay import OverlayCopy
-from refshard_fs.core.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.spool import MEMORY
 from refshard_fs.core.stats import Counters
@@ -38,6 +36,8 @@ from refshard_fs.session.async_filesystem import AsyncFileSystem
 from refshard_fs.session.files import RefShardFile, RefShardMap, WrittenFile
 from refshard_fs.session.in_memory_source import Held, Source
 from refshard_fs.session.options import SessionOptions, route
+from refshard_fs.session.overlay import OverlayCopy
+from refshard_fs.session.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS
 from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr
 from refshard_fs.sharding.layout import check_options

@@ -13,8 +13,8 @@ import fsspec
 import msgspec
 from fsspec.asyn import AsyncFileSystem
 
-from refshard_fs.core.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS, shared
 from refshard_fs.session.in_memory_source import settle
+from refshard_fs.session.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS, shared
 
 __all__ = ["NormalizingMeta", "SESSION", "check_names", "configured"]
 

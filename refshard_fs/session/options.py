@@ -11,12 +11,12 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.core.overlay import Overlay
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, longest_prefix, protocol_of
 from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.overlay import Overlay
 from refshard_fs.targets import PoolOptions
 
 __all__ = ["Routes", "SessionOptions", "route"]

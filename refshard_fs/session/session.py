@@ -19,7 +19,6 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Load, Packed, Span, Stat
-from refshard_fs.core.overlay import Base
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, redacted
@@ -34,6 +33,7 @@ from refshard_fs.session import recognition as catalog
 from refshard_fs.session.engines import INDEXES, Engines
 from refshard_fs.session.in_memory_source import Held
 from refshard_fs.session.options import SessionOptions
+from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, references_of
 
 __all__ = ["Session", "SessionOptions"]

@@ -14,7 +14,6 @@ from refshard_fs.core.columns import ChunkTable, Row
 from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.core.overlay import Base
 from refshard_fs.errors import ManifestError, NoSuchSource
 from refshard_fs.formats.virtual_concat.keyspace import ConcatKeySpace
 from refshard_fs.fs import RefShardFileSystem
@@ -22,6 +21,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import Value, decode
 from refshard_fs.session.in_memory_source import settle
+from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import concatenate

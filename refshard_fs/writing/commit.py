@@ -14,7 +14,6 @@ from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
-from refshard_fs.core.overlay import Base
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged, redacted
 from refshard_fs.formats.chunk_manifest.view import ManifestView
@@ -23,6 +22,7 @@ from refshard_fs.formats.kerchunk_parquet.stream import FlatStream
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.session.collect import collect
 from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by

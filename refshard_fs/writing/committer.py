@@ -8,10 +8,10 @@ from collections.abc import Callable
 import msgspec
 
 from refshard_fs.core.edits import Edits
-from refshard_fs.core.overlay import Base, Overlay
 from refshard_fs.errors import ConflictError
 from refshard_fs.session.collect import Run
 from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.overlay import Base, Overlay
 from refshard_fs.targets import Given
 from refshard_fs.targets.document import Document
 from refshard_fs.targets.objects import Objects

@@ -6,8 +6,8 @@ import warnings
 import weakref
 from typing import Final
 
-from refshard_fs.core.overlay import Overlay
 from refshard_fs.errors import CostlyPattern
+from refshard_fs.session.overlay import Overlay
 
 __all__ = ["Costs", "costs_of"]
 

@@ -24,10 +24,10 @@ from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Load, Raw, Span, Steps
-from refshard_fs.core.overlay import Overlay
 from refshard_fs.core.spool import Spooled, buffers
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
+from refshard_fs.session.overlay import Overlay
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.layout import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version

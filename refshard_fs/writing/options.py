@@ -7,10 +7,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from refshard_fs.core.overlay import Overlay, OverlayCopy
-from refshard_fs.core.overlay_sharing import overlay_of
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.overlay import Overlay, OverlayCopy
+from refshard_fs.session.overlay_sharing import overlay_of
 
 __all__ = [
     "INLINE",

@@ -11,10 +11,10 @@ from functools import partial
 
 from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
-from refshard_fs.core.overlay import Overlay
 from refshard_fs.core.spool import buffers
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.session.collect import Run
+from refshard_fs.session.overlay import Overlay
 from refshard_fs.sharding.layout import Buffer
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.writing.costs import costs_of

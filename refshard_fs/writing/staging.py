@@ -19,9 +19,9 @@ import msgspec
 from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.keys import is_within
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.core.overlay import Overlay
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError
+from refshard_fs.session.overlay import Overlay
 from refshard_fs.targets.objects import Buffer, Objects
 from refshard_fs.targets.transfers import sum_of
 from refshard_fs.writing.options import WriteOptions

@@ -6,8 +6,8 @@ from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
-from refshard_fs.core.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.errors import ReadOnlyError, RefShardError
+from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.objects import Objects

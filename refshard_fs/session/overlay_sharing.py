@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from refshard_fs.core.overlay import Overlay, OverlayCopy
+from refshard_fs.session.overlay import Overlay, OverlayCopy
 
 __all__ = ["BY_URL", "FSSPEC_ARGUMENTS", "overlay_of", "shared"]
 
