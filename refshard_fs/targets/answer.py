@@ -115,7 +115,7 @@ _S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
 _S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
 _ERROR_TEXT = 1 << 12  # bytes of an error's body that are read for its code
-_LARGE = 1 << 20  # bytes of a body for which room is made at once: of less, a copy costs less than that
+_LARGE = 1 << 18  # bytes of a body for which room is made at once: of less, a copy costs less than that
 _MOST_ROOM = 1 << 30  # bytes for which room is made before they come: the server may promise what it does not send
 _IDENTITY = ("", "identity")
 _INFLATED = ("gzip", "deflate")
@@ -257,7 +257,7 @@ async def _whole(response: aiohttp.ClientResponse, length: int) -> bytes:
     if length < _LARGE or length > _MOST_ROOM:
         return await response.read()
     room = BytesIO(bytes(length))  # its value is these bytes: nothing is copied
-    while part := await response.content.readany():
+    while part := (await response.content.readchunk())[0]:  # which joins nothing
         room.write(part)
     return room.getvalue() if room.tell() == length else room.getvalue()[: room.tell()]
 

@@ -26,7 +26,9 @@ from refshard_fs.security.admission import is_private
 __all__ = ["CONNECTING", "GuardedResolver", "LoopConnections", "close_connections", "close_with", "in_context"]
 
 CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `Opened` bounds
-_BUFFER = 1 << 20  # bytes that are received before they are taken; of less, long bodies stop and go too often
+_BUFFER = (
+    1 << 18
+)  # bytes of a body that are received before they are taken: of fewer, long bodies stop and go too often
 KEPT = 15.0  # seconds that a connection is kept which nobody uses: servers close theirs
 _NAME = "_refshard_connections"  # the attribute of a loop that holds its connections
 

@@ -39,7 +39,7 @@ class Script:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         number = self.connections
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while self.answers:
                 self.heads.append((number, (await reader.readuntil(b"\r\n\r\n")).decode()))
                 answer = self.answers.pop(0)
@@ -54,7 +54,6 @@ class Script:
                 linger = struct.pack("ii", 1, 0)
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 writer.transport.abort()
-        writer.close()
 
 
 def talk(script: Script, use: Callable[[Ask], Awaitable[T]], host: str = "127.0.0.1") -> T:
