@@ -311,10 +311,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
         return {BY_URL: True}
 
-    def _wait(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what a coroutine function returns on the event loop of synchronous use."""
-        return sync(self.loop or get_loop(), function, *args, **kwargs)
-
     def invalidate_cache(self, path: str | None = None) -> None:
         """Open the source anew at the next use; forget which versions of its objects were read, and their indexes.
 
@@ -609,7 +605,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         key = self._strip_protocol(path)
         entry = self._session.find_now(key)
         if entry is None:
-            entry = self._wait(self._session.find, key)
+            entry = self._session.wait(self._session.find, key)
         match entry:
             case Span(url, start, stop):
                 return url, start, stop
@@ -631,7 +627,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         [('s3://b/x.nc', 0, 900, ('a/0', 'a/1'))]
         """
         keys = [self._strip_protocol(path) for path in ([paths] if isinstance(paths, str) else paths)]
-        planned: list[Planned] = self._wait(self._session.plan, keys)
+        planned: list[Planned] = self._session.wait(self._session.plan, keys)
         return planned
 
     # ------------------------------------------------------------------ what notebooks show
@@ -677,7 +673,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         writer = self._writing(f"write {key!r}")
         data = bytes(value)
         if not (mode == "overwrite" and key and writer.write_now(key, data)):
-            self._wait(self._pipe_file, path, data, mode=mode)
+            self._session.wait(self._pipe_file, path, data, mode)
 
     async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         key = self._key(path)
@@ -741,7 +737,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
         """Let ``path`` be empty; without ``truncate``, only if there is none."""
-        self._wait(self._touch, path, truncate=truncate)
+        self._session.wait(self._touch, path, truncate)
 
     async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Do nothing: a directory is there when there is something in it."""
@@ -775,7 +771,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {redacted(url)}")
         span = Span(self._respelling()(url) or url, start, None if size is None else start + size)
         if not writer.refer_now(key, span):
-            self._wait(writer.refer, key, span)
+            self._session.wait(writer.refer, key, span)
 
     def _writing(self, what: str) -> Writer:
         """Return what writes; ReadOnlyError, which names ``what`` was to be done, if nothing does."""

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, redacted
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame, said
-from refshard_fs.reading.immediate import SMALL, Together
+from refshard_fs.reading.immediate import SMALL
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.reading.selection import Take, read_selection
 from refshard_fs.references.reference_set import ReferenceSet
@@ -37,6 +37,8 @@ from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, references_of
 
 __all__ = ["Session", "SessionOptions"]
+
+T = TypeVar("T")
 
 PIECE = 8 * MIB  # of a large key, where it is read in order
 PIECES = 4  # in memory at a time
@@ -286,66 +288,63 @@ class Session(Engines):
         return await engine.read(keyspace, request, entry)
 
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
-        """Return the bytes, or the error, of each request; ``tell(1)`` is called as each one ends."""
+        """Return the bytes, or the error, of each request; ``tell`` is called with how many more have ended."""
         keyspace = await self.keyspace()
-        at_once = self._at_once_reader()
+        reader = self._at_once_reader()
         out: list[Any] = [None] * len(requests)
-        entries: dict[int, Entry | None] = {}
+        entries: dict[int, Entry] = {}
         for number, request in enumerate(requests):
             try:
-                entries[number] = at_once.find(keyspace, request.key)
+                entry = reader.find(keyspace, request.key)
             except Exception as e:  # noqa: BLE001  # of this one alone
                 out[number] = e
-        size = 0
-        slow_groups: list[Together] = []
-        for group in at_once.together(_small(requests, entries)):
-            if at_once.blocks(group.span):
-                slow_groups.append(group)
-                continue
-            for number, part in at_once.take_together(group).items():
-                out[number] = part
-                size += len(part)
-            size = await _yielding(size)
-        for parts in await asyncio.gather(*[asyncio.to_thread(at_once.take_together, g) for g in slow_groups]):
+            else:
+                if entry is not None:
+                    entries[number] = entry
+        groups = [(group, group.span) for group in reader.together(_small(requests, entries))]
+        for parts in await self._read_at_once(lambda group, _: reader.take_together(group), groups):
             for number, part in parts.items():
                 out[number] = part
-        late: list[tuple[int, Request, Entry | None]] = []
-        slow: list[tuple[int, Request, Entry]] = []
-        for number, request in enumerate(requests):
-            if out[number] is None:
-                entry = entries[number]
-                if entry is not None and at_once.blocks(entry):
-                    slow.append((number, request, entry))
-                    continue
-                try:
-                    data = None if entry is None else at_once.take(request, entry)
-                except Exception as e:  # noqa: BLE001  # of this one alone
-                    out[number] = e
-                else:
-                    if data is None:
-                        late.append((number, request, entry))
-                        continue
-                    out[number] = data
-                    size = await _yielding(size + len(data))
-            if tell is not None:
-                tell(1)
-        taking = [asyncio.to_thread(at_once.take, request, entry) for _, request, entry in slow]
-        for read, value in zip(slow, await asyncio.gather(*taking, return_exceptions=True), strict=True):
-            out[read[0]] = value
-            if value is None:
-                late.append(read)
-            elif tell is not None:
-                tell(1)
+        alone = [number for number in entries if out[number] is None]
+        jobs = [(requests[number], entries[number]) for number in alone]
+        for number, value in zip(alone, await self._read_at_once(reader.take, jobs), strict=True):
+            out[number] = value
+        late = [number for number, value in enumerate(out) if value is None]
+        if tell is not None:
+            tell(len(requests) - len(late))
         if not late:
             return out
         engine = self.engine()
-        alone = len(requests) == 1  # several at once are all that the caller wants
-        futures = [engine.read(keyspace, request, entry, guess=alone) for _, request, entry in late]
+        guess = len(requests) == 1  # several at once are all that the caller wants
+        futures = [engine.read(keyspace, requests[number], entries.get(number), guess=guess) for number in late]
         if tell is not None:
             for future in futures:
                 future.add_done_callback(lambda _: tell(1))
-        for (number, _, _), value in zip(late, await asyncio.gather(*futures, return_exceptions=True), strict=True):
+        for number, value in zip(late, await asyncio.gather(*futures, return_exceptions=True), strict=True):
             out[number] = value
+        return out
+
+    async def _read_at_once(self, read: Callable[[T, Entry], Any], jobs: Sequence[tuple[T, Entry]]) -> list[Any]:
+        """Return what ``read`` returns or raises for each of ``jobs``; those that would block get threads."""
+        reader = self._at_once_reader()
+        out: list[Any] = [None] * len(jobs)
+        blocking: list[int] = []
+        size = 0  # bytes since others had their turn on this loop
+        for place, (what, entry) in enumerate(jobs):
+            if reader.blocks(entry):
+                blocking.append(place)
+                continue
+            try:
+                out[place] = read(what, entry)
+            except Exception as e:  # noqa: BLE001  # of this one alone
+                out[place] = e
+            size += entry.size or 0
+            if size > PIECE:
+                size = 0
+                await asyncio.sleep(0)
+        threads = [asyncio.to_thread(read, *jobs[place]) for place in blocking]
+        for place, value in zip(blocking, await asyncio.gather(*threads, return_exceptions=True), strict=True):
+            out[place] = value
         return out
 
     async def read_selection(self, keys: Sequence[str], take: Take, *, chunk_size: int, threads: bool) -> None:
@@ -468,7 +467,7 @@ class Session(Engines):
         return _keys(array, meta, selection, mode)
 
 
-def _small(requests: Sequence[Request], entries: Mapping[int, Entry | None]) -> dict[int, Span]:
+def _small(requests: Sequence[Request], entries: Mapping[int, Entry]) -> dict[int, Span]:
     """Return those of ``entries`` that are asked for as a whole, and small."""
     return {
         number: entry
@@ -479,14 +478,6 @@ def _small(requests: Sequence[Request], entries: Mapping[int, Entry | None]) -> 
         and entry.stop - entry.start <= SMALL
         and requests[number].start is requests[number].end is None
     }
-
-
-async def _yielding(size: int) -> int:
-    """Return ``size``, or let whatever else there is to do on this loop go first, and return 0, where it is large."""
-    if size <= PIECE:
-        return size
-    await asyncio.sleep(0)
-    return 0
 
 
 def _keys(array: str, meta: ArrayMeta, selection: Any, mode: Mode) -> list[str]:
