@@ -57,8 +57,8 @@ from refshard_fs.writing.transaction import OverlayTransaction
 from refshard_fs.writing.writer import Writer
 
 if TYPE_CHECKING:
-    from refshard_fs.formats.kerchunk_parquet.stream import Respell
     from refshard_fs.references.reference_set import ReferenceSet
+    from refshard_fs.references.stream import Respell
     from refshard_fs.tools.map_drawing import Picture
 
 __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]

@@ -381,7 +381,7 @@ def sources(url: str) -> dict[str, tuple[str, dict[str, bytes], str]]:
 
 
 def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
-    from refshard_fs.formats.kerchunk_parquet.partition import encode
+    from refshard_fs.formats.kerchunk_parquet.writing import encode
     from refshard_fs.references.partition import Partition
 
     pytest.importorskip("pyarrow")

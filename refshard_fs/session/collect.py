@@ -22,13 +22,14 @@ from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_json.source import parse_document
+from refshard_fs.formats.kerchunk_parquet.contents import ParquetStream
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.formats.kerchunk_parquet.stream import ParquetStream, Respell
 from refshard_fs.formats.zarr_hierarchy.snapshot import pinned, taken
 from refshard_fs.references.edit import with_edits
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.stream import Respell
 from refshard_fs.references.values import Value
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView

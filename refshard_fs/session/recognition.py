@@ -16,7 +16,8 @@ from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, 
 from refshard_fs.formats import known_formats
 from refshard_fs.formats.chunk_manifest.declaration import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
-from refshard_fs.formats.kerchunk_parquet.source import LazyReferences, Look, ParquetKeySpace
+from refshard_fs.formats.kerchunk_parquet.contents import LazyReferences, Look
+from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.resolving import resolver

@@ -22,9 +22,9 @@ from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
-from refshard_fs.formats.kerchunk_parquet.stream import FlatStream
 from refshard_fs.references.edit import with_edits, within
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import gather
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.document import Document

@@ -18,8 +18,8 @@ from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged, redacted
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.formats.kerchunk_parquet.stream import FlatStream
 from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import collect
 from refshard_fs.session.in_memory_source import Held
 from refshard_fs.session.overlay import Base

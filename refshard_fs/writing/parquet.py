@@ -19,11 +19,11 @@ from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.edits import Change, document_with, edited_partition, new_layout, plan
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
-from refshard_fs.formats.kerchunk_parquet.stream import FlatStream
 from refshard_fs.formats.kerchunk_parquet.writing import parquet_partition
 from refshard_fs.references.edit import with_edits, within
 from refshard_fs.references.partition import Partition
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import columns_of
 from refshard_fs.session.recognition import beneath
 from refshard_fs.targets.document import Document

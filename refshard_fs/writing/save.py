@@ -30,13 +30,16 @@ from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView
-from refshard_fs.formats.kerchunk_parquet import PARQUET, writing
+from refshard_fs.formats.kerchunk_json import writing as json_writing
+from refshard_fs.formats.kerchunk_parquet import PARQUET
+from refshard_fs.formats.kerchunk_parquet import writing as parquet_writing
+from refshard_fs.formats.kerchunk_parquet.contents import ParquetStream
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
-from refshard_fs.formats.kerchunk_parquet.stream import FlatStream, ParquetStream, ReferenceStream, Respell
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.partition import Partition
 from refshard_fs.references.resolving import resolver
+from refshard_fs.references.stream import FlatStream, ReferenceStream, Respell
 from refshard_fs.security import policy
 from refshard_fs.session.collect import Run, collect, gather
 from refshard_fs.session.recognition import beneath
@@ -226,15 +229,15 @@ def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: in
             "these references are pinned (size, ETag and time of their targets), which a parquet set cannot hold: save "
             "them as JSON or as chunk manifests, or give them up with unpinned()"
         )
-    document = writing.layout_document(stream.documents(), record_size)
+    document = parquet_writing.layout_document(stream.documents(), record_size)
     if stream.is_at_hand:
         for array, numbers, partition in _partitions(stream, run, record_size, 0):
-            writing.parquet_partition(array, stream.grids[array], numbers, partition, dry=True)
+            parquet_writing.parquet_partition(array, stream.grids[array], numbers, partition, dry=True)
     _make_room(sink, overwrite)
     try:
         files: dict[str, bytes] = {}
         for array, numbers, partition in _partitions(stream, run, record_size, FEW):
-            data = writing.parquet_partition(array, stream.grids[array], numbers, partition)
+            data = parquet_writing.parquet_partition(array, stream.grids[array], numbers, partition)
             files[partition_name(array, numbers.start // record_size)] = data
             if len(files) == TOGETHER:
                 sink.put(files)
@@ -281,7 +284,7 @@ def save_json(stream: ReferenceStream, run: Run, sink: Streamed) -> None:
     """Write version 1, the only one that every reader takes; version 0 where a URL would be taken for a template."""
     try:
         _write_json(stream, run, sink, 1)
-    except writing.LooksLikeTemplate as e:
+    except json_writing.LooksLikeTemplate as e:
         if stream.pins() is not None:
             raise ManifestError(
                 f"the URL {e} looks like a template, which JSON with pins cannot hold: save it as chunk manifests, or "
@@ -291,15 +294,15 @@ def save_json(stream: ReferenceStream, run: Run, sink: Streamed) -> None:
 
 
 def _write_json(stream: ReferenceStream, run: Run, sink: Streamed, version: int) -> None:
-    start, end = writing.FRAMES[version]
+    start, end = json_writing.FRAMES[version]
     with sink.stream() as file:
         file.write(start)
         comma = b""
         for key, value in stream.documents():
-            file.write(comma + writing.member(key, value, version))
+            file.write(comma + json_writing.member(key, value, version))
             comma = b","
         for array, numbers, partition in _partitions(stream, run, JSON_ROWS, 0):
-            members = writing.chunk_members(array, stream.grids[array], numbers, partition, version)
+            members = json_writing.chunk_members(array, stream.grids[array], numbers, partition, version)
             if members:
                 file.write(comma + members)
                 comma = b","

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.edits import REMOVED, Edit, Edits
@@ -21,7 +19,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.source import Layout
 from refshard_fs.formats.kerchunk_parquet.writing import layout_document
-from refshard_fs.references.partition import Partition
+from refshard_fs.references.partition import Partition, PartitionBuilder
 
 __all__ = ["Change", "Plan", "document_with", "edited_partition", "new_layout", "plan"]
 
@@ -102,29 +100,20 @@ def _cut(before: int, after: int, size: int) -> tuple[int, ...]:
 
 def edited_partition(old: Partition | None, count: int, rows: Mapping[int, Edit]) -> Partition:
     """Return ``old`` (None: no chunk exists) with ``count`` rows and with ``rows`` edited."""
-    targets = np.full(count, ABSENT, np.uint32)
-    offsets, lengths = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
-    urls: list[str | None] = []
-    inline: dict[int, bytes] = {}
+    builder = PartitionBuilder(count)
     if old is not None:
-        kept = min(count, len(old))
-        targets[:kept], offsets[:kept], lengths[:kept] = old.targets[:kept], old.offsets[:kept], old.lengths[:kept]
-        urls = list(old.urls)
-        inline = {row: data for row, data in old.inline.items() if row < kept}
-    codes = {url: code for code, url in enumerate(urls)}
+        kept = slice(min(count, len(old)))
+        builder.put(kept, old.urls, old.targets[kept], old.offsets[kept], old.lengths[kept])
+        builder.inline.update((row, data) for row, data in old.inline.items() if row < kept.stop and row not in rows)
     for row, edit in rows.items():
-        inline.pop(row, None)
-        targets[row], offsets[row], lengths[row] = ABSENT, 0, 0
+        builder.targets[row], builder.offsets[row], builder.lengths[row] = ABSENT, 0, 0
         match edit:
             case Inline(data):
-                inline[row] = data
+                builder.inline[row] = data
             case Span(url, start, stop):
-                targets[row] = codes.setdefault(url, len(codes))
-                offsets[row], lengths[row] = start, WHOLE if stop is None else stop - start
-    used, places = np.unique(targets[targets != ABSENT], return_inverse=True)
-    known = list(codes)
-    targets[targets != ABSENT] = places
-    return Partition([known[code] for code in used.tolist()], targets, offsets, lengths, inline)
+                builder.targets[row] = builder.code(url)
+                builder.offsets[row], builder.lengths[row] = start, WHOLE if stop is None else stop - start
+    return builder.finish()
 
 
 def document_with(document: bytes, renamed: Mapping[str, Mapping[int, str | None]], token: str, at: int) -> bytes:

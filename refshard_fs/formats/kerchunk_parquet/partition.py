@@ -1,14 +1,13 @@
-"""Rows of one array's references, as one parquet file holds them: bytes to columns, and back. No I/O here.
+"""Rows of one array's references, read from one parquet file. No I/O here.
 
 Row ``r`` of partition ``i`` is the chunk whose number in the array's grid is ``i * record_size + r``. Parquet is read
-and written with pyarrow, which is an extra and imported at the first use; `page_guard` looks at a file first.
+with pyarrow, which is an extra and imported at the first use; `page_guard` looks at a file first.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +20,7 @@ from refshard_fs.core.model import Quota
 from refshard_fs.formats.kerchunk_parquet.page_guard import Damaged, Footer, MemoryBudget, check_pages
 from refshard_fs.references.partition import Partition
 
-__all__ = ["Column", "PartitionIndex", "encode", "read_columns", "require_pyarrow"]
+__all__ = ["OFFSETS", "Column", "PartitionIndex", "read_columns", "require_pyarrow"]
 
 COLUMNS: Final = ("path", "offset", "size", "raw")
 ROWS: Final = 1 << 24  # that a partition may have: they take 20 bytes each, and may be written in next to none
@@ -236,41 +235,3 @@ def _data(value: str | bytes, row: int) -> bytes:
                 raise ValueError(f"the base64 text of row {row} is damaged: {e}") from e
         case str():
             return value.encode()
-
-
-def encode(partition: Partition) -> bytes:
-    """Return the bytes of a parquet file with the rows of ``partition``, readable by fsspec as well.
-
-    The column of data is there only where it is needed. Data that is empty stands for an
-    empty range at offset 0, which would mean the whole target.
-    """
-    pa, parquet = require_pyarrow()
-    absent = partition.targets == ABSENT
-    empty = ~absent & (partition.lengths == 0) & (partition.offsets == 0)
-    inline = dict(partition.inline) | dict.fromkeys(np.flatnonzero(empty).tolist(), b"")
-    absent |= empty
-    lengths = np.where(absent | (partition.lengths == WHOLE), 0, partition.lengths).astype(np.int64)
-    offsets = np.where(absent, 0, partition.offsets).astype(np.int64)
-    codes = pa.array(np.where(absent, 0, partition.targets).astype(np.int32), mask=absent)
-    urls = pa.array(partition.urls or [""], pa.string())
-    columns = [pa.DictionaryArray.from_arrays(codes, urls).cast(pa.string()), pa.array(offsets), pa.array(lengths)]
-    fields = [
-        pa.field("path", pa.string()),
-        pa.field("offset", pa.int64(), nullable=False),  # or else pandas makes inexact fractions of them
-        pa.field("size", pa.int64(), nullable=False),
-    ]
-    if inline:
-        columns.append(pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition)))
-        fields.append(pa.field("raw", pa.binary()))
-    out = io.BytesIO()
-    parquet.write_table(
-        pa.table(columns, schema=pa.schema(fields)),
-        out,
-        compression="zstd",
-        use_dictionary=["path"],
-        write_statistics=["offset", "size"],  # without, pandas takes them for columns with nulls, and makes floats
-        store_schema=False,
-        write_page_checksum=True,
-        row_group_size=max(len(partition), 1),
-    )
-    return out.getvalue()

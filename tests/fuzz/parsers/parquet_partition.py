@@ -65,13 +65,13 @@ def one_input(data: bytes) -> None:
     assert len(partition) == 8
     rows = partition.present(0, 8)
     sizes = partition.sizes(rows)
-    for (row, value), size in zip(partition.items(), sizes, strict=True):
+    for row, size in zip(rows, sizes, strict=True):
         assert 0 <= row < 8
-        match value:
+        match partition.value(row):
             case Row(target, offset, length):
                 assert isinstance(partition.urls[target], str)
                 assert offset >= 0
                 assert offset + (length or 0) < 2**63
                 assert length == size
-            case bytes():
-                assert len(value) == size
+            case bytes(data):
+                assert len(data) == size

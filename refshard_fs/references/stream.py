@@ -1,0 +1,147 @@
+"""A reference set as writers take it: its documents, then its chunks a partition at a time. No I/O here.
+
+What a format cannot hold is a ManifestError that names the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Row
+from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keyspace import place
+from refshard_fs.core.model import Steps
+from refshard_fs.errors import ManifestError
+from refshard_fs.references.partition import Partition, PartitionBuilder
+from refshard_fs.references.pins import Pins
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.values import decode
+
+__all__ = ["FlatStream", "ReferenceStream", "Respell", "check_representable", "open_end"]
+
+# Returns a URL as it is to be spelled in the set that is written.
+Respell = Callable[[str | None], str | None]
+
+
+class ReferenceStream(Protocol):
+    """What a writer of references needs. Whatever is no chunk with a place in ``grids`` is a document."""
+
+    def pins(self) -> dict[str, Any] | None:
+        """Return the JSON value of the set's pins; None if it has none."""
+
+    is_at_hand: bool  # whether going through it takes no reads
+
+    @property
+    def grids(self) -> Mapping[str, ChunkGrid]:
+        """The chunk grids of all arrays, by path."""
+
+    def documents(self) -> Iterator[tuple[str, Any]]:
+        """Yield key and value of all documents, as version 0 JSON has them; data that is no text, as bytes."""
+
+    def ranges(self, array: str, size: int) -> Steps[list[range]]:
+        """Return the chunk numbers of the partitions of ``size`` rows that may hold chunks, ascending."""
+
+    def partition(self, array: str, numbers: range) -> Steps[Partition]:
+        """Return the references of chunks ``numbers``; a URL may be None, the default target."""
+
+
+class FlatStream:
+    """The stream of a set in columns."""
+
+    is_at_hand = True
+
+    def __init__(
+        self,
+        refs: ReferenceSet,
+        respell: Respell,
+        extras: Mapping[str, Mapping[int, Mapping[str, str]]] | None = None,
+        *,
+        pins_as_extras: bool = False,
+    ) -> None:
+        """Take a set, and what only chunk manifests can say of its chunks: with ``pins_as_extras``, pins too."""
+        self.grids = refs.grids
+        self._extras = extras or {}
+        self._tables = refs.tables
+        self._urls = [respell(url) for url in refs.urls]
+        self._pins = refs.pins
+        self._each_pin = refs.pins if pins_as_extras else None
+        self._documents: list[tuple[str, Any]] = []
+        self._inline: dict[str, dict[int, bytes]] = {}
+        for key, value in refs.side.items():
+            at = place(self.grids, key)
+            if at is None or isinstance(value, Row):
+                document = value.spelled(self._urls[value.target]) if isinstance(value, Row) else value
+                self._documents.append((key, document))
+                continue
+            try:
+                self._inline.setdefault(at.array, {})[at.number] = decode(value)
+            except ValueError as e:
+                raise ManifestError(f"{key!r}: {e}") from e
+
+    def pins(self) -> dict[str, Any] | None:
+        return None if self._pins is None else self._pins.spelled(self._urls)
+
+    def documents(self) -> Iterator[tuple[str, Any]]:
+        yield from self._documents
+
+    def ranges(self, array: str, size: int) -> Steps[list[range]]:
+        yield from ()
+        stop = self.grids[array].size
+        places = {number // size for number in (*self._inline.get(array, ()), *self._extras.get(array, ()))}
+        places.update(np.unique(self._tables[array].present() // np.uint64(size)).tolist())
+        return [range(i * size, min((i + 1) * size, stop)) for i in sorted(places)]
+
+    def partition(self, array: str, numbers: range) -> Steps[Partition]:
+        yield from ()
+        table = self._tables[array]
+        part, rows = slice(numbers.start, numbers.stop), slice(None)
+        index: Any = rows
+        if table.numbers is not None:
+            first, last = table.numbers.searchsorted(np.array([numbers.start, numbers.stop], np.uint64)).tolist()
+            part = slice(first, last)
+            index = (table.numbers[part] - np.uint64(numbers.start)).astype(np.int64)
+        builder = PartitionBuilder(len(numbers))
+        builder.put(index, self._urls, table.targets[part], table.offsets[part], table.lengths[part])
+        inline, extras = self._inline.get(array, {}), self._extras.get(array, {})
+        builder.inline.update((n - numbers.start, inline[n]) for n in inline.keys() & numbers)
+        checks = {} if self._each_pin is None else _checks(self._each_pin, table, numbers)
+        checks |= {n - numbers.start: dict(extras[n]) for n in extras.keys() & numbers}
+        return builder.finish(checks)
+
+
+def _checks(pins: Pins, table: ChunkTable, numbers: range) -> dict[int, dict[str, str]]:
+    """Return the ETags and times of the chunks ``numbers``, by their places among these."""
+    found = {}
+    for number in table.present(numbers.start, numbers.stop).tolist():
+        row = table.row(number)
+        pin = None if row is None else pins.pin(row.target)
+        if pin is not None:
+            facts = {"etag": pin.etag, "last_modified": pin.last_modified}
+            found[number - numbers.start] = {name: value for name, value in facts.items() if value is not None}
+    return {row: checks for row, checks in found.items() if checks}
+
+
+def check_representable(array: str, grid: ChunkGrid, numbers: range, partition: Partition) -> None:
+    """Raise ManifestError for what a chunk manifest says and a JSON or parquet set cannot."""
+    for row, extras in partition.extras.items():
+        key = join(array, grid.tail(numbers.start + row))
+        what = " and ".join(extras)
+        raise ManifestError(
+            f"{key!r} has {what}, which a reference set cannot hold: only format='chunk-manifest' can"
+            if what
+            else f"{key!r} is empty on purpose, which a reference set cannot say: only format='chunk-manifest' can"
+        )
+    open_ends = (partition.lengths == WHOLE) & (partition.offsets > 0) & (partition.targets != ABSENT)
+    for row in np.flatnonzero(open_ends).tolist():
+        raise open_end(join(array, grid.tail(numbers.start + row)), int(partition.offsets[row]))
+
+
+def open_end(key: str, offset: int) -> ManifestError:
+    """Return the error that says that ``key`` reaches from within a target to its end."""
+    return ManifestError(
+        f"{key!r} begins at byte {offset} of its target and ends with it, which a reference set cannot say: give its "
+        "length, or write it with format='chunk-manifest'"
+    )
