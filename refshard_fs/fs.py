@@ -53,8 +53,7 @@ from refshard_fs.writing.options import (
     overlay_for,
 )
 from refshard_fs.writing.references import WritableReferences
-from refshard_fs.writing.transaction import OverlayTransaction
-from refshard_fs.writing.writer import Writer
+from refshard_fs.writing.writer import OverlayTransaction, Writer
 
 if TYPE_CHECKING:
     from refshard_fs.references.reference_set import ReferenceSet

@@ -33,7 +33,7 @@ from refshard_fs.writing.hierarchy import commit_hierarchy
 from refshard_fs.writing.options import READ_AS, WriteOptions, format_named
 from refshard_fs.writing.parquet import commit_parquet
 from refshard_fs.writing.save import Compressed, save_json
-from refshard_fs.writing.shard_edits import shard_edits
+from refshard_fs.writing.shards import shard_edits
 
 __all__ = ["COMMITTERS", "Committing", "HIERARCHY", "commit", "format_of", "manifests_of", "waits"]
 

@@ -33,9 +33,8 @@ from refshard_fs.sharding.layout import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version
 from refshard_fs.targets.transfers import sum_of
 from refshard_fs.writing.committer import Committing
-from refshard_fs.writing.costs import costs_of
 from refshard_fs.writing.options import takes_objects
-from refshard_fs.writing.planning import Plan, ShardPlan, packed, planned
+from refshard_fs.writing.shards import Plan, ShardPlan, costs_of, packed, planned
 
 __all__ = ["HierarchyCommit", "WrittenVersions", "commit_hierarchy", "written_versions"]
 

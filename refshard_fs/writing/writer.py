@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fsspec.transaction import Transaction
+
 from refshard_fs.core.edited_keyspace import EditedKeySpace
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keyspace import KeySpace
@@ -15,7 +17,7 @@ from refshard_fs.writing.commit import waits
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import StagedValues, Values, clear, merge
 
-__all__ = ["Writer"]
+__all__ = ["OverlayTransaction", "Writer"]
 
 _ELSEWHERE = (
     "this filesystem came from another process, and writes for that: what was written here is safe, and is committed, "
@@ -88,7 +90,7 @@ class Writer:
 
     def commit(self) -> None:
         """Make all that was written durable in the source."""
-        from refshard_fs.writing.costs import costs_of  # what commits: who reads need not wait for it
+        from refshard_fs.writing.shards import costs_of  # what commits: who reads need not wait for it
 
         self._refuse_elsewhere()
         self._commit()
@@ -158,7 +160,7 @@ class Writer:
 
         Others will refer to their objects, of which none is removed from now on.
         """
-        from refshard_fs.writing.shard_edits import shard_edits  # as in `commit`
+        from refshard_fs.writing.shards import shard_edits  # as in `commit`
 
         keyspace = self.session.open()
         match keyspace:
@@ -209,3 +211,33 @@ class Writer:
             values = self._opened_values()
             if values is not None:  # it is open, and no other thread has begun anew meanwhile
                 return values
+
+
+class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped
+    """All or nothing: what was written meanwhile, through the filesystem or others that share its overlay.
+
+    If the commit itself fails, all is kept in the overlay, to be committed again, saved elsewhere or discarded.
+    """
+
+    fs: Any
+
+    def __init__(self, fs: Any, **kwargs: Any) -> None:
+        super().__init__(fs, **kwargs)
+        self._begin()  # fsspec's `start_transaction` never calls `start`
+
+    def start(self) -> None:
+        super().start()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._savepoint = self.fs._writing("begin a transaction").savepoint()
+
+    def complete(self, commit: bool = True) -> None:
+        fs, self.fs = self.fs, None
+        fs._intrans = False
+        fs._transaction = None
+        writer = fs._writing("commit")
+        if commit:
+            writer.end_transaction()
+        else:
+            writer.roll_back(self._savepoint)

@@ -1,4 +1,4 @@
-"""A process that is killed in mid-commit: all shards are the old ones or all are the new, and the next commit works."""
+"""A process that is killed in mid-commit: each shard is the old one or the new, and the next commit works."""
 
 from __future__ import annotations
 
@@ -69,26 +69,26 @@ def rounds(tmp_path: Path, count: int) -> None:
 
 def _rounds(tmp_path: Path, count: int, writers: subprocess.Popen[str]) -> None:
     chance = random.Random(1)
-    generation, held, complete = 0, set[int](), False
+    generation, rows, complete = 0, list[set[int]]([set()] * ROWS), False
     for _ in range(count):
         said = _killed(writers, generation, chance)
-        allowed = {said, said + 1} if said is not None else {*held, generation + 1}
         fs = opened(tmp_path)
-        found = [_values(fs, row) for row in range(ROWS) if fs.exists(f"a/c/{row}/0")]
-        assert all(len(values) == 1 for values in found), "no shard is torn"
-        held = {value for values in found for value in values}
-        assert held <= allowed, "what was committed is there, and nothing older"
-        assert len(held) <= 1, "no commit is there in part"
+        found = [_values(fs, row) if fs.exists(f"a/c/{row}/0") else set[int]() for row in range(ROWS)]
+        for values, before in zip(found, rows, strict=True):
+            assert len(values) <= 1, "no shard is torn"
+            allowed = {said, said + 1} if said is not None else {*before, generation + 1}
+            assert values <= allowed, "what was committed is there, and nothing older"
         complete = complete or said is not None
-        assert len(found) == ROWS or not complete
-        generation = max(generation + 1, *held, 0)
+        assert all(found) or not complete
+        rows = found
+        generation = max(generation + 1, *(value for values in rows for value in values), 0)
     fs = opened(tmp_path)
     for row in range(ROWS):
         fs.pipe_file(f"a/c/{row}/3", bytes(8192))
     fs.commit()
     assert list((tmp_path / "a").rglob("*.tmp")) == [], "what the killed left is gone"
     fs = opened(tmp_path)
-    assert all(_values(fs, row) <= held for row in range(ROWS))
+    assert [_values(fs, row) for row in range(ROWS)] == rows
     assert all(fs.cat_file(f"a/c/{row}/3") == bytes(8192) for row in range(ROWS))
 
 

@@ -1,37 +1,48 @@
-"""What edits of a hierarchy's keys mean for its objects: which are put, which are put together, which go. No I/O here.
+"""What edits of keys mean for what is stored: which objects are put, which shards are rewritten, what goes.
 
-Keys are those that the view shows. Inner chunks are gathered by shard, documents turned back into those of the sharded
-arrays, and prefixes that were removed into the objects below them.
+Keys are those that the view shows. `planned` gathers inner chunks by shard, turns documents back into those of the
+sharded arrays, and prefixes that were removed into the objects below them; `packed` puts a shard together. A set of
+references has no place for a shard: `shard_edits` makes each one that changes an object of its own (or, if it is
+small, a value), which the set then refers to. `CostlyWrites` warns of what could take fewer reads and writes.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edited_keyspace import grid_of
-from refshard_fs.core.edits import REMOVED, Edits
+from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
+from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.spool import Spooled, buffers
-from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.core.zarrmeta import is_metadata
+from refshard_fs.errors import CostlyPattern, DamagedIndex, ManifestError
+from refshard_fs.session.collect import Run
+from refshard_fs.session.overlay import Overlay
 from refshard_fs.sharding.layout import Buffer, Misfit, ShardLayout
 from refshard_fs.sharding.places import ChunkInShard, in_shard, inside
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import restored
+from refshard_fs.writing.staging import Values
 
-__all__ = ["Growth", "Plan", "ShardPlan", "array_at", "bytes_of", "growth", "keys_of", "packed", "planned"]
+__all__ = ["Growth", "Plan", "ShardPlan", "costs_of", "packed", "planned", "shard_edits"]
 
-# ----------------------------------------------------------------------------------------------------
-# Arrays that a commit makes longer: they begin empty there, whatever a commit that was cut short left. No I/O here.
+# ------------------------------------------------------------------ arrays that a commit makes longer
 
 
 class Growth(NamedTuple):
-    """The chunks of the array ``path`` before and after, as they are shown, and how they lie in shards."""
+    """The chunks of the array ``path`` before and after, as they are shown, and how they lie in shards.
+
+    It begins empty there, whatever a commit that was cut short left.
+    """
 
     path: str
     before: tuple[int, ...]
@@ -74,7 +85,9 @@ class Growth(NamedTuple):
             yield from itertools.product(*kept, range(before, after), *map(range, counts[axis + 1 :]))
 
 
-def growth(keyspace: KeySpace, key: str, written: bytes, path: str, layout: ShardLayout | None) -> Steps[Growth | None]:
+def _growth(
+    keyspace: KeySpace, key: str, written: bytes, path: str, layout: ShardLayout | None
+) -> Steps[Growth | None]:
     """Return how the array ``path``, whose document ``key`` is now ``written``, grows; None if it does not."""
     entry = yield from keyspace.lookup(key)
     if entry is None:
@@ -83,6 +96,9 @@ def growth(keyspace: KeySpace, key: str, written: bytes, path: str, layout: Shar
     if old is None or new is None or old.encoding != new.encoding or len(old.counts) != len(new.counts):
         return None
     return Growth(path, old.counts, new, layout) if any(map(int.__lt__, old.counts, new.counts)) else None
+
+
+# ------------------------------------------------------------------ the plan of a commit
 
 
 _NODES: Final = ("zarr.json", ".zarray", ".zmetadata")  # documents in which arrays are described
@@ -146,7 +162,7 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
                     layouts |= {path: layout for path, layout in found.layouts.items() if path == parent(key)[0]}
             path, name = parent(key)
             if name in ("zarr.json", ".zarray") and not edits.hides(key):
-                longer = yield from growth(keyspace, key, written, path, layouts.get(path))
+                longer = yield from _growth(keyspace, key, written, path, layouts.get(path))
                 grown |= {} if longer is None else {path: longer}
     arrays = _Arrays(view, edits, layouts)
     whole, within = yield from _prefixes(view, arrays, edits)
@@ -174,24 +190,6 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
         list(arrays.replaced),
         list(grown.values()),
     )
-
-
-def array_at(keyspace: KeySpace, edits: Edits, key: str) -> Steps[tuple[str, ShardLayout | None]]:
-    """Return the array that ``key`` lies below once ``edits`` are made, and how its shards are laid out, if it has any.
-
-    Raises ManifestError as `planned` does.
-    """
-    view = keyspace if isinstance(keyspace, ShardView) else None
-    layouts: dict[str, ShardLayout | None] = {}
-    for path in _above(key) if view is not None else ():
-        for name in ("zarr.json", ".zarray"):
-            document = join(path, name)
-            edit = edits.get(document)
-            match edit:
-                case Inline() | Spooled() if view is not None:
-                    found = yield from restored(view, document, bytes_of(edit))
-                    layouts |= {array: layout for array, layout in found.layouts.items() if array == path}
-    return (yield from _Arrays(view, edits, layouts).of(key))
 
 
 class _Arrays:
@@ -331,3 +329,116 @@ def _order(key: str) -> tuple[bool, int, int, str]:
     path, name = parent(key)
     depth = path.count("/") + 1 if path else 0
     return not path, -depth, _LAST.index(name) if name in _LAST else -1, key
+
+
+# ------------------------------------------------------------------ shards of sets of references
+
+
+def shard_edits(view: ShardView, edits: Edits, run: Run, overlay: Overlay, values: Values) -> Edits:
+    """Return what ``edits`` of the keys of ``view`` are as edits of the keys of its base; ``values`` takes the shards.
+
+    Raises ManifestError where the shards of an array cannot hold it as it was written, DamagedIndex for an old shard
+    that is damaged.
+    """
+
+    def at_hand(key: str, edit: Edit) -> Edit:
+        match edit:
+            case Span() if view.is_inner(key):
+                return overlay.spool.keep(run(key, partial(_bytes, edit)))
+        return edit
+
+    plan: Plan = run("", partial(planned, view, edits.resolved(at_hand)))
+    made = Edits()
+    for prefix in plan.prefixes:
+        made.remove_below(prefix)
+    for path in plan.replaced:
+        for key in run(path, partial(keys_of, view.base, path)):
+            if not is_metadata(key):
+                made.put(key, REMOVED)
+    for key in plan.removed:
+        made.put(key, REMOVED)
+    for key, document in plan.documents:
+        made.put(key, Inline(document))
+    for key, edit in plan.data.items():
+        made.put(key, edit if isinstance(edit, Span) else values.stored(buffers([edit])))
+    for shard in plan.shards:
+        made.put(shard.key, _put(shard, view, run, overlay, values))
+    return made
+
+
+def _put(shard: ShardPlan, view: ShardView, run: Run, overlay: Overlay, values: Values) -> Edit:
+    if shard.goes:
+        return REMOVED
+    url, old = run(shard.key, partial(_old, view, shard.key)) if shard.old else ("", None)
+    costs_of(overlay).put(shard.key, shard.array, len(shard.changes), read=old is not None)
+    parts = packed(shard, old, url)
+    return REMOVED if parts is None else values.stored(parts)
+
+
+def _old(view: ShardView, key: str) -> Steps[tuple[str, Buffer | None]]:
+    """Return where the shard ``key`` lies, and its bytes; None if there is none."""
+    entry = yield from view.base.lookup(key)
+    match entry:
+        case None:
+            return "", None
+        case Inline(data):
+            return "", data
+        case Span(url) | Packed(Span(url)):
+            found: bytes | None = yield Load(entry, Raw())
+            return url, found
+
+
+def _bytes(span: Span) -> Steps[bytes]:
+    found: bytes = yield Load(span, Raw())
+    return found
+
+
+# ------------------------------------------------------------------ costly patterns
+
+
+OFTEN: Final = 3  # commits that rewrite one shard, from which on that is called costly
+
+
+class CostlyWrites:
+    """What commits of one overlay cost, so as to tell of costly patterns: once for each array and kind."""
+
+    def __init__(self) -> None:
+        self._rewritten: dict[str, int] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._untold: list[str] = []
+
+    def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
+        """Take note of a shard of which so many ``chunks`` were put, and whether it was ``read`` first."""
+        times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
+        if times >= OFTEN:
+            self._tell(
+                array,
+                "often",
+                f"shard {shard!r} was written {times} times, once for each commit: "
+                "write what belongs together within one `with fs.transaction:`",
+            )
+        if read:
+            self._tell(
+                array,
+                "read",
+                f"{chunks} chunks of shard {shard!r} were written, and the rest had to be read: "
+                "writing whole shards in one commit takes no reads",
+            )
+
+    def _tell(self, array: str, kind: str, text: str) -> None:
+        if (array, kind) not in self._told:
+            self._told.add((array, kind))
+            self._untold.append(f"array {array!r}: {text}")
+
+    def tell(self) -> None:
+        """Warn of what was noted; once the commit is made, and known to be: a warning may be an error to some."""
+        while self._untold:
+            warnings.warn(self._untold.pop(0), CostlyPattern, stacklevel=4)
+
+
+_costs: weakref.WeakKeyDictionary[Overlay, CostlyWrites] = weakref.WeakKeyDictionary()
+
+
+def costs_of(overlay: Overlay) -> CostlyWrites:
+    """Return the one record of what the commits of ``overlay`` cost."""
+    return _costs.setdefault(overlay, CostlyWrites())
