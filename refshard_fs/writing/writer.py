@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fsspec.transaction import Transaction
 
 from refshard_fs.core.edited_keyspace import EditedKeySpace
