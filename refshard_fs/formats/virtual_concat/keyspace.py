@@ -256,6 +256,8 @@ class ConcatKeySpace(KeySpace):
             chunks = [Listed(head, None, True) if below else Listed(head, len(self._values))]
         elif not chunks:
             chunks = yield from self._in_all_parts(path, array, grid, ())
+            if chunks and grid.leading("") is None:
+                chunks = [Listed("c", None, True)]
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
     def _in_all_parts(
