@@ -10,7 +10,17 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["ChunkDirectory", "ChunkGrid", "ChunkKeyEncoding", "is_number", "is_within", "join", "normalise", "parent"]
+__all__ = [
+    "ChunkDirectory",
+    "ChunkGrid",
+    "ChunkKeyEncoding",
+    "add_to_tree",
+    "is_number",
+    "is_within",
+    "join",
+    "normalise",
+    "parent",
+]
 
 _RUNS = re.compile(r"/{2,}")
 _SMALL = {str(number): number for number in range(2048)}  # found sooner than made, and only as a key spells them
@@ -46,6 +56,18 @@ def is_number(text: str) -> bool:
 def is_within(key: str, prefix: str) -> bool:
     """Whether ``key`` is ``prefix`` or lies below it; a prefix ends at a slash."""
     return not prefix or key == prefix or key.startswith(prefix + "/")
+
+
+def add_to_tree(tree: dict[str, dict[str, bool]], path: str, *, is_directory: bool = False) -> None:
+    """Add ``path``, and the directories on the way to it, to ``tree``: directory → name → whether that is one too."""
+    while path:
+        directory, name = parent(path)
+        below = tree.setdefault(directory, {})
+        known = below.get(name)
+        if known or known == is_directory:
+            return
+        below[name] = is_directory
+        path, is_directory = directory, True
 
 
 class ChunkKeyEncoding(msgspec.Struct, frozen=True):

@@ -90,8 +90,8 @@ def test_entries_become_columns() -> None:
     assert found.source(3) is None
     assert found.is_empty(3)
     assert not found.is_empty(4)
-    assert found.inline(found.source(6)) == b"abc"
-    assert found.inline(found.source(7)) == b"\xff\0"
+    assert found.source(6).data == b"abc"
+    assert found.source(7).data == b"\xff\0"
     first = found.source(0)
     assert (first.offset, first.length, first.checksum) == (7, None, "md5:00")
     assert (first.pin.etag, first.pin.last_modified) == ("e", "2024-01-01")

@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.checksums import checked
 from refshard_fs.core.documents import Shown, grid_of
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Span, Steps
 from refshard_fs.core.zarrmeta import lost, names_codecs
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.chunk_manifest import NAME
+from refshard_fs.formats.chunk_manifest.entries import Source
 from refshard_fs.references.resolving import resolver
 from refshard_fs.security import policy
 
@@ -124,13 +126,17 @@ class Origin:
         except ManifestError as e:
             raise ManifestError(f"{where}: {e}" if key is None else f"{where}: {key!r}: {e}") from e
 
-    def entry(
-        self, path: str, offset: int, length: int | None, pin: Pin | None, base: KeySpace | None, where: str, key: str
-    ) -> Steps[Entry]:
-        """Return the range of ``path`` that the manifest ``where`` names for ``key``; ``base`` is the source around it.
+    def entry(self, source: Source, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
+        """Return the entry of ``source``, which the manifest ``where`` names for ``key``; ``base`` is what it lies in.
 
-        Raises ReferenceNotReachable where there is none of ``path``, or less of it, among the keys of ``base``.
+        Raises ReferenceNotReachable where its path is none of the keys of ``base``, or there is less of it.
         """
+        if source.path is None:
+            return checked(Inline(source.data), source.checksum, where, key)
+        return checked((yield from self._range(source.path, source, base, where, key)), source.checksum, where, key)
+
+    def _range(self, path: str, source: Source, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
+        offset, length, pin = source.offset, source.length, source.pin
         match self.place(path, where, key):
             case Url(url):
                 return Span(url, offset, None if length is None else offset + length, pin=pin)

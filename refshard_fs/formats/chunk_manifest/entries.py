@@ -8,23 +8,15 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.model import Pin
 from refshard_fs.errors import ManifestError
 
-__all__ = [
-    "Entries",
-    "JsonEntry",
-    "JsonPrefix",
-    "PREFIX",
-    "check_members",
-    "data_of",
-    "entries_in",
-    "span_of",
-]
+__all__ = ["Entries", "JsonEntry", "JsonPrefix", "PREFIX", "Source", "check", "entries_in", "source_of"]
 
 PREFIX: Final = "prefix"  # the one member of a manifest that is no key
 MOST: Final = 2**63  # offsets and lengths, and their sums, are less
@@ -40,6 +32,11 @@ class JsonEntry(msgspec.Struct, gc=False):
     etag: str | None = None
     last_modified: str | None = None
     checksum: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the manifest says of the key that there is nothing, on purpose."""
+        return self.path is None and self.data is None
 
 
 class JsonPrefix(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,7 +70,7 @@ def entries_in(data: bytes, where: str) -> Entries:
         prefixes = _prefixes.decode(data).prefix if keys.pop(PREFIX, None) is not None else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise _explained(data, where, e) from e
-    unsaid = [key for key, entry in keys.items() if entry.path is None and entry.data is None]
+    unsaid = [key for key, entry in keys.items() if entry.is_empty]
     if unsaid:
         spelled = _raw.decode(data)
         for key in unsaid:
@@ -99,35 +96,48 @@ def _explained(data: bytes, where: str, error: Exception) -> ManifestError:
     return ManifestError(f"{where}: {error}")
 
 
-def span_of(entry: JsonEntry, key: str, where: str) -> tuple[int, int | None]:
-    """Return offset and length (None: to the end); ManifestError where they are no range."""
-    offset, length = entry.offset or 0, entry.length
-    if offset < 0 or (length is not None and length < 0) or offset + (length or 0) >= MOST:
-        raise ManifestError(f"{where}: {key!r} has the offset {entry.offset} and the length {length}")
-    return offset, length
+class Source(NamedTuple):
+    """Where a value comes from: a range of ``path``, or ``data`` of the manifest; and what must be true of it."""
+
+    path: str | None
+    offset: int = 0
+    length: int | None = None
+    pin: Pin | None = None
+    checksum: str | None = None
+    data: bytes = b""
 
 
-def data_of(entry: JsonEntry, key: str, where: str) -> bytes:
-    """Return inline data: text, base64 text, or the JSON of an object."""
-    match entry.data:
-        case str(text) if text.startswith("base64:"):
-            try:
-                return base64.b64decode("".join(text[7:].split()), validate=True)
-            except binascii.Error as e:
-                raise ManifestError(f"{where}: {key!r}: its base64 text is damaged: {e}") from e
-        case str(text):
-            return text.encode("utf-8", "surrogatepass")
-        case dict(document):
-            return zarrmeta.dumps(document)
-    raise ManifestError(f"{where}: {key!r} has no data")
+def source_of(entry: JsonEntry, key: str, where: str) -> Source | None:
+    """Return where the value of ``key`` comes from; None if it is empty, ManifestError where the entry cannot be."""
+    check(entry, key, where)
+    if entry.path is None:
+        return None if entry.data is None else Source(None, checksum=entry.checksum, data=_data(entry.data, key, where))
+    is_pinned = entry.etag is not None or entry.last_modified is not None
+    pin = Pin(entry.etag, entry.last_modified) if is_pinned else None
+    return Source(entry.path, entry.offset or 0, entry.length, pin, entry.checksum)
 
 
-def check_members(entry: JsonEntry, key: str, where: str) -> None:
-    """Raise ManifestError where an entry says two things at once."""
+def check(entry: JsonEntry, key: str, where: str) -> None:
+    """Raise ManifestError where an entry says two things at once, or names no range."""
+    offset, length = entry.offset, entry.length
     if entry.path is not None and entry.data is not None:
         raise ManifestError(f"{where}: {key!r} has both path and data")
-    ranged = entry.offset is not None or entry.length is not None
-    if entry.data is not None and (ranged or entry.etag is not None or entry.last_modified is not None):
+    is_ranged = offset is not None or length is not None
+    if entry.data is not None and (is_ranged or entry.etag is not None or entry.last_modified is not None):
         raise ManifestError(f"{where}: {key!r} has data, and so no offset, length, etag or last_modified")
     if entry.path == "":
         raise ManifestError(f"{where}: {key!r} has an empty path")
+    if is_ranged and (min(offset or 0, length or 0) < 0 or (offset or 0) + (length or 0) >= MOST):
+        raise ManifestError(f"{where}: {key!r} has the offset {offset} and the length {length}")
+
+
+def _data(data: str | dict[str, Any], key: str, where: str) -> bytes:
+    """Return inline data: text, base64 text, or the JSON of an object."""
+    if isinstance(data, dict):
+        return zarrmeta.dumps(data)
+    if not data.startswith("base64:"):
+        return data.encode("utf-8", "surrogatepass")
+    try:
+        return base64.b64decode("".join(data[7:].split()), validate=True)
+    except binascii.Error as e:
+        raise ManifestError(f"{where}: {key!r}: its base64 text is damaged: {e}") from e

@@ -14,21 +14,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, UInt64s
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Pin
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest.entries import (
-    JsonEntry,
-    JsonPrefix,
-    check_members,
-    data_of,
-    entries_in,
-    span_of,
-)
+from refshard_fs.formats.chunk_manifest.entries import JsonPrefix, Source, entries_in, source_of
 
-__all__ = ["ChunkManifest", "ManifestIndex", "Prefix", "Source", "parse"]
+__all__ = ["ChunkManifest", "ManifestIndex", "Prefix", "parse"]
 
 _SEPARATORS = (".", "/")
 
@@ -46,16 +39,6 @@ class Prefix(NamedTuple):
     def url(self, coords: Sequence[int]) -> str:
         """Return the URL, as the manifest spells it, of the chunk at ``coords``."""
         return self.path + self.separator.join(map(str, coords[len(self.fixed) :]))
-
-
-class Source(NamedTuple):
-    """Where a chunk comes from: a range of ``path`` (None: the manifest's own bytes), and what must be true of it."""
-
-    path: str | None
-    offset: int
-    length: int | None
-    pin: Pin | None = None
-    checksum: str | None = None
 
 
 class ChunkManifest:
@@ -107,11 +90,10 @@ class ChunkManifest:
             at = int(self._numbers.searchsorted(np.uint64(number)))
             if at < len(self._numbers) and self._numbers[at] == number:
                 checksum = self._checksums[at]
-        return Source(self._paths[row.target], row.offset, row.length, pin, checksum)
-
-    def inline(self, source: Source) -> bytes:
-        """Return the bytes of a source that is in the manifest itself."""
-        return self._data[source.offset : source.offset + (source.length or 0)]
+        path = self._paths[row.target]
+        if path is None:
+            return Source(None, checksum=checksum, data=self._data[row.offset : row.offset + (row.length or 0)])
+        return Source(path, row.offset, row.length, pin, checksum)
 
     def is_empty(self, number: int) -> bool:
         """Whether the manifest says of chunk ``number`` that it is empty."""
@@ -137,72 +119,45 @@ def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
     """Return the manifest in ``data``; ManifestError, which names ``where`` and the chunk key, if it is none."""
     spelled = entries_in(data, where)
     numbers, inside = _numbers(list(spelled.keys), grid, where)
-    gathering = _Gathering(where)
-    targets = np.full(len(numbers), ABSENT, np.uint32)
+    codes = np.full(len(numbers), ABSENT, np.uint32)
     offsets, lengths = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint64)
-    add = gathering.add
+    targets: dict[tuple[str | None, str | None, str | None], int] = {}
+    inline: list[bytes] = []
+    used = 0  # bytes of inline data so far
+    sums: list[tuple[int, str]] = []
     for i, (key, entry) in enumerate(spelled.keys.items()):
-        row = add(key, entry)
-        if row is not None:
-            targets[i], offsets[i] = row.target, row.offset
-            lengths[i] = WHOLE if row.length is None else row.length
-    there = inside & (targets != ABSENT)
-    part = Part(numbers[there], targets[there], offsets[there], lengths[there])
-    keys = list(spelled.keys)
-    sums = sorted((int(numbers[i]), sum_) for i, sum_ in gathering.sums(keys) if inside[i])
+        source = source_of(entry, key, where)
+        if entry.checksum is not None and inside[i]:
+            sums.append((int(numbers[i]), entry.checksum))
+        if source is None:
+            continue
+        target = source.path, entry.etag, entry.last_modified
+        codes[i] = targets.setdefault(target, len(targets))
+        offsets[i] = source.offset
+        lengths[i] = WHOLE if source.length is None else source.length
+        if source.path is None:
+            offsets[i], lengths[i] = used, len(source.data)
+            inline.append(source.data)
+            used += len(source.data)
+    there = inside & (codes != ABSENT)
+    sums.sort()
+    paths, etags, modified = (_texts([target[field] for target in targets]) for field in range(3))
     return ChunkManifest(
-        ChunkTable.from_parts(grid, [part]),
-        Texts.of(None if p is None else p.encode("utf-8", "surrogatepass") for p, _, _ in gathering.targets),
-        gathering.versions(),
-        b"".join(gathering.data),
-        np.sort(numbers[inside & (targets == ABSENT)]),
-        (np.array([n for n, _ in sums], np.uint64), Texts.of(sum_.encode() for _, sum_ in sums)),
+        ChunkTable.from_parts(grid, [Part(numbers[there], codes[there], offsets[there], lengths[there])]),
+        paths or Texts.of(None for _ in targets),
+        (etags, modified),
+        b"".join(inline),
+        np.sort(numbers[inside & (codes == ABSENT)]),
+        (np.array([number for number, _ in sums], np.uint64), Texts.of(found.encode() for _, found in sums)),
         prefixes_of(spelled.prefixes, len(grid.counts), where),
     )
 
 
-class _Gathering:
-    """Collects targets and data of entries."""
-
-    def __init__(self, where: str) -> None:
-        self.targets: dict[tuple[str | None, str | None, str | None], int] = {}
-        self.data: list[bytes] = []
-        self._size = 0
-        self._sums: dict[str, str] = {}
-        self._where = where
-
-    def add(self, key: str, entry: JsonEntry) -> Row | None:
-        """Return the reference of an entry; None if it is empty."""
-        if entry.checksum is not None:
-            self._sums[key] = entry.checksum
-        check_members(entry, key, self._where)
-        if entry.path is not None:
-            offset, length = span_of(entry, key, self._where)
-            return Row(self._target(entry.path, entry.etag, entry.last_modified), offset, length)
-        if entry.data is None:
-            return None
-        data = data_of(entry, key, self._where)
-        self.data.append(data)
-        self._size += len(data)
-        return Row(self._target(None, None, None), self._size - len(data), len(data))
-
-    def _target(self, *target: str | None) -> int:
-        path, etag, modified = target
-        return self.targets.setdefault((path, etag, modified), len(self.targets))
-
-    def sums(self, keys: Sequence[str]) -> list[tuple[int, str]]:
-        """Return place among ``keys`` and checksum, of those that have one."""
-        return [(i, self._sums[key]) for i, key in enumerate(keys) if key in self._sums] if self._sums else []
-
-    def versions(self) -> tuple[Texts | None, Texts | None]:
-        """Return ETags and times of the last change, a text for each target; None where there are none at all."""
-        return self._column(1), self._column(2)
-
-    def _column(self, i: int) -> Texts | None:
-        texts = [target[i] for target in self.targets]
-        if not any(text is not None for text in texts):
-            return None
-        return Texts.of(None if text is None else text.encode("utf-8", "surrogatepass") for text in texts)
+def _texts(texts: Sequence[str | None]) -> Texts | None:
+    """Return a text for each target; None where there are none at all."""
+    if all(text is None for text in texts):
+        return None
+    return Texts.of(None if text is None else text.encode("utf-8", "surrogatepass") for text in texts)
 
 
 def _numbers(keys: list[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, np.ndarray[Any, np.dtype[np.bool_]]]:

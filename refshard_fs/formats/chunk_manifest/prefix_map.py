@@ -7,26 +7,23 @@ its own: ``{"name": "chunk-manifest-json", "configuration": {"manifest": {...}}}
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.checksums import checked
 from refshard_fs.core.directories import by_name
 from refshard_fs.core.format import OpenOptions, Probe, check_size
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import join, normalise, parent
+from refshard_fs.core.keys import add_to_tree, join, normalise, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Steps
+from refshard_fs.core.version_3 import group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.declaration import Key, Origin, Url, declaration
-from refshard_fs.formats.chunk_manifest.entries import Entries, JsonEntry, check_members, data_of, entries_in, span_of
+from refshard_fs.formats.chunk_manifest.entries import Entries, JsonEntry, check, entries_in, source_of
 
 __all__ = ["Composite", "KeyMap", "KeyMapIndex", "open_"]
-
-_ROOT = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
 
 
 class KeyMap:
@@ -40,8 +37,7 @@ class KeyMap:
         self.prefixes: dict[str, str] = {}
         for key, entry in entries.keys.items():
             _check_key(key, key, where)
-            check_members(entry, key, where)
-            span_of(entry, key, where)
+            check(entry, key, where)
         for key, prefix in entries.prefixes.items():
             if key and not key.endswith("/"):
                 raise ManifestError(f"{where}: the prefix {key!r} does not end in a slash: it is no directory of keys")
@@ -68,7 +64,7 @@ class KeyMapIndex(msgspec.Struct, frozen=True):
 
 
 class _DocumentIndex(msgspec.Struct, frozen=True):
-    """Decodes a key map that is a document of its own."""
+    """Decodes a key map that is a document of its own. Where nothing says what its root is, that is a group."""
 
     where: str
 
@@ -79,8 +75,12 @@ class _DocumentIndex(msgspec.Struct, frozen=True):
             raise ManifestError(f"{self.where} is not JSON: {e}") from e
         match declaration(document):
             case bytes(manifest):
-                return KeyMapIndex(self.where).decode(manifest)
-        raise ManifestError(f"{self.where}: its configuration has no object 'manifest'")
+                keys = KeyMapIndex(self.where).decode(manifest)
+            case _:
+                raise ManifestError(f"{self.where}: its configuration has no object 'manifest'")
+        if "" not in keys.prefixes and keys.keys.keys().isdisjoint(zarrmeta.NODE_DOCUMENTS):
+            keys.keys["zarr.json"] = JsonEntry(data=group_3({}))
+        return keys
 
 
 class Composite(KeySpace):
@@ -99,7 +99,15 @@ class Composite(KeySpace):
                 case Key(key):
                     self._mounts[prefix] = key.rstrip("/")
         self._probed: set[str] = set()
-        self._tree = _tree([*keys.keys, *(f"{p}/" for p in keys.prefixes if p)], keys.keys)
+        self._tree: dict[str, dict[str, bool]] = {"": {}}
+        for prefix in keys.prefixes:
+            add_to_tree(self._tree, prefix, is_directory=True)
+        empty = [key for key, entry in keys.keys.items() if entry.is_empty]
+        for key in keys.keys.keys() - set(empty):
+            add_to_tree(self._tree, key)
+        for key in empty:  # what is not there makes no directory
+            if parent(key)[0] in self._tree:
+                add_to_tree(self._tree, key)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         entry = self._map.keys.get(key)
@@ -111,7 +119,7 @@ class Composite(KeySpace):
     def is_empty(self, key: str) -> Steps[bool]:
         yield from ()
         entry = self._map.keys.get(key)
-        return entry is not None and entry.path is None and entry.data is None
+        return entry is not None and entry.is_empty
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         owner, rest = yield from self._lister(prefix)
@@ -125,7 +133,7 @@ class Composite(KeySpace):
             entry = self._map.keys.get(key)
             if entry is None or is_directory:
                 merged[name] = Listed(name, None, True)
-            elif entry.path is None and entry.data is None:
+            elif entry.is_empty:
                 merged.pop(name, None)
             else:
                 found = yield from self._entry(key, entry)
@@ -163,56 +171,8 @@ class Composite(KeySpace):
         return owner, parent(rest)[0]
 
     def _entry(self, key: str, entry: JsonEntry) -> Steps[Entry | None]:
-        found: Entry
-        offset, length = span_of(entry, key, self._where)
-        if entry.data is not None:
-            found = Inline(data_of(entry, key, self._where))
-        elif entry.path is None:
-            return None
-        else:
-            is_pinned = entry.etag is not None or entry.last_modified is not None
-            pin = Pin(entry.etag, entry.last_modified) if is_pinned else None
-            found = yield from self._origin.entry(entry.path, offset, length, pin, self.base, self._where, key)
-        return checked(found, entry.checksum, self._where, key)
-
-
-def _tree(paths: list[str], keys: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
-    """Directory → name → whether that is one, of keys and of directories (those end in a slash)."""
-    tree: dict[str, dict[str, bool]] = {"": {}}
-    for path in paths:
-        is_directory = path.endswith("/")
-        key = path.removesuffix("/")
-        if not is_directory and keys[key].path is None and keys[key].data is None and parent(key)[0] not in tree:
-            continue  # what is not there makes no directory
-        while key:
-            directory, name = parent(key)
-            below = tree.setdefault(directory, {})
-            below[name] = below.get(name, False) or is_directory
-            key, is_directory = directory, True
-    return tree
-
-
-class _Rooted(KeySpace):
-    """A composite without a base: where nothing says what its root is, that is a group."""
-
-    def __init__(self, keys: Composite) -> None:
-        self.keys = keys
-
-    def lookup(self, key: str) -> Steps[Entry | None]:
-        found = yield from self.keys.lookup(key)
-        return Inline(_ROOT) if found is None and key == "zarr.json" else found
-
-    def is_empty(self, key: str) -> Steps[bool]:
-        return (yield from self.keys.is_empty(key))
-
-    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        names = yield from self.keys.children(prefix)
-        if prefix:
-            return names
-        return sorted([*(names or ()), Listed("zarr.json", len(_ROOT))], key=by_name)
-
-    def is_directory(self, prefix: str) -> Steps[bool]:
-        return not prefix or (yield from self.keys.is_directory(prefix))
+        source = source_of(entry, key, self._where)
+        return None if source is None else (yield from self._origin.entry(source, self.base, self._where, key))
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -224,6 +184,4 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     entry = Inline(probe.head) if whole else Span(probe.url, pin=pin)
     keys: KeyMap = yield Load(entry, _DocumentIndex(probe.url))
     origin = Origin("", None if probe.is_in_memory else Span(probe.url), options, has_keys=False)
-    composite = Composite(None, keys, origin, probe.url)
-    says_root = "" in keys.prefixes or not keys.keys.keys().isdisjoint(zarrmeta.NODE_DOCUMENTS)
-    return composite if says_root else _Rooted(composite)
+    return Composite(None, keys, origin, probe.url)

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.checksums import checked
 from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
 from refshard_fs.core.directories import Listing, by_name, chunks_below, has_chunks_below
 from refshard_fs.core.documents import Documents
@@ -26,7 +25,7 @@ from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Pi
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.declaration import MARK as DECLARED
 from refshard_fs.formats.chunk_manifest.declaration import Declared, Key, Origin, Unmapped, Url, key_beside
-from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, ManifestIndex, Prefix, Source
+from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, ManifestIndex, Prefix
 from refshard_fs.formats.chunk_manifest.prefix_map import Composite, KeyMapIndex
 from refshard_fs.security import policy
 
@@ -160,7 +159,7 @@ class ManifestView(View):
         manifest, origin, where = yield from self._manifest(path)
         source = manifest.source(number)
         if source is not None:
-            return (yield from self._entry(manifest, source, origin, where, key))
+            return (yield from origin.entry(source, self.base, where, key))
         prefix = None if manifest.is_empty(number) else manifest.prefix(coords)
         if prefix is None:
             return None
@@ -230,19 +229,6 @@ class ManifestView(View):
         pinned = entry.pin.size if isinstance(entry, Span) and entry.pin is not None else None
         check_size(entry.size if pinned is None else pinned, self._options.max_manifest_bytes, where)
         return _Lookup(Load(entry, KeyMapIndex(where) if grid is None else ManifestIndex(where, grid)), origin, where)
-
-    def _entry(
-        self, manifest: ChunkManifest, source: Source, origin: Origin, where: str, key: str
-    ) -> Steps[Entry | None]:
-        """Return the entry of chunk ``key``, which comes from ``source``."""
-        entry: Entry
-        if source.path is None:
-            entry = Inline(manifest.inline(source))
-        else:
-            entry = yield from origin.entry(
-                source.path, source.offset, source.length, source.pin, self.base, where, key
-            )
-        return checked(entry, source.checksum, where, key)
 
     # ------------------------------------------------------------------ all of an array
 

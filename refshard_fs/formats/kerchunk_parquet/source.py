@@ -19,7 +19,7 @@ from typing import Any
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, join, normalise, parent
+from refshard_fs.core.keys import ChunkGrid, add_to_tree, join, normalise, parent
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
@@ -314,11 +314,7 @@ class ParquetKeySpace(KeySpace):
             if PARQUET in self.layout.metadata or not all(key.endswith("zarr.json") for key in self.layout.metadata):
                 tree[""][PARQUET] = False  # to zarr version 3 it is no part of a hierarchy
             for key in self.layout.metadata:
-                directory, name = parent(key)
-                tree.setdefault(directory, {})[name] = False
-                while directory:
-                    directory, name = parent(directory)
-                    tree.setdefault(directory, {})[name] = True
+                add_to_tree(tree, key)
             self._tree = tree
         return self._tree
 

@@ -51,6 +51,5 @@ def one_input(data: bytes) -> None:
             if source is not None:
                 assert source.offset >= 0
                 assert source.offset + (source.length or 0) < 2**63
-                assert source.path is not None or len(manifest.inline(source)) == source.length
             prefix = manifest.prefix(grid.coords(number))
             assert prefix is None or prefix.url(grid.coords(number))
