@@ -1,12 +1,12 @@
-"""References taken in as they come, whole blocks as columns where possible, and made a `ReferenceSet` in the end.
+"""Builds a `ReferenceSet` of references as they come, whole blocks of JSON as columns where possible. No I/O here.
 
-Order counts as in a JSON object: the last value of a key wins. Metadata may come after the chunks that it
-is about. What is held on the way is columns, or the text of blocks whose arrays are not known yet. No I/O here.
+Order counts as in a JSON object: the last value of a key wins. Metadata may come after the chunks that it is about;
+what was kept by key until then is looked through again in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
@@ -14,54 +14,78 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, Row
-from refshard_fs.core.keys import normalise
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Row, UInt32s
+from refshard_fs.core.keys import ChunkGrid, join, normalise
+from refshard_fs.core.swar import Positions
 from refshard_fs.errors import ManifestError
-from refshard_fs.references.builder_state import Aside, Loose, Taken, has_odd
-from refshard_fs.references.finalise import ENDS, Placed, kept_by_key, placed, settle
+from refshard_fs.references.chunk_keys import Keys, place_chunks
 from refshard_fs.references.json_scan import Irregular, Records, block_texts, scan
-from refshard_fs.references.key_table import Run
-from refshard_fs.references.metadata_scan import Learning, documents_among
+from refshard_fs.references.key_table import KeyTable, Members
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.url_column import Urls
-from refshard_fs.references.values import METADATA, Value
+from refshard_fs.references.url_column import NotExpanded, Urls
+from refshard_fs.references.values import METADATA, GridReader, Value
 
-__all__ = ["BATCH", "Gathering"]
+__all__ = ["BATCH", "ReferenceBuilder"]
 
+SMALL: Final = 256  # chunks; arrays of no more stay by key: columns of their own take as much room, and more time
 BATCH: Final = 16384  # members that are taken at a time from something longer
 FEW: Final = 64  # members that are looked at one by one
-MANY: Final = 512  # documents of arrays, from so many on
-EACH: Final = 16  # with fewer members for each, chunks take no less room in columns than by their keys
+# Metadata is read where it is that of few arrays, or of arrays with so many members each. Of many arrays with few
+# members none can be large, and to read all their metadata would take longer than all the rest.
+MANY: Final = 512  # arrays
+EACH: Final = 16  # members
 
 
-class Gathering:
+class _Kept:
+    """Members that are kept by key, looked through when the arrays had changed ``grids_seen`` times."""
+
+    def __init__(self, members: Members, grids_seen: int, *, is_read: bool) -> None:
+        self.members = members
+        self.grids_seen = grids_seen
+        self.is_read = is_read  # whether the metadata among them is
+
+
+class ReferenceBuilder:
     """The members of one JSON object of references, ``where`` naming it in errors."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._taken = Taken(where)
-        self._learning = Learning(where, self._taken)
-        self._sequence = 0
-        self._members = self._documents = 0
-        self._by_key: bool | None = None  # whether all is kept by its key; None: not yet
+        self._urls = Urls()
+        self._read_grid = GridReader(where).grid
+        self._grids: dict[str, ChunkGrid] = {}  # of large arrays
+        self._grids_seen = 0  # how often they changed
+        self._parts: dict[str, list[tuple[int, Part]]] = {}  # their chunks, each part with its place in the order
+        self._kept: dict[int, list[_Kept]] = {}  # by place in the order
+        self._order = 0
+        self._data = bytearray()  # the texts of all blocks
+        self._members = self._documents = 0  # how many there were
 
     @property
     def is_empty(self) -> bool:
-        return not self._sequence
+        return not self._order
 
     def add_block(self, block: bytes | memoryview, others: Iterable[bytes] = ()) -> bool:
-        """Take compact members (see `json_fast`); False, and nothing taken, where they are not of that form.
+        """Take compact members (see `json_scan`); False, and nothing taken, where they are not of that form.
 
         Nor is anything taken where there is one of ``others``, keys with a meaning of their own.
         """
         try:
-            records = scan(block, self._taken.urls)
+            records = scan(block, self._urls)
             if records is None or any(map(records.has, others)):
                 return False
             self._add_records(records)
         except (UnicodeDecodeError, Irregular):
             return False  # a reader of JSON will say what is wrong
         return True
+
+    def add_batches(self, members: Mapping[Any, Any]) -> None:
+        """Take the members of a mapping that may be long."""
+        if len(members) <= 2 * BATCH:
+            self.add_members(members)
+            return
+        items = iter(members.items())
+        while batch := dict(islice(items, BATCH)):
+            self.add_members(batch)
 
     def add_members(self, members: Mapping[Any, Any]) -> None:
         """Take members as Python values."""
@@ -90,112 +114,211 @@ class Gathering:
         if records is None:
             self._add_singly({key: members[key] for key in of_default})
         else:
-            records.targets[:] = self._target(None)
+            records.ranges.targets[:] = self._urls.number(None)
             self._add_records(records)
 
     def _add_regular(self, members: Mapping[str, Any]) -> None:
         """Take members that are texts, or lists that begin with one."""
-        records = _compact(members, self._taken.urls) if len(members) > FEW else None
+        records = _compact(members, self._urls) if len(members) > FEW else None
         if records is None:
             self._add_singly(members)
         else:
             self._add_records(records)
 
-    def add_batches(self, members: Mapping[Any, Any]) -> None:
-        """Take the members of a mapping that may be long."""
-        if len(members) <= 2 * BATCH:
-            self.add_members(members)
-            return
-        items = iter(members.items())
-        while batch := dict(islice(items, BATCH)):
-            self.add_members(batch)
-
     def expand(self, expand: Callable[[str], str]) -> None:
-        """Expand the URLs of all members so far that have ``{{`` in them."""
-        self._taken.expand(expand)
+        """Expand the URLs of all members so far that have ``{{`` in them, once each; ManifestError names the key."""
+        try:
+            self._renumber(self._urls.expand(expand))
+        except NotExpanded as e:
+            key = self._key_of(e.number)
+            raise ManifestError(f"{key!r} of {self._where}: its URL {e.text!r}: {e.__cause__}") from e
 
     def finish(self) -> ReferenceSet:
         """Return the reference set; the builder is of no use after that."""
-        return kept_by_key(self._taken) if self._by_key else settle(self._taken)
+        urls, numbers = self._urls.settled()
+        self._renumber(numbers)
+        if self._documents <= MANY:
+            self._read_metadata()
+        in_order = [(order, item) for order, several in sorted(self._kept.items()) for item in several]
+        unplaced = [item.members for _, item in in_order if item.grids_seen < self._grids_seen]
+        kept = [item.members for _, item in in_order]
+        # Inline data hides nothing where there are no references.
+        if self._parts or any((members.ranges.targets != ABSENT).any() for members in unplaced):
+            for i, (order, item) in enumerate(in_order):
+                if item.grids_seen < self._grids_seen:
+                    kept[i] = self._without_chunks(order, item.members)
+        chunks, replaced = {}, []
+        for path, grid in self._grids.items():
+            parts = [part for _, part in sorted(self._parts.pop(path, ()), key=itemgetter(0))]
+            table = ChunkTable.from_parts(grid, parts)
+            if table:
+                chunks[path] = table
+            for part in parts:  # inline data that a later reference replaced
+                inline = part.numbers[part.targets == ABSENT]
+                replaced += [join(path, grid.tail(number)) for number in table.existing(inline)] if len(inline) else []
+        keys = KeyTable.of(kept)
+        if replaced:
+            keys = keys.without_rows(keys.rows_of(replaced))
+        return ReferenceSet(urls, chunks, keys, where=self._where)
 
     # ------------------------------------------------------------------ columns
 
     def _add_records(self, records: Records) -> None:
-        """Take records, and the texts among them, which may be what tells of arrays; `Irregular` as `block_texts`."""
-        texts, last = block_texts(records), records.last_bytes()
-        documents = None if texts is None else documents_among(records, texts)
-        by_key = self._are_few_each(len(records), 0 if documents is None else len(documents))
-        if texts is not None and documents is not None and not by_key:
-            self._learning.learn_all(records, texts, documents)
-        sequence = self._next()
-        taken = self._taken
-        may_be = ENDS[last]
-        if texts is not None and len(texts.rows) == len(records):  # which hide nothing, as long as all are data
-            parts, common, unplaced = Placed([], [], np.flatnonzero(may_be))
-        else:
-            parts, common, unplaced = placed(records, may_be, sequence, taken)
-        for path, part in parts:
-            taken.parts.setdefault(path, []).append((sequence, part))
-            if texts is not None and (part.targets == ABSENT).any():
-                taken.hiding.add(path)
-        taken.common += common
-        aside = ~may_be
-        aside[unplaced] = True
-        offsets, lengths = records.offsets, records.lengths
+        """Take records, and the texts among them; `Irregular` as `block_texts`."""
+        texts = block_texts(records)
+        order = self._next()
+        ranges, keys = records.ranges, records.keys
+        documents = np.zeros(0, np.int64) if texts is None else keys.take(texts.rows).named(METADATA)
+        is_read = self._count(len(records), len(documents))
         if texts is not None:
-            # A text in the place of a chunk hides what came before; what it is lies aside.
-            aside[texts.rows] = True
-            offsets[texts.rows] = texts.offsets + np.uint64(len(taken.data))
-            lengths[texts.rows] = texts.lengths
-            taken.data += texts.data
-        chosen = np.flatnonzero(aside)
-        if not len(chosen):
+            for place in documents.tolist() if is_read else ():
+                self._learn(keys.key(int(texts.rows[place])), texts.text(place))
+            ranges.offsets[texts.rows] = texts.offsets + np.uint64(len(self._data))
+            ranges.lengths[texts.rows] = texts.lengths
+            self._data += texts.data
+        is_inline = texts is not None and len(texts.rows) == len(records)
+        left = np.arange(len(records)) if is_inline else self._place(order, keys, ranges)
+        if not len(left):
             return
-        keys, settled = records.spelled_keys(chosen), not len(unplaced)
-        sizes = (records.key_stops - records.key_starts)[chosen]
-        if has_odd(keys):
-            names = [self._checked_key(key).encode() for key in records.keys(chosen)]
-            sizes, settled = np.fromiter(map(len, names), np.int64, len(names)), False
-            keys = b"".join([name + b'"' for name in names])
-        columns = records.targets[chosen], offsets[chosen], lengths[chosen]
-        taken.loose.append(Loose(sequence, Run(keys, sizes, *columns, taken.data), settled))
+        spelled, sizes = records.spelled_keys(left), (keys.stops - keys.starts)[left]
+        is_odd = _has_odd(spelled)
+        if is_odd:
+            names = [self._checked_key(key).encode("utf-8", "surrogatepass") for key in records.names(left)]
+            sizes = np.fromiter(map(len, names), np.int64, len(names))
+            spelled = b"".join([name + b'"' for name in names])
+        members = Members(spelled, sizes, ranges.take(left), self._data)
+        self._keep(order, members, is_placed=not is_odd and not is_inline)
 
-    def _are_few_each(self, members: int, documents: int) -> bool:
-        """Count some more; return whether there are so many arrays for so few members that all is kept by its key."""
-        self._members += members
-        self._documents += documents
-        are_few = self._members <= EACH * self._documents
-        if self._by_key and not are_few:  # after all
-            self._by_key = False
-            self._learning.learn_late()
-        elif self._by_key is None and are_few and self._documents > MANY:
-            self._by_key = self._taken.forget_arrays()
-        return self._by_key is True
+    def _place(self, order: int, keys: Keys, ranges: Ranges) -> Positions:
+        """Take the references to chunks of large arrays; return what is to be kept by key, with all inline data.
+
+        A chunk that is inline hides a reference to it that came before: it is a row without a target.
+        """
+        if not self._grids:
+            return np.arange(len(keys.starts))
+        is_inline = ranges.targets == ABSENT
+        left = np.ones(len(keys.starts), np.bool_)
+        among = np.flatnonzero(keys.may_be_chunks())
+        for path, places, numbers in place_chunks(keys.take(among), self._grids):
+            rows = among[places]
+            left[rows] = False
+            smaller = numbers.astype(np.uint32) if self._grids[path].size < 2**32 else numbers
+            hides = is_inline[rows]
+            if hides.any():
+                taken = ranges.take(rows)
+                taken.put(hides, Ranges.absent(1))
+            else:
+                taken = ranges if len(rows) == len(left) else ranges.take(rows)
+            self._parts.setdefault(path, []).append((order, Part(smaller, *taken)))
+        return np.flatnonzero(left | is_inline)
+
+    def _without_chunks(self, order: int, members: Members) -> Members:
+        left = self._place(order, members.keys, members.ranges)
+        return members if len(left) == len(members.sizes) else members.take(left)
+
+    def _keep(self, order: int, members: Members, *, is_placed: bool = True) -> None:
+        seen = self._grids_seen if is_placed else -1
+        self._kept.setdefault(order, []).append(_Kept(members, seen, is_read=self._reads_metadata))
 
     def _next(self) -> int:
-        self._sequence += 1
-        return self._sequence
+        self._order += 1
+        return self._order
+
+    # ------------------------------------------------------------------ arrays
+
+    @property
+    def _reads_metadata(self) -> bool:
+        return self._documents <= MANY or self._members > EACH * self._documents
+
+    def _count(self, members: int, documents: int) -> bool:
+        """Count some more members; return whether the metadata among them is to be read."""
+        self._members += members
+        self._documents += documents
+        if self._documents > MANY and self._reads_metadata:
+            self._read_metadata()
+        return self._reads_metadata
+
+    def _read_metadata(self) -> None:
+        """Read the metadata that was passed over."""
+        for several in list(self._kept.values()):
+            for item in several:
+                if not item.is_read:
+                    item.is_read = True
+                    keys = item.members.keys
+                    for row in keys.named(METADATA).tolist():
+                        value = item.members.value(row)
+                        if type(value) is not Row:
+                            self._learn(keys.key(row), value)
+
+    def _learn(self, key: str, value: Value) -> None:
+        """Take note of the array that the metadata ``key`` is about. If it had another grid, its chunks go by key."""
+        grid = self._read_grid(key, value)
+        if grid is None:
+            return
+        path = key.rpartition("/")[0]
+        old = self._grids.get(path)
+        if grid == old or (old is None and grid.size <= SMALL):
+            return
+        self._grids_seen += 1
+        if old is not None:
+            del self._grids[path]
+            for order, part in self._parts.pop(path, ()):
+                rows = {join(path, old.tail(int(part.numbers[i]))): i for i in range(len(part.numbers))}
+                there = {key: row for key, i in rows.items() if (row := part.ranges.row(i)) is not None}
+                self._keep(order, Members.of(there), is_placed=False)
+        if grid.size > SMALL:
+            self._grids[path] = grid
+
+    # ------------------------------------------------------------------ URLs
+
+    def _columns(self) -> Iterator[UInt32s]:
+        for parts in self._parts.values():
+            yield from (part.targets for _, part in parts)
+        for several in self._kept.values():
+            yield from (item.members.ranges.targets for item in several)
+
+    def _renumber(self, numbers: UInt32s | None) -> None:
+        """Replace the numbers of all URLs."""
+        if numbers is not None:
+            for targets in self._columns():
+                there = targets != ABSENT
+                targets[there] = numbers[targets[there]]
+
+    def _key_of(self, target: int) -> str:
+        """Return a key that refers to ``target``."""
+        for path, parts in self._parts.items():
+            for _, part in parts:
+                for row in np.flatnonzero(part.targets == target)[:1]:
+                    return join(path, self._grids[path].tail(int(part.numbers[row])))
+        for several in self._kept.values():
+            for item in several:
+                for row in np.flatnonzero(item.members.ranges.targets == target)[:1]:
+                    return item.members.keys.key(int(row))
+        return ""
 
     # ------------------------------------------------------------------ single members
 
     def _add_singly(self, members: Mapping[Any, Any]) -> None:
         if not members:
             return
-        by_key = self._are_few_each(
-            len(members), sum(1 for key in members if type(key) is str and key.endswith(METADATA))
-        )
-        taken: dict[str, Value] = {}
+        found: dict[str, Value] = {}
+        documents = []
         for key, value in members.items():
             if not isinstance(key, str):
                 raise ManifestError(f"{self._where}: the key {key!r} is no string")
             name = self._checked_key(key)
             try:
-                taken[name] = found = self._value(value)
+                found[name] = read = self._value(value)
             except ManifestError as e:
                 raise ManifestError(f"{key!r} of {self._where}: {e}") from e
-            if not by_key and name.endswith(METADATA) and type(found) is not Row:
-                self._learning.learn(name, found)
-        self._taken.side.append(Aside(self._next(), taken, False))
+            if name.endswith(METADATA) and name.rpartition("/")[2] in METADATA and type(read) is not Row:
+                documents.append(name)
+        order = self._next()
+        if self._count(len(members), len(documents)):
+            for name in documents:
+                self._learn(name, found[name])
+        columns = Members.of(found)
+        self._keep(order, self._without_chunks(order, columns) if self._grids else columns)
 
     def _checked_key(self, key: str) -> str:
         try:
@@ -221,14 +344,8 @@ class Gathering:
             case _:
                 raise ManifestError(f"{value!r} is neither data nor a reference")
 
-    def _target(self, url: bytes | None) -> int:
-        return self._taken.urls.number(url)
-
     def _target_of(self, url: str | None) -> int:
-        try:
-            return self._target(None if url is None else url.encode())
-        except UnicodeEncodeError:
-            return self._target(b"" if url is None else url.encode("utf-8", "surrogatepass"))
+        return self._urls.number(None if url is None else url.encode("utf-8", "surrogatepass"))
 
 
 def _is_regular(members: Mapping[Any, Any]) -> bool:
@@ -258,6 +375,22 @@ def _key(key: str) -> str:
     if not key or "\0" in key or (".." in key and ".." in key.split("/")) or "/./" in f"/{key}/":
         raise ManifestError("it is no key: it is empty, or has a NUL, or a segment '.' or '..'")
     return key
+
+
+def _has_odd(keys: bytes) -> bool:
+    """Whether one of ``keys``, each of which has a quote behind it, may have another normal form, or none."""
+    if b"\\" in keys or b"\0" in keys:
+        return True
+    characters = np.frombuffer(b'"' + keys, np.uint8)
+    ends = (characters == ord("/")) | (characters == ord('"'))
+    if (ends[1:] & ends[:-1]).any():
+        return True
+    first = ends[:-1] & (characters[1:] == ord("."))  # of a name
+    if not first.any():
+        return False
+    dots = np.flatnonzero(first) + 1
+    after = characters[dots + 1]
+    return bool((ends[dots + 1] | ((after == ord(".")) & ends[np.minimum(dots + 2, len(ends) - 1)])).any())
 
 
 def _count(value: Any, name: str) -> int:

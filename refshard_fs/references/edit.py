@@ -14,7 +14,7 @@ from refshard_fs.core.model import Inline, Pin, Span
 from refshard_fs.core.strings import Texts
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import METADATA, Value, grid_of
+from refshard_fs.references.values import METADATA, grid_of
 
 __all__ = ["with_edits", "within"]
 
@@ -52,7 +52,7 @@ class _Editing:
         self._where = where
         self._side = dict(refs.side.items())
         self._tables = dict(refs.tables)
-        self._grids = ReferenceSet(refs.urls, self._tables, {}).grids  # which follow the tables
+        self._grids = {path: table.grid for path, table in self._tables.items()}
         self._old = refs.urls
         self._pins = refs.pins
         self._new_pins: dict[str, Pin] = {}
@@ -64,7 +64,7 @@ class _Editing:
             del self._side[key]
         for path in list(self._tables):
             if is_within(path, prefix):
-                del self._tables[path]
+                del self._tables[path], self._grids[path]
             elif is_within(prefix, path):
                 self._remove_chunks(path, prefix[len(path) + 1 :] if path else prefix)
 
@@ -73,12 +73,16 @@ class _Editing:
         numbers = table.present()
         number = table.grid.number(below)
         if number is not None:
-            self._tables[path] = _kept(table, numbers[numbers != number])
+            self._keep_chunks(path, numbers[numbers != number])
             return
         directory = table.grid.directory(below)
         if directory is not None:
             inside = (numbers >= directory.numbers.start) & (numbers < directory.numbers.stop)
-            self._tables[path] = _kept(table, numbers[~inside])
+            self._keep_chunks(path, numbers[~inside])
+
+    def _keep_chunks(self, path: str, numbers: UInt64s) -> None:
+        table = self._tables[path]
+        self._tables[path] = ChunkTable.from_parts(table.grid, [table.part(numbers)])
 
     def put(self, key: str, edit: Edit) -> None:
         at = place(self._grids, key)
@@ -108,10 +112,11 @@ class _Editing:
             value = self._side.get(join(path, name))
             if value is not None and not isinstance(value, Row):
                 grid = grid or grid_of(join(path, name), value, self._where)
-        table = self._tables.pop(path, None)
+        table = self._tables.get(path)
         if table is not None and grid == table.grid:
-            self._tables[path] = table
             return
+        self._tables.pop(path, None)
+        self._grids.pop(path, None)
         rows: dict[str, Row] = {}
         parts: list[Part] = []
         if table is not None:
@@ -133,6 +138,7 @@ class _Editing:
             else:
                 self._side.pop(key, None)
                 aside.append((at.number, row))
+        self._grids[path] = grid
         self._tables[path] = ChunkTable.from_parts(grid, [*parts, Part.from_rows(aside)])
 
     def _rows_in_side(self, path: str) -> Iterator[tuple[str, Row]]:
@@ -146,38 +152,25 @@ class _Editing:
             if table is None:
                 continue
             there = [(number, row or Row(ABSENT, 0, 0)) for number, row in rows.items()]
-            numbers = table.present()
-            at = slice(None) if table.numbers is not None else numbers
-            old = Part(numbers, table.targets[at], table.offsets[at], table.lengths[at])
+            old = table.part(table.present())
             self._tables[path] = ChunkTable.from_parts(table.grid, [old, Part.from_rows(there)])
         new = [url.encode("utf-8", "surrogatepass") for url in self._new]
         urls = Texts.joined([self._old, Texts.of(new)]) if new else self._old
-        side: dict[str, Value] = self._side
         mine = Pins.of(self._new_pins.get(url) for url in self._new) if self._new_pins else None
         pins = Pins.joined([(self._pins, len(self._old)), (mine, len(new))])
-        return ReferenceSet(urls, self._tables, side, pins=pins)
-
-
-def _kept(table: ChunkTable, numbers: UInt64s) -> ChunkTable:
-    """Return the table of those chunks of ``table``, which exist, that have ``numbers``."""
-    at = numbers if table.numbers is None else table.numbers.searchsorted(numbers)
-    part = Part(numbers, table.targets[at], table.offsets[at], table.lengths[at])
-    return ChunkTable.from_parts(table.grid, [part])
+        return ReferenceSet(urls, self._tables, self._side, pins=pins)
 
 
 def _moved(table: ChunkTable, grid: ChunkGrid) -> tuple[Part, list[int]]:
     """Return the rows of ``table`` as those of ``grid``, and the numbers, in the old one, of chunks outside of it."""
     numbers = table.present()
     if not grid.counts:
-        at = numbers if table.numbers is None else table.numbers.searchsorted(numbers)
-        return Part(numbers, table.targets[at], table.offsets[at], table.lengths[at]), []
+        return table.part(numbers), []
     coords = np.unravel_index(numbers.astype(np.int64), table.grid.counts) if len(numbers) else ()
     inside = np.ones(len(numbers), np.bool_)
     new = np.zeros(len(numbers), np.uint64)
     for column, count in zip(coords, grid.counts, strict=bool(len(numbers))):
         inside &= column < count
         new = new * np.uint64(count) + column.astype(np.uint64)
-    there = numbers[inside]
-    at = there if table.numbers is None else table.numbers.searchsorted(there)
-    part = Part(new[inside], table.targets[at], table.offsets[at], table.lengths[at])
+    part = table.part(numbers[inside])._replace(numbers=new[inside])
     return part, [int(number) for number in numbers[~inside]]

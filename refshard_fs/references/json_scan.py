@@ -18,14 +18,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.columns import ABSENT, WHOLE, UInt32s, UInt64s
+from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, UInt64s
 from refshard_fs.core.swar import ONES, PAD, Booleans, Positions, gathered, number_before, stands, u64, words_at
+from refshard_fs.references.chunk_keys import Keys
 from refshard_fs.references.key_table import ESCAPED, text_at
 from refshard_fs.references.url_column import Urls
 
 __all__ = ["BlockTexts", "Irregular", "Records", "block_texts", "scan"]
-
-FEW: Final = 64  # pieces that are decoded one by one
 
 _QUOTE, _BACKSLASH, _SLASH = ord('"'), ord("\\"), ord("/")
 
@@ -52,56 +51,37 @@ SPACED: Final = _style(b" ")
 
 
 class Records(NamedTuple):
-    """Members in the order of the block: ``text[key_starts[i]:key_stops[i]]`` is a key, in UTF-8, without escapes.
+    """Members in the order of the block; their keys are in UTF-8, without escapes.
 
-    Where the target is ABSENT, the value is a text, as JSON spells it: ``text[value_starts[i]:value_stops[i]]``, with
+    Where there is no target, the value is a text, as JSON spells it: ``text[value_starts[i]:value_stops[i]]``, with
     backslashes at ``escapes``.
     """
 
-    text: bytes
-    key_starts: Positions
-    key_stops: Positions
-    targets: UInt32s
-    offsets: UInt64s
-    lengths: UInt64s
+    keys: Keys
+    ranges: Ranges
     value_starts: Positions | None = None  # None: there are no texts
     value_stops: Positions | None = None
     escapes: Positions | None = None  # None: there are none
     has_escape: Booleans | None = None  # each value
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return self.ranges.rows
 
-    def key(self, record: int) -> str:
-        """Return one key."""
-        return self.text[self.key_starts[record] : self.key_stops[record]].decode("utf-8", "surrogatepass")
-
-    def keys(self, among: Positions) -> list[str]:
+    def names(self, among: Positions) -> list[str]:
         """Return the keys of some records."""
         names = self.spelled_keys(among).decode("utf-8", "surrogatepass").split('"')[:-1]
-        return names if len(names) == len(among) else list(map(self.key, among.tolist()))  # a key has a quote in it
-
-    def pieces(self, starts: Positions, stops: Positions) -> list[str]:
-        """Return pieces of the text."""
-        spans = zip(starts.tolist(), stops.tolist(), strict=True)
-        if len(starts) > FEW and self.text.isascii():
-            string = self.text.decode()
-            return [string[start:stop] for start, stop in spans]
-        return [self.text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans]
+        return names if len(names) == len(among) else list(map(self.keys.key, among.tolist()))  # a key has a quote
 
     def spelled_keys(self, among: Positions) -> bytes:
         """Return the keys of some records, each with a quote behind it."""
-        return gathered(self.text, self.key_starts[among], self.key_stops[among] + 1)
+        return gathered(self.keys.text, self.keys.starts[among], self.keys.stops[among] + 1)
 
     def has(self, key: bytes) -> bool:
         """Whether there is such a key."""
-        likely = self.key_starts[self.key_stops - self.key_starts == len(key)]
-        likely = likely[stands(self.text, likely, key[:8])]
-        return any(self.text.startswith(key, start) for start in likely.tolist())
-
-    def last_bytes(self) -> npt.NDArray[np.uint8]:
-        """Return the last byte of each key; of an empty one, a quote."""
-        return np.frombuffer(self.text, np.uint8)[self.key_stops - 1]
+        text, starts, stops = self.keys
+        likely = starts[stops - starts == len(key)]
+        likely = likely[stands(text, likely, key[:8])]
+        return any(text.startswith(key, start) for start in likely.tolist())
 
 
 def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
@@ -148,10 +128,10 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
         fits = stands(text, keys_end[chosen], style.after_key)
         fits &= values[chosen] - keys_end[chosen] == len(style.after_key) - 1
         of_text = np.flatnonzero(is_text)
-        found = stands(text, keys_end[of_text], style.after_text_key)
-        found &= stands(text, values_end[of_text], style.after_text)
-        found &= following[of_text] - values_end[of_text] == len(style.after_text) - 1
-        if not found.all():
+        fits_text = stands(text, keys_end[of_text], style.after_text_key)
+        fits_text &= stands(text, values_end[of_text], style.after_text)
+        fits_text &= following[of_text] - values_end[of_text] == len(style.after_text) - 1
+        if not fits_text.all():
             return None
     if not fits.all():
         return None
@@ -170,11 +150,12 @@ def scan(block: bytes | memoryview, urls: Urls) -> Records | None:
         return None
     offsets, lengths = ranges
     targets = urls.numbers(text, values + 1, values_end)
+    found, spelled = Ranges(targets, offsets, lengths), Keys(text, keys + 1, keys_end)
     if chosen is None:
-        return Records(text, keys + 1, keys_end, targets, offsets, lengths)
-    spread = np.full(len(keys), ABSENT, np.uint32), np.zeros(len(keys), np.uint64), np.zeros(len(keys), np.uint64)
-    spread[0][chosen], spread[1][chosen], spread[2][chosen] = targets, offsets, lengths
-    return Records(text, keys + 1, keys_end, *spread, quotes[2::4][: len(keys)] + 1, quotes[3::4], escapes, has_escape)
+        return Records(spelled, found)
+    spread = Ranges.absent(len(keys))
+    spread.put(chosen, found)
+    return Records(spelled, spread, quotes[2::4][: len(keys)] + 1, quotes[3::4], escapes, has_escape)
 
 
 _all: Final = slice(None)
@@ -257,11 +238,11 @@ def block_texts(records: Records) -> BlockTexts | None:
     """Return the texts among records, None if there are none; `Irregular` where a JSON reader has to look at them."""
     if records.value_starts is None or records.value_stops is None:
         return None
-    text = records.text
+    text = records.keys.text
     characters = np.frombuffer(text, np.uint8)
     if characters[len(PAD) : -len(PAD)].min() < ord(" "):
         raise Irregular
-    rows = np.flatnonzero(records.targets == ABSENT)
+    rows = np.flatnonzero(records.ranges.targets == ABSENT)
     starts, stops = records.value_starts[rows], records.value_stops[rows]
     data, begins = _plain(text, starts, stops)
     offsets, lengths = begins.astype(np.uint64), (stops - starts).view(np.uint64)

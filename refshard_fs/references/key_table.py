@@ -1,6 +1,6 @@
-"""Members of a reference set that are no chunks of a known grid, as columns: many of them, and no object for any.
+"""Members of a reference set by their keys, as columns: no object for any of them. No I/O here.
 
-Keys lie in one run of bytes and data in another; a key is found by its hash. No I/O here.
+Keys lie in one run of bytes and texts in another; a key is found by its hash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, Row, UInt32s, UInt64s
+from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, Row, UInt64s
 from refshard_fs.core.swar import (
     PAD,
     SEED,
@@ -27,8 +27,9 @@ from refshard_fs.core.swar import (
     runs,
     stands,
 )
+from refshard_fs.references.chunk_keys import Keys, pieces
 
-__all__ = ["Columns", "Directories", "ESCAPED", "Run", "SideTable", "Value", "text_at"]
+__all__ = ["DirectoryRows", "ESCAPED", "KeyTable", "Members", "Value", "text_at"]
 
 # A value as the manifest spells it: text, an object, bytes, or a reference.
 Value = str | bytes | dict[str, Any] | Row
@@ -37,76 +38,93 @@ Value = str | bytes | dict[str, Any] | Row
 ESCAPED: Final = 1 << 63
 
 FEW: Final = 16  # keys that are spelled one by one
-PART: Final = 5  # bytes that are looked for of several marks at once
 
 _LOW: Final = 2**32 - 1
 _PLACE: Final = np.uint64(ESCAPED - 1)
 _TEXT: Final[Callable[[bytes], str]] = msgspec.json.Decoder(str).decode
 
 
-class Columns(NamedTuple):
-    """Members in order: where the target is ABSENT, the value is text at these bytes of the data (see ESCAPED)."""
-
-    targets: UInt32s
-    offsets: UInt64s
-    lengths: UInt64s
-
-
 def text_at(data: Buffer, offset: int, length: int) -> str:
-    """Return the text that the columns say."""
+    """Return the text that a row without a reference stands for."""
     place = offset & ~ESCAPED
     piece = bytes(data[place : place + length])
     return _TEXT(b'"%b"' % piece) if place != offset else piece.decode("utf-8", "surrogatepass")
 
 
-class Run(NamedTuple):
-    """Some members: ``keys`` are in UTF-8, each with a quote behind it, and ``sizes`` bytes long without that."""
+def _value(ranges: Ranges, data: Buffer, objects: Mapping[int, Value], row: int) -> Value:
+    reference = ranges.row(row)
+    if reference is not None:
+        return reference
+    if row in objects:
+        return objects[row]
+    return text_at(data, int(ranges.offsets[row]), int(ranges.lengths[row]))
 
-    keys: bytes
+
+class Members(NamedTuple):
+    """Some members: ``spelled`` has their keys in UTF-8, each with a quote behind it, ``sizes`` bytes without that.
+
+    Where there is no reference, the value is text at these bytes of ``data`` (see `ESCAPED`), or one of ``objects``.
+    """
+
+    spelled: bytes
     sizes: Positions
-    targets: UInt32s
-    offsets: UInt64s
-    lengths: UInt64s
-    data: Buffer  # which several runs may share
+    ranges: Ranges
+    data: Buffer  # which many may share
     objects: Mapping[int, Value] = {}  # values that are neither references nor text, by place
 
     @classmethod
-    def of(cls, members: Mapping[str, Value]) -> Run:
+    def of(cls, members: Mapping[str, Value]) -> Members:
         """Return members as columns."""
         keys = [key.encode("utf-8", "surrogatepass") for key in members]
-        count = len(keys)
-        targets, offsets = np.full(count, ABSENT, np.uint32), np.zeros(count, np.uint64)
-        lengths = np.zeros(count, np.uint64)
+        rows = list[tuple[int, int, int]]()
         data, end, objects = list[bytes](), 0, dict[int, Value]()
-        for i, value in enumerate(members.values()):
+        for value in members.values():
             match value:
                 case Row(target, offset, length):
-                    targets[i], offsets[i], lengths[i] = target, offset, WHOLE if length is None else length
+                    rows.append((target, offset, WHOLE if length is None else length))
                 case str():
                     encoded = value.encode("utf-8", "surrogatepass")
-                    offsets[i], lengths[i] = end, len(encoded)
+                    rows.append((ABSENT, end, len(encoded)))
                     data.append(encoded)
                     end += len(encoded)
                 case _:
-                    objects[i] = value
-        sizes = np.fromiter(map(len, keys), np.int64, count)
-        return cls(b"".join([key + b'"' for key in keys]), sizes, targets, offsets, lengths, b"".join(data), objects)
+                    objects[len(rows)] = value
+                    rows.append((ABSENT, 0, 0))
+        targets, offsets, lengths = zip(*rows, strict=True) if rows else ((), (), ())
+        ranges = Ranges(np.array(targets, np.uint32), np.array(offsets, np.uint64), np.array(lengths, np.uint64))
+        sizes = np.fromiter(map(len, keys), np.int64, len(keys))
+        return cls(b"".join([key + b'"' for key in keys]), sizes, ranges, b"".join(data), objects)
+
+    @property
+    def keys(self) -> Keys:
+        return Keys.of(self.spelled, self.sizes)
+
+    def take(self, rows: Positions) -> Members:
+        """Return some of the members."""
+        keys = self.keys.take(rows)
+        spelled = gathered(keys.text, keys.starts, keys.stops + 1)
+        objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
+        return Members(spelled, self.sizes[rows], self.ranges.take(rows), self.data, objects)
+
+    def value(self, row: int) -> Value:
+        """Return the value of a row."""
+        return _value(self.ranges, self.data, self.objects, row)
 
 
-class SideTable(Mapping[str, Value]):
+class KeyTable(Mapping[str, Value]):
     """An immutable mapping of keys to values.
 
-    ``keys`` has `words.PAD` on either side and a quote behind each key, ``ends`` is where keys end in it; ``index`` has
-    for each key 32 bits of its hash, for ``seed``, and 32 of its place, ascending.
+    ``spelled`` has `swar.PAD` on either side and a quote behind each key, ``ends`` is where keys end in it; ``index``
+    has for each key 32 bits of its hash, for ``seed``, and 32 of its row, ascending.
     """
 
-    __slots__ = ("columns", "data", "ends", "index", "objects", "seed", "spelled")
+    __slots__ = ("_index", "data", "ends", "objects", "ranges", "seed", "spelled")
 
     def __init__(
         self,
         spelled: Buffer,
         ends: UInt64s,
-        columns: Columns,
+        ranges: Ranges,
         data: Buffer,
         objects: Mapping[int, Value],
         index: UInt64s | None = None,
@@ -114,83 +132,84 @@ class SideTable(Mapping[str, Value]):
     ) -> None:
         self.spelled = spelled
         self.ends = ends
-        self.columns = columns
+        self.ranges = ranges
         self.data = data
         self.objects = objects
         self.seed = seed
-        self.index = self._indexed() if index is None else index
+        self._index = index
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> SideTable:
+    def of(cls, parts: Sequence[Members]) -> KeyTable:
         """Return all members; the last one of a key counts."""
-        count = sum(len(run.sizes) for run in runs)
-        ends, index, offsets, lengths = (np.empty(count, np.uint64) for _ in range(4))
-        targets = np.empty(count, np.uint32)
-        objects, pieces = dict[int, Value](), list[Buffer]()
+        count = sum(len(part.sizes) for part in parts)
+        ends, index = np.empty(count, np.uint64), np.empty(count, np.uint64)
+        ranges = Ranges(np.empty(count, np.uint32), np.empty(count, np.uint64), np.empty(count, np.uint64))
+        objects, data = dict[int, Value](), list[Buffer]()
         shifts = dict[int, int]()  # of data, by its identity
-        end = first = keys = 0
-        for run in runs:  # one after the other: what is made on the way is small
-            rows = slice(first, first + len(run.sizes))
-            text = b"".join((PAD, run.keys, PAD))
-            stops = run.sizes.cumsum()
-            stops += np.arange(len(PAD), len(PAD) + len(stops))
-            index[rows] = hashes(text, stops - run.sizes, stops, SEED)
-            stops += keys
-            ends[rows], targets[rows], lengths[rows] = stops, run.targets, run.lengths
-            keys += len(run.keys)
-            shift = shifts.setdefault(id(run.data), end)
-            if shift == end and len(run.data):
-                pieces.append(run.data)
-                end += len(run.data)
-            # Those of references do not move.
-            offsets[rows] = run.offsets + (run.targets == ABSENT) * np.uint64(shift) if shift else run.offsets
-            objects.update((first + place, value) for place, value in run.objects.items())
+        end = first = size = 0
+        for part in parts:  # one after the other: what is made on the way is small
+            rows = slice(first, first + len(part.sizes))
+            keys = part.keys
+            index[rows] = hashes(*keys, SEED)
+            ends[rows] = keys.stops + size
+            size += len(part.spelled)
+            shift = shifts.setdefault(id(part.data), end)
+            if shift == end and len(part.data):
+                data.append(part.data)
+                end += len(part.data)
+            ranges.put(rows, part.ranges)
+            if shift:  # of texts, and not of references
+                ranges.offsets[rows] += (part.ranges.targets == ABSENT) * np.uint64(shift)
+            objects.update((first + place, value) for place, value in part.objects.items())
             first = rows.stop
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        spelled = b"".join((PAD, *(run.keys for run in runs), PAD))
-        table = cls(spelled, ends, Columns(targets, offsets, lengths), data, objects, _index(index))
+        spelled = b"".join((PAD, *(part.spelled for part in parts), PAD))
+        table = cls(spelled, ends, ranges, data[0] if len(data) == 1 else b"".join(data), objects, _index(index))
         repeated = table._repeated()
-        return table._without(repeated) if repeated else table
+        return table.without_rows(repeated) if repeated else table
+
+    @classmethod
+    def of_mapping(cls, members: Mapping[str, Value]) -> KeyTable:
+        """Return the members of a mapping."""
+        return cls._of_one(Members.of(members))
+
+    @classmethod
+    def _of_one(cls, part: Members) -> KeyTable:
+        """Return members of which all keys differ."""
+        keys = part.keys
+        return cls(keys.text, keys.stops.view(np.uint64), part.ranges, part.data, part.objects)
+
+    def without_rows(self, rows: Iterable[int]) -> KeyTable:
+        """Return the table without some of its rows."""
+        chosen = np.ones(len(self), np.bool_)
+        chosen[list(rows)] = False
+        return self if chosen.all() else self._of_one(self.members().take(np.flatnonzero(chosen)))
 
     def rows_of(self, keys: Iterable[str]) -> set[int]:
         """Return the rows of those ``keys`` that there are."""
         return {row for row in map(self._row, keys) if row is not None}
 
-    def without(self, keys: Sequence[str]) -> SideTable:
-        """Return the table without some of its keys."""
-        rows = self.rows_of(keys)
-        return self._without(rows) if rows else self
-
-    def _without(self, rows: set[int]) -> SideTable:
-        chosen = np.ones(len(self), np.bool_)
-        chosen[list(rows)] = False
-        kept = np.flatnonzero(chosen)
-        starts, stops = self._starts()[kept], self.ends[kept].view(np.int64)
-        targets, offsets, lengths = self.columns
-        objects = {place: self.objects[row] for place, row in enumerate(kept.tolist()) if row in self.objects}
-        spelled = b"".join((PAD, gathered(bytes(self.spelled), starts, stops + 1), PAD))
-        ends = (stops - starts + 1).cumsum().view(np.uint64) + np.uint64(len(PAD) - 1)
-        return SideTable(
-            spelled, ends, Columns(targets[kept], offsets[kept], lengths[kept]), self.data, objects, seed=self.seed
+    def members(self) -> Members:
+        """Return all members."""
+        keys = self.keys_in_rows
+        return Members(
+            keys.text[len(PAD) : len(keys.text) - len(PAD)],
+            keys.stops - keys.starts,
+            self.ranges,
+            self.data,
+            self.objects,
         )
-
-    def run(self) -> Run:
-        """Return all members as one run."""
-        sizes = self.ends.view(np.int64) - self._starts()
-        keys = bytes(self.spelled[len(PAD) : len(self.spelled) - len(PAD)])
-        return Run(keys, sizes, *self.columns, self.data, self.objects)
 
     def check(self) -> None:
         """Raise ValueError unless the columns are of one length, and what they say lies in keys and data."""
         count, ends = len(self.ends), self.ends
-        text = self.columns.targets == ABSENT
-        sound = all(len(column) == count for column in (*self.columns, self.index))
+        text = self.ranges.targets == ABSENT
+        sound = all(len(column) == count for column in (*self.ranges, self.index))
         sound = sound and len(self.spelled) == (int(ends[-1]) + 1 if count else len(PAD)) + len(PAD)
         sound = sound and bool((ends[1:] > ends[:-1]).all())
-        if not sound or ((self.columns.offsets & _PLACE) + self.columns.lengths)[text].max(initial=0) > len(self.data):
-            raise ValueError("columns of what lies aside do not fit one another")
+        if not sound or ((self.ranges.offsets & _PLACE) + self.ranges.lengths)[text].max(initial=0) > len(self.data):
+            raise ValueError("the columns of a key table do not fit one another")
         if count and int((self.index & np.uint64(_LOW)).max()) >= count:
-            raise ValueError("an index of what lies aside leads nowhere")
+            raise ValueError("the index of a key table leads nowhere")
 
     # ------------------------------------------------------------------ look-ups
 
@@ -212,6 +231,13 @@ class SideTable(Mapping[str, Value]):
     def items(self) -> ItemsView[str, Value]:
         return _Items(self)
 
+    @property
+    def keys_in_rows(self) -> Keys:
+        """The keys in the order of the rows."""
+        starts = np.full(len(self.ends), len(PAD), np.int64)
+        starts[1:] = self.ends[:-1].view(np.int64) + 1
+        return Keys(bytes(self.spelled), starts, self.ends.view(np.int64))
+
     def keys_of(self, rows: Positions) -> list[str]:
         """Return the keys of some rows."""
         if len(rows) <= FEW:
@@ -223,18 +249,19 @@ class SideTable(Mapping[str, Value]):
 
     def key(self, row: int) -> str:
         """Return the key of a row."""
-        start = int(self.ends[row - 1]) + 1 if row else len(PAD)
-        return bytes(self.spelled[start : int(self.ends[row])]).decode("utf-8", "surrogatepass")
+        return bytes(self.spelled[self._start(row) : int(self.ends[row])]).decode("utf-8", "surrogatepass")
 
     def value(self, row: int) -> Value:
         """Return the value of a row."""
-        target = int(self.columns.targets[row])
-        offset, length = int(self.columns.offsets[row]), int(self.columns.lengths[row])
-        if target != ABSENT:
-            return Row(target, offset, None if length == WHOLE else length)
-        if row in self.objects:
-            return self.objects[row]
-        return text_at(self.data, offset, length)
+        return _value(self.ranges, self.data, self.objects, row)
+
+    @property
+    def index(self) -> UInt64s:
+        """The rows by the hashes of their keys, made at the first look-up."""
+        if self._index is None:
+            keys = self.keys_in_rows
+            self._index = _index(hashes(*keys, self.seed))
+        return self._index
 
     def _row(self, key: str) -> int | None:
         piece = key.encode("utf-8", "surrogatepass")
@@ -255,20 +282,10 @@ class SideTable(Mapping[str, Value]):
     def _start(self, row: int) -> int:
         return int(self.ends[row - 1]) + 1 if row else len(PAD)
 
-    def _starts(self) -> Positions:
-        starts = np.full(len(self.ends), len(PAD), np.int64)
-        starts[1:] = self.ends[:-1].view(np.int64) + 1
-        return starts
-
-    def _indexed(self) -> UInt64s:
-        return _index(hashes(bytes(self.spelled), self._starts(), self.ends.view(np.int64), self.seed))
-
     def _repeated(self) -> set[int]:
         """Return the rows whose keys come again."""
         high = self.index >> np.uint64(32)
         same = np.flatnonzero(high[1:] == high[:-1])
-        if not len(same):
-            return set()
         doubtful = np.concatenate((self.index[same], self.index[same + 1])) & np.uint64(_LOW)
         last: dict[str, int] = {}
         out = set()
@@ -279,49 +296,29 @@ class SideTable(Mapping[str, Value]):
             last[key] = row
         return out
 
-    # ------------------------------------------------------------------ what is asked of all rows
+    # ------------------------------------------------------------------ what is asked of many rows
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes, roughly."""
-        arrays = (self.ends, self.index, *self.columns)
-        return len(self.spelled) + len(self.data) + sum(a.nbytes for a in arrays) + 200 * len(self.objects)
+        arrays = 2 * self.ends.nbytes + self.ranges.nbytes
+        return len(self.spelled) + len(self.data) + arrays + 200 * len(self.objects)
 
-    def named(self, names: Sequence[str]) -> Positions:
-        """Return the rows of keys of which the last name is one of ``names``."""
-        text, stops = bytes(self.spelled), self.ends.view(np.int64)
-        characters = np.frombuffer(text, np.uint8)
-        last = characters[stops - 1]
-        found = [self.ends[:0].view(np.int64)]
-        for name in map(str.encode, names):
-            rows = np.flatnonzero(last == name[-1])
-            begins = stops[rows] - len(name)
-            starts = np.where(rows > 0, stops[rows - 1] + 1, len(PAD))
-            fits = (begins == starts) | ((begins > starts) & (characters[begins - 1] == ord("/")))
-            for i in range(0, len(name), 8):
-                fits &= stands(text, begins + i, name[i : i + 8])
-            found.append(rows[fits])
-        return np.sort(np.concatenate(found))  # no key has two last names
-
-    def lacks(self, rows: Positions, marks: Sequence[bytes]) -> bool:
-        """Whether all of ``rows`` are text that is not in base64, without any of ``marks``."""
-        if not self.objects.keys().isdisjoint(rows.tolist()) or (self.columns.targets[rows] != ABSENT).any():
-            return False
-        offsets, sizes = self.columns.offsets[rows], self.columns.lengths[rows].view(np.int64)
+    def has_marks(self, rows: Positions, marks: Sequence[bytes]) -> bool:
+        """Whether one of ``rows`` is not plain text, or has one of ``marks`` in it."""
+        if not self.objects.keys().isdisjoint(rows.tolist()) or (self.ranges.targets[rows] != ABSENT).any():
+            return True
+        offsets, sizes = self.ranges.offsets[rows], self.ranges.lengths[rows].view(np.int64)
         starts, data = (offsets & _PLACE).view(np.int64), self.data
         if self._in_base64(starts, sizes).any():
+            return True
+        sought = {*marks, *(msgspec.json.encode(mark.decode())[1:-1] for mark in marks)}  # also as escaped in JSON
+        whole = bytes(data) if type(data) is memoryview else data  # which has no search
+        if not any(mark in whole for mark in sought):
             return False
-        is_escaped = offsets >= np.uint64(ESCAPED)
-        sought = {*marks} if not is_escaped.all() else set[bytes]()
-        if is_escaped.any():
-            sought |= {msgspec.json.encode(mark.decode())[1:-1] for mark in marks}
-        if 2 * int(sizes.sum()) > len(data):
-            whole = bytes(data) if type(data) is memoryview else data  # which has no search
-            if not any(part in whole for part in _parts(sought)):
-                return True
-        pieces = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
-        texts = b"\n".join([bytes(data[start:stop]) for start, stop in pieces])
-        return not any(mark in texts for mark in sought)
+        spans = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+        texts = b"\n".join([bytes(data[start:stop]) for start, stop in spans])
+        return any(mark in texts for mark in sought)
 
     def _in_base64(self, starts: Positions, sizes: Positions) -> Booleans:
         """Return which texts are in base64."""
@@ -335,7 +332,7 @@ class SideTable(Mapping[str, Value]):
 
     def sizes(self, rows: Positions) -> list[int | None]:
         """Return the bytes of the values in ``rows``: None for whole targets, -1 for what takes a closer look."""
-        targets, offsets, lengths = (column[rows] for column in self.columns)
+        targets, offsets, lengths = self.ranges.take(rows)
         is_text = targets == ABSENT
         closer = is_text & (offsets >= np.uint64(ESCAPED))
         if self.objects:
@@ -360,38 +357,29 @@ class SideTable(Mapping[str, Value]):
             out[i] = None
         return out
 
-    def directories(self) -> Directories:
+    def directories(self) -> DirectoryRows:
         """Return the rows directly below each directory that keys lie in."""
         if not len(self):
-            return Directories([], self.ends.view(np.int64), [])
-        text, stops, starts = bytes(self.spelled), self.ends.view(np.int64), self._starts()
+            return DirectoryRows([], np.zeros(0, np.int64), [])
+        text, starts, stops = self.keys_in_rows
         slashes = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("/"))
         places = slashes.searchsorted(stops) - 1
         last = slashes[np.maximum(places, 0)] if len(slashes) else starts
-        below = (places >= 0) & (last >= starts)
-        ends = np.where(below, last, starts)
+        ends = np.where((places >= 0) & (last >= starts), last, starts)
         begun = runs(text, starts, ends)  # most keys lie where the one before does
         starts, ends = starts[begun], ends[begun]
         firsts, groups = grouped(hashes(text, starts, ends, self.seed))
         sizes, chosen = ends - starts, firsts[groups]
         if (sizes != sizes[chosen]).any() or not alike(text, starts, text, starts[chosen], sizes).all():
             known: dict[str, int] = {}
-            spans = zip(starts.tolist(), ends.tolist(), strict=True)
-            pieces = (text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans)
-            found = [known.setdefault(piece, len(known)) for piece in pieces]
-            names, groups = list(known), np.array(found, np.uint32)
+            groups = np.array([known.setdefault(p, len(known)) for p in pieces(text, starts, ends)], np.uint32)
+            names = list(known)
         else:
-            spans = zip(starts[firsts].tolist(), ends[firsts].tolist(), strict=True)
-            string = text.decode() if text.isascii() else None
-            names = (
-                [string[start:stop] for start, stop in spans]
-                if string is not None
-                else [text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans]
-            )
+            names = pieces(text, starts[firsts], ends[firsts])
         groups = groups.repeat(np.diff(begun, append=len(stops)))
         order = np.argsort(groups, kind="stable")
         bounds = groups[order].searchsorted(np.arange(len(names) + 1)).tolist()
-        return Directories(names, order, bounds)
+        return DirectoryRows(names, order, bounds)
 
 
 def _index(hashes: UInt64s) -> UInt64s:
@@ -402,19 +390,7 @@ def _index(hashes: UInt64s) -> UInt64s:
     return hashes
 
 
-def _parts(marks: Iterable[bytes]) -> list[bytes]:
-    """Return texts of which one is in each of ``marks``: fewer, which takes less time to search."""
-    left, found = list(marks), list[bytes]()
-    while left:
-        pieces = {mark[i : i + PART] for mark in left for i in range(len(mark) - PART + 1)}
-        part = max(sorted(pieces), key=lambda piece: sum(piece in mark for mark in left), default=left[0])
-        those = [mark for mark in left if part in mark] or left[:1]
-        found.append(part if len(those) > 1 else those[0])
-        left = [mark for mark in left if mark not in those]
-    return found
-
-
-class Directories(Mapping[str, Positions]):
+class DirectoryRows(Mapping[str, Positions]):
     """Rows by directory: by the i-th of ``names``, those from ``bounds[i]`` to ``bounds[i + 1]`` of ``order``."""
 
     __slots__ = ("_bounds", "_order", "_places")
@@ -440,7 +416,7 @@ class Directories(Mapping[str, Positions]):
 class _Items(ItemsView[str, Value]):
     """The items of a table in its own order, without a look-up for each."""
 
-    def __init__(self, table: SideTable) -> None:
+    def __init__(self, table: KeyTable) -> None:
         super().__init__(table)
         self._table = table
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Final
 
-from refshard_fs.core.columns import ABSENT, Row, Tables
-from refshard_fs.core.directories import Listing, by_name, chunks_below, has_chunks_below
-from refshard_fs.core.keys import join, parent
+from refshard_fs.core.columns import ABSENT, Row
+from refshard_fs.core.directories import Listing, chunks_below, has_chunks_below
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
 from refshard_fs.core.swar import Positions
 from refshard_fs.errors import ManifestError, redacted
-from refshard_fs.references.key_table import SideTable
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, Value, decode
 
 __all__ = ["FlatKeySpace"]
 
 FEW: Final = 64  # names that are put among many others one by one
-
-_NOTHING: Final[dict[str, bool]] = {}
 
 
 class FlatKeySpace(KeySpace):
@@ -38,11 +35,6 @@ class FlatKeySpace(KeySpace):
         self._resolve = resolve
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._pins: dict[int, Pin | None] = {}
-        self._tree: dict[str, dict[str, bool]] | None = None
-        # Of a table of what lies aside, by directory. Made with the tree, in which directories without others are not.
-        self._rows: Mapping[str, Positions] = {}
-        self._holds_all_metadata: bool | None = None
-        self._document_rows: Positions | None = None
 
     def find(self, key: str) -> Entry | None:
         """Return the entry of ``key``, or None; no further reads are ever needed."""
@@ -61,44 +53,19 @@ class FlatKeySpace(KeySpace):
                 except ValueError as e:
                     raise ManifestError(f"{key!r} of {redacted(self.where)}: {e}") from e
 
-    @property
+    @cached_property
+    def _documents(self) -> Positions:
+        """The rows, among all that is by key, of the metadata of arrays."""
+        return self.refs.keys.keys_in_rows.named(METADATA)
+
+    @cached_property
     def holds_all_metadata(self) -> bool:  # type: ignore[override]  # found when it is asked
         """Whether the metadata of every array is inline, and so no array can be learnt of by reading."""
-        if self._holds_all_metadata is None:
-            match self.refs.by_key:
-                case SideTable() as table:
-                    self._holds_all_metadata = bool((table.columns.targets[self._documents(table)] == ABSENT).all())
-                case side:
-                    self._holds_all_metadata = Row not in set(map(type, side.values())) or not any(
-                        type(value) is Row and parent(key)[1] in METADATA
-                        for key, value in side.items()
-                        if key.endswith(METADATA)
-                    )
-        return self._holds_all_metadata
-
-    def _documents(self, table: SideTable) -> Positions:
-        """Return the rows of ``table``, which lies aside, that are metadata of arrays."""
-        if self._document_rows is None:
-            self._document_rows = table.named(METADATA)
-        return self._document_rows
+        return bool((self.refs.keys.ranges.targets[self._documents] == ABSENT).all())
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
-        """Whether the metadata of the root and of every array is at hand as text, without any of ``marks``."""
-        if not self.holds_all_metadata:
-            return False
-        match self.refs.by_key:
-            case SideTable() as table:
-                rows = self._documents(table)
-                return len(self.refs.in_columns) <= len(rows) and table.lacks(rows, marks)
-        get = self.refs.by_key.get
-        stems = ["", *(path + "/" for path in self.refs.in_columns if path)]
-        old, new = [get(stem + ".zarray") for stem in stems], [get(stem + "zarr.json") for stem in stems]
-        if not set(map(type, chain(old, new))) <= {str, type(None)}:
-            return False
-        if any(a is None and b is None for a, b in zip(old[1:], new[1:], strict=True)):
-            return False
-        texts = {str(text) for text in {*old, *new} if text is not None}
-        return not any(text.startswith("base64:") or any(mark.decode() in text for mark in marks) for text in texts)
+        """Whether the metadata of the root and of every array is plain text in the set, without any of ``marks``."""
+        return len(self.refs.chunks) <= len(self._documents) and not self.refs.keys.has_marks(self._documents, marks)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
@@ -106,44 +73,30 @@ class FlatKeySpace(KeySpace):
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         yield from ()
-        tree = self._directories()
-        names = tree.get(prefix, _NOTHING if prefix in self._rows else None)
+        directories = self._directories.get(prefix, {})
         stem = prefix + "/" if prefix else ""
-        found = [chunks_below(self.refs.in_columns[path], below, stem) for path, below in self._tables_at(prefix)]
-        many = [chunks for chunks in found if chunks]
-        if names is None:
-            aside = []
-        else:
-            aside = [
-                Listed(name, None if is_directory else self._size(join(prefix, name)), is_directory)
-                for name, is_directory in sorted(names.items())
-            ]
-            many += self._files_in_columns(prefix, stem)
-            if not many:
-                return aside
-        listings = [listing for listing in many if isinstance(listing, Listing)]
-        if len(listings) == len(many) > 1:  # of one name, what is aside hides what is in columns: it is the last
-            together = dict[str, int | None]()
-            for part in listings:
-                together.update(zip(part.paths, part.sizes, strict=True))
-            paths = sorted(together)
-            many = [Listing(stem, paths, list(map(together.__getitem__, paths)))]
-        match many:
-            case []:
-                return None
-            case [Listing() as listing] if len(aside) <= FEW and not any(child.is_directory for child in aside):
-                for file in aside:
-                    listing.insert(file)
-                return listing
-        # Of one name, what is kept aside hides what the columns have.
-        merged = {child.name: child for child in chain(*many, aside)}
-        return sorted(merged.values(), key=by_name)
+        chunks = [chunks_below(self.refs.chunks[path], below, stem) for path, below in self._tables_at(prefix)]
+        found = [listed for listed in (*chunks, self._files(prefix, stem)) if listed]
+        files = [part for part in found if isinstance(part, Listing)]
+        if not found and not directories:
+            return None if prefix and prefix not in self._rows else []
+        if not directories and len(files) == len(found):
+            *others, most = sorted(files, key=len)
+            if sum(map(len, others)) <= FEW:
+                for file in chain(*others):
+                    most.insert(file)
+                return most
+            sizes = {path: size for part in files for path, size in zip(part.paths, part.sizes, strict=True)}
+            paths = sorted(sizes)
+            return Listing(stem, paths, list(map(sizes.__getitem__, paths)))
+        merged = {child.name: child for child in chain(*found)} | directories
+        return [merged[name] for name in sorted(merged)]
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
-        if prefix in self._directories() or prefix in self._rows:
+        if prefix in self._directories or prefix in self._rows:
             return True
-        return any(has_chunks_below(self.refs.in_columns[path], below) for path, below in self._tables_at(prefix))
+        return any(has_chunks_below(self.refs.chunks[path], below) for path, below in self._tables_at(prefix))
 
     def url(self, target: int) -> str:
         """Return the absolute URL of a row's ``target``."""
@@ -165,8 +118,17 @@ class FlatKeySpace(KeySpace):
             self._pins[target] = self.refs.pins.pin(target)
         return self._pins.get(target)
 
-    def _size(self, key: str) -> int | None:
-        return self._size_of(key, self.refs.by_key[key])
+    def _files(self, prefix: str, stem: str) -> Listing | None:
+        """Return what lies directly below ``prefix`` and is not in columns."""
+        keys, rows = self.refs.keys, self._rows.get(prefix)
+        if rows is None:
+            return None
+        paths, sizes = keys.keys_of(rows), keys.sizes(rows)
+        closer = {-1} if self.refs.pins is None else {-1, None}
+        for i in [i for i, size in enumerate(sizes) if size in closer]:
+            sizes[i] = self._size_of(paths[i], keys.value(int(rows[i])))
+        order = sorted(range(len(paths)), key=paths.__getitem__)
+        return Listing(stem, [paths[i] for i in order], [sizes[i] for i in order])
 
     def _size_of(self, key: str, value: Value) -> int | None:
         if isinstance(value, Row):
@@ -175,65 +137,37 @@ class FlatKeySpace(KeySpace):
         entry = self.find(key)
         return None if entry is None else entry.size
 
-    def _files_in_columns(self, prefix: str, stem: str) -> Iterator[Listing]:
-        """Yield what a table of what lies aside has directly below ``prefix``."""
-        match self.refs.by_key:
-            case SideTable() as table if prefix in self._rows:
-                rows = self._rows[prefix]
-                paths = table.keys_of(rows)
-                sizes = table.sizes(rows)
-                closer = {-1} if self.refs.pins is None else {-1, None}
-                for i in [i for i, size in enumerate(sizes) if size in closer]:
-                    sizes[i] = self._size_of(paths[i], table.value(int(rows[i])))
-                order = sorted(range(len(paths)), key=paths.__getitem__)
-                yield Listing(stem, [paths[i] for i in order], [sizes[i] for i in order])
+    @cached_property
+    def _rows(self) -> Mapping[str, Positions]:
+        """The rows of what is by key, by directory."""
+        return self.refs.keys.directories()
 
-    def _directories(self) -> dict[str, dict[str, bool]]:
-        """Directory → name → whether that is one, of all that is not in columns; built at the first listing."""
-        if self._tree is None:
-            tree: dict[str, dict[str, bool]] = {"": {}}
-            match self.refs.by_key:
-                case SideTable() as table:
-                    self._rows = table.directories()
-                    _add_directories(tree, self._rows)
-                case side:
-                    for key in side:
-                        directory, name = parent(key)
-                        if directory not in tree:
-                            tree[directory] = {}
-                            _add_directories(tree, [directory])
-                        tree[directory].setdefault(name, False)
-            match self.refs.in_columns:
-                case Tables() as tables:
-                    _add_directories(tree, tables.full())
-                case own:
-                    _add_directories(tree, (path for path, chunks in own.items() if chunks))
-            self._tree = tree
-        return self._tree
+    @cached_property
+    def _directories(self) -> dict[str, dict[str, Listed]]:
+        """The directories, by name, directly below each one that has any."""
+        tree: dict[str, dict[str, Listed]] = {"": {}}
+        paths: Iterable[str] = chain(self._rows, (path for path, table in self.refs.chunks.items() if table))
+        while paths:
+            new = list[str]()
+            for path in paths:
+                if path:
+                    directory, _, name = path.rpartition("/")
+                    below = tree.get(directory)
+                    if below is None:
+                        below = tree[directory] = {}
+                        new.append(directory)
+                    below[name] = Listed(name, None, True)
+            paths = new
+        return tree
 
     def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yield (array, rest) for each way to read ``prefix`` as a directory of chunks of an array."""
-        if prefix in self.refs.in_columns:
+        """Yield (array, rest) for each way to read ``prefix`` as a directory of chunks in columns."""
+        chunks = self.refs.chunks
+        if prefix in chunks:
             yield prefix, ""
         end = len(prefix)
         while end > 0:
             end = prefix.rfind("/", 0, end)
             path = prefix[:end] if end >= 0 else ""
-            if path in self.refs.in_columns:
+            if path in chunks:
                 yield path, prefix[end + 1 :]
-
-
-def _add_directories(tree: dict[str, dict[str, bool]], paths: Iterable[str]) -> None:
-    """Put directories, and those that they lie in, into a tree."""
-    while paths:
-        new = list[str]()
-        for path in paths:
-            if path:
-                directory, _, name = path.rpartition("/")
-                below = tree.get(directory)
-                if below is None:
-                    tree[directory] = {name: True}
-                    new.append(directory)
-                else:
-                    below[name] = True
-        paths = new

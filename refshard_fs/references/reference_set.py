@@ -1,214 +1,141 @@
-"""A parsed kerchunk reference set: URLs once, chunks in columns, the rest in a small side table. No I/O here."""
+"""The value that a reference set is: each URL once, chunks of large arrays in columns, all else by key. No I/O here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Row, Tables
+from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row
 from refshard_fs.core.directories import chunk_names
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
-from refshard_fs.references.key_table import SideTable
+from refshard_fs.references.chunk_keys import place_chunks
+from refshard_fs.references.key_table import KeyTable
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.values import METADATA, Value, grid_of, spelled
+from refshard_fs.references.values import METADATA, GridReader, Value, spelled
 
-__all__ = ["ByKey", "LateSide", "LateTables", "Place", "ReferenceSet", "References"]
+__all__ = ["ReferenceSet", "References"]
 
-# ----------------------------------------------------------------------------------------------------
-# Reference sets of so many small arrays that all is best kept by its key: opened without a look at any array.
-#
-# Look-ups and listings need the keys alone. Whoever asks for the chunks of arrays as columns makes them all place what
-# they hold, once; that takes as long as to open the set, and memory as well. No I/O here.
+KNOWN: Final = 4096  # arrays of which the grid is remembered
 
 
-KNOWN: Final = 1024  # grids that are remembered
-
-# Makes tables of a set's members, and a mapping of those that are no chunks.
-Place: TypeAlias = Callable[[SideTable, str], tuple[Mapping[str, ChunkTable], Mapping[str, Value]]]
-
-
-class ByKey:
-    """All members of a set that ``where`` names in errors, in one ``table``; ``place`` puts chunks into columns."""
-
-    def __init__(self, table: SideTable, where: str, place: Place) -> None:
-        self.table = table
-        self.where = where
-        self._place = place
-        self._grids: dict[str, ChunkGrid | None] = {}
-
-    @cached_property
-    def placed(self) -> tuple[Mapping[str, ChunkTable], Mapping[str, Value]]:
-        """The tables of all arrays, and what lies aside of them."""
-        return self._place(self.table, self.where)
-
-    def grid(self, path: str) -> ChunkGrid | None:
-        """Return the grid of one array; None where there is no such array."""
-        if path not in self._grids:
-            if len(self._grids) >= KNOWN:
-                self._grids.clear()
-            self._grids[path] = self._read(path)
-        return self._grids[path]
-
-    def _read(self, path: str) -> ChunkGrid | None:
-        for row in sorted(self.table.rows_of([join(path, name) for name in METADATA]), reverse=True):
-            value = self.table.value(row)
-            grid = None if type(value) is Row else grid_of(self.table.key(row), value, self.where)
-            if grid is not None:
-                return grid
-        return None
-
-
-class LateSide(Mapping[str, Value]):
-    """What is no chunk in columns, once these are asked for."""
-
-    def __init__(self, kept: ByKey) -> None:
-        self.kept = kept
-
-    def __getitem__(self, key: str) -> Value:
-        return self.kept.placed[1][key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.kept.placed[1]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.kept.placed[1])
-
-    def __len__(self) -> int:
-        return len(self.kept.placed[1])
-
-    def items(self) -> Any:
-        return self.kept.placed[1].items()
-
-
-class LateTables(Mapping[str, ChunkTable]):
-    """The tables of all arrays, once they are asked for; grids are known before."""
-
-    def __init__(self, kept: ByKey) -> None:
-        self.kept = kept
-
-    def __getitem__(self, path: str) -> ChunkTable:
-        return self.kept.placed[0][path]
-
-    def __contains__(self, path: object) -> bool:
-        return path in self.kept.placed[0]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.kept.placed[0])
-
-    def __len__(self) -> int:
-        return len(self.kept.placed[0])
-
-
-class ReferenceSet(msgspec.Struct, frozen=True, eq=False):
+class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The content of a reference set, as written: URLs are not resolved, inline data not decoded.
 
-    ``urls[row.target]`` is a reference's URL; None stands for the default target. ``version``
-    is that of the document it was read from, if it was one. ``pins[row.target]`` is what a
-    target was.
+    ``urls[row.target]`` is a reference's URL; None stands for the default target. Each key lies in one place:
+    references to chunks of large arrays in ``chunks``, all else among ``members``, also the chunks of small arrays.
+    These are a `KeyTable`, or as they were made, with the chunks of all arrays in ``chunks``.
+    ``version`` is that of the document it was read from, if it was one. ``pins[row.target]`` says what a target was.
+    ``where`` names the set in errors.
     """
 
     urls: Texts
-    tables: Mapping[str, ChunkTable]
-    side: Mapping[str, Value]
+    chunks: Mapping[str, ChunkTable]
+    members: Mapping[str, Value]
     version: int | None = None
     pins: Pins | None = None
+    where: str = "the references"
 
-    @property
-    def by_key(self) -> Mapping[str, Value]:
-        """What is found by its key; it hides what `in_columns` has of that name. The two are all that there is."""
-        side = self.side  # not by `match`, which takes a third of the time of a look-up: these are abstract mappings
-        return side.kept.table if type(side) is LateSide else side
-
-    @property
-    def in_columns(self) -> Mapping[str, ChunkTable]:
-        """The tables of arrays whose chunks are in columns as it stands: none, in a set of many small arrays."""
-        tables = self.tables
-        return {} if type(tables) is LateTables else tables
-
-    @property
-    def named(self) -> str | None:
-        """What errors call the set, where nothing of it is in columns yet."""
-        match self.side:
-            case LateSide(kept=kept):
-                return kept.where
-            case _:
-                return None
+    @cached_property
+    def keys(self) -> KeyTable:
+        """The members that are not in ``chunks``."""
+        members = self.members
+        return members if isinstance(members, KeyTable) else KeyTable.of_mapping(members)
 
     def __len__(self) -> int:
         """Number of keys."""
-        match self.in_columns:
-            case Tables() as tables:
-                return len(self.by_key) + tables.count()
-            case own:
-                return len(self.by_key) + sum(map(len, own.values()))
+        return len(self.keys) + sum(map(len, self.chunks.values()))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the columns and inline data take, roughly."""
-        match self.by_key:
-            case SideTable() as side:
-                inline = side.nbytes
-            case side:
-                inline = 64 * len(side) + sum(len(value) for value in side.values() if not isinstance(value, Row))
+        """Bytes of memory that it takes, roughly."""
         pins = 0 if self.pins is None else self.pins.nbytes
-        match self.in_columns:
-            case Tables() as tables:
-                columns = tables.nbytes
-            case own:
-                columns = sum(table.nbytes for table in own.values())
-        return inline + pins + self.urls.nbytes + columns
+        return self.keys.nbytes + pins + self.urls.nbytes + sum(table.nbytes for table in self.chunks.values())
 
     def value(self, key: str) -> Value | None:
         """Return the value of ``key`` as written, or None if there is no such key."""
-        # Asked for every chunk, this does as `keyspace.place`, `by_key` and `in_columns` do without their detours.
-        side, tables = self.side, self.tables
-        value = side.kept.table.get(key) if type(side) is LateSide else side.get(key)
-        if value is not None or type(tables) is LateTables:
-            return value
-        get = tables.own.get if type(tables) is Tables and not tables.shared.places else tables.get
-        end = len(key)
+        chunks = self.chunks
+        end = len(key) if chunks else -1
         while end >= 0:
             end = key.rfind("/", 0, end)
-            table = get(key[:end] if end >= 0 else "")
+            table = chunks.get(key[:end] if end >= 0 else "")
             if table is not None:
                 number = table.grid.number(key[end + 1 :])
-                if number is not None:
-                    return table.row(number)
-        return None
-
-    @property
-    def grids(self) -> Mapping[str, ChunkGrid]:
-        match self.tables:
-            case LateTables() as tables:
-                return _LateGrids(tables)
-            case tables:
-                return _Grids(tables)
+                row = None if number is None else table.row(number)
+                if row is not None:
+                    return row
+        return self.keys.get(key)
 
     def __iter__(self) -> Iterator[str]:
         """Yield every key."""
-        aside = self.by_key
-        yield from aside
-        for path, table in self.in_columns.items():
-            names, _ = chunk_names(table.grid, table.present())
-            for name in names:
-                key = join(path, name)
-                if key not in aside:
-                    yield key
+        yield from self.keys
+        for path, table in self.chunks.items():
+            yield from chunk_names(table.grid, table.present(), path + "/" if path else "")[0]
+
+    # ------------------------------------------------------------------ arrays
+
+    @cached_property
+    def grids(self) -> Mapping[str, ChunkGrid]:
+        """The chunk grids of all arrays whose metadata is inline, by path; read when they are asked for."""
+        return _Grids(self)
+
+    @property
+    def tables(self) -> Mapping[str, ChunkTable]:
+        """The references to chunks of all arrays, in columns: what ``keys`` has of them is looked for once."""
+        return self._all_tables[0]
+
+    @property
+    def side(self) -> Mapping[str, Value]:
+        """The members that are in none of the `tables`."""
+        return self._all_tables[1]
+
+    @cached_property
+    def _all_tables(self) -> tuple[Mapping[str, ChunkTable], Mapping[str, Value]]:
+        keys = self.members
+        if not isinstance(keys, KeyTable):
+            return self.chunks, keys
+        small = {path: grid for path, grid in _grids_in(keys, self.where).items() if path not in self.chunks}
+        if not small:
+            return self.chunks, keys
+        tables = dict(self.chunks)
+        spelled = keys.keys_in_rows
+        rows = np.flatnonzero((keys.ranges.targets != ABSENT) & spelled.may_be_chunks())
+        ranges, placed = keys.ranges.take(rows), [rows[:0]]
+        for path, among, numbers in place_chunks(spelled.take(rows), small):
+            placed.append(rows[among])
+            tables[path] = ChunkTable.from_parts(small[path], [Part(numbers, *ranges.take(among))])
+        for path, grid in small.items():
+            if path not in tables:
+                tables[path] = ChunkTable.from_parts(grid, [])
+        return tables, keys.without_rows(np.concatenate(placed))
+
+
+def _grids_in(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
+    """Return the grids that metadata among ``keys`` give to arrays."""
+    read = GridReader(where).grid
+    documents = keys.keys_in_rows.named(METADATA)
+    found = {}
+    for key, row in zip(keys.keys_of(documents), documents.tolist(), strict=True):
+        value = keys.value(row)
+        grid = None if type(value) is Row else read(key, value)
+        if grid is not None:
+            found[key.rpartition("/")[0]] = grid
+    return found
 
 
 class _Grids(Mapping[str, ChunkGrid]):
-    """The grids of tables, without a copy of the dictionary."""
+    """The grids of arrays, of which none is known before it is asked for."""
 
-    __slots__ = ("tables",)
-
-    def __init__(self, tables: Mapping[str, ChunkTable]) -> None:
-        self.tables = tables
+    def __init__(self, refs: ReferenceSet) -> None:
+        self._refs = refs
+        self._known: dict[str, ChunkGrid | None] = {}
+        self._read = GridReader(refs.where).grid
 
     def __getitem__(self, path: str) -> ChunkGrid:
         grid = self.get(path)
@@ -218,40 +145,34 @@ class _Grids(Mapping[str, ChunkGrid]):
         return found
 
     def get(self, path: str, default: Any = None) -> Any:
-        match self.tables:
-            case Tables() as tables:
-                grid = tables.grid(path)
-            case own:
-                table = own.get(path)
-                grid = None if table is None else table.grid
+        table = self._refs.chunks.get(path)
+        if table is not None:
+            return table.grid
+        if path not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+                self._read = GridReader(self._refs.where).grid
+            self._known[path] = self._find(path)
+        grid = self._known[path]
         return default if grid is None else grid
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tables)
+    def __contains__(self, path: object) -> bool:
+        return self.get(path) is not None if isinstance(path, str) else False
 
-    def __len__(self) -> int:
-        return len(self.tables)
-
-
-class _LateGrids(Mapping[str, ChunkGrid]):
-    """The grids of arrays of which none is known before it is asked for."""
-
-    __slots__ = ("_tables",)
-
-    def __init__(self, tables: LateTables) -> None:
-        self._tables = tables
-
-    def __getitem__(self, path: str) -> ChunkGrid:
-        grid = self._tables.kept.grid(path)
-        if grid is None:
-            raise KeyError(path)
-        return grid
+    def _find(self, path: str) -> ChunkGrid | None:
+        keys = self._refs.keys
+        for row in sorted(keys.rows_of([join(path, name) for name in METADATA]), reverse=True):
+            value = keys.value(row)
+            grid = None if type(value) is Row else self._read(keys.key(row), value)
+            if grid is not None:
+                return grid
+        return None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tables)
+        return iter(self._refs.tables)
 
     def __len__(self) -> int:
-        return len(self._tables)
+        return len(self._refs.tables)
 
 
 class References(Mapping[str, Any]):

@@ -12,7 +12,7 @@ from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 
-__all__ = ["METADATA", "Value", "check_name", "decode", "grid_of", "is_utf8", "object_in", "spelled"]
+__all__ = ["GridReader", "METADATA", "Value", "check_name", "decode", "grid_of", "is_utf8", "object_in", "spelled"]
 
 METADATA: Final = (".zarray", "zarr.json")
 
@@ -22,6 +22,25 @@ def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
     doc = value if isinstance(value, dict) else _json(value)
     meta = zarrmeta.array_meta(doc, f"{key!r} of {where}") if isinstance(doc, dict) else None
     return None if meta is None else meta.grid
+
+
+class GridReader:
+    """Reads the grids that metadata of the set ``where`` give to arrays: each text once, for most are spelled alike."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._by_text: dict[str, ChunkGrid | None] = {}
+        self._grids: dict[ChunkGrid, ChunkGrid] = {}  # so that equal ones are one
+
+    def grid(self, key: str, value: Value) -> ChunkGrid | None:
+        """Return the grid that the document ``key`` gives its array, if it is one and has one."""
+        if type(value) is not str:
+            return grid_of(key, value, self._where)
+        if value not in self._by_text:
+            grid = zarrmeta.plain_grid(value) if key.endswith(METADATA[0]) else None
+            grid = grid or grid_of(key, value, self._where)
+            self._by_text[value] = None if grid is None else self._grids.setdefault(grid, grid)
+        return self._by_text[value]
 
 
 def _json(value: Value) -> object:

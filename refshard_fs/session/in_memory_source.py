@@ -15,7 +15,6 @@ import msgspec
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import spelled_first
 from refshard_fs.references import binary as pickled
-from refshard_fs.references.key_table import SideTable
 from refshard_fs.references.reference_set import References, ReferenceSet
 
 __all__ = ["Held", "Source", "digest_of", "settle"]
@@ -141,27 +140,21 @@ def _absolute(url: str, protocol: str | None) -> str:
 def digest_of(refs: ReferenceSet) -> str:
     """Return a digest of the content of a set."""
     state = hashlib.sha256()
-    side: Mapping[Any, Any]
-    match refs.by_key:
-        case SideTable() as columns:
-            for part in (columns.spelled, *columns.columns, columns.data):
-                state.update(memoryview(part))  # type: ignore[arg-type]  # as arrays are
-            side = columns.objects
-        case side:
-            pass
+    keys = refs.keys
+    for part in (keys.spelled, *keys.ranges, keys.data):
+        state.update(memoryview(part))  # type: ignore[arg-type]  # as arrays are
     try:
-        state.update(msgspec.msgpack.encode(side))
+        state.update(msgspec.msgpack.encode(keys.objects))
     except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell
-        state.update(repr(list(side.items())).encode("utf-8", "surrogatepass"))
-    state.update(refs.urls.data.data)
-    state.update(refs.urls.ends.data)
+        state.update(repr(list(keys.objects.items())).encode("utf-8", "surrogatepass"))
+    texts = [refs.urls] if refs.pins is None else [refs.urls, refs.pins.etags, refs.pins.times]
+    for column in texts:
+        state.update(column.data.data)
+        state.update(column.ends.data)
     if refs.pins is not None:
-        for texts in (refs.pins.etags, refs.pins.times):
-            state.update(texts.data.data)
-            state.update(texts.ends.data)
         state.update(refs.pins.sizes.data)
-    for path, table in refs.in_columns.items():
+    for path, table in refs.chunks.items():
         state.update(repr((path, table.grid)).encode())
-        for column in (table.targets, table.offsets, table.lengths, table.numbers):
-            state.update(b"" if column is None else column.data)
+        for numbers in (*table.ranges, table.numbers):
+            state.update(b"" if numbers is None else numbers.data)
     return state.hexdigest()

@@ -61,7 +61,8 @@ class _Concatenation:
             self._add_variable(path)
         self._add_others()
         pins = Pins.joined([(part.refs.pins, len(part.refs.urls)) for part in self.sets])
-        return ReferenceSet(Texts.joined([part.refs.urls for part in self.sets]), self.tables, self.side, pins=pins)
+        urls = Texts.joined([part.refs.urls for part in self.sets])
+        return ReferenceSet(urls, self.tables, self.side, pins=pins)
 
     def _add_variable(self, path: str) -> None:
         having = [number for number, part in enumerate(self.sets) if path in part.variables]

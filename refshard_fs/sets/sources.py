@@ -195,7 +195,7 @@ def with_coordinates(part: Named, fs: RefShardFileSystem) -> Named:
         keys = [join(variable.path, grid.tail(number)) for number in tables[variable.path].present().tolist()]
         side.update(fs.cat(keys))
         tables[variable.path] = ChunkTable.from_parts(grid, [])
-    return msgspec.structs.replace(part, refs=msgspec.structs.replace(refs, tables=tables, side=side))
+    return msgspec.structs.replace(part, refs=msgspec.structs.replace(refs, chunks=tables, members=side))
 
 
 def _coordinates_to_read(part: Named) -> Iterator[Variable]:

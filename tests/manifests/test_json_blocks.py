@@ -13,12 +13,8 @@ from refshard_fs.core.keys import normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json import blocks as json_blocks
 from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
-from refshard_fs.references import builder as gathering
-from refshard_fs.references import finalise as placed
-from refshard_fs.references import finalise as settling
+from refshard_fs.references import builder, url_column
 from refshard_fs.references import json_scan as json_fast
-from refshard_fs.references import place_small_arrays as placing
-from refshard_fs.references import url_column
 from refshard_fs.references.json_scan import block_texts
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.url_column import Urls
@@ -37,27 +33,22 @@ ARRAY_3 = {
 }
 
 
-@pytest.fixture(
-    autouse=True, params=[(0, 1024, 512), (256, 1024, 512), (256, 0, 512), (256, 0, 0), (256, 0, 2)], ids=str
-)
+@pytest.fixture(autouse=True, params=[(0, 512), (256, 512), (0, 0), (0, 2)], ids=str)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Cut often: most false cuts happen in what is larger than a block.
 
-    Arrays are placed singly, or together; what is no chunk is in a dictionary, or in columns; or all is by its key, or
-    is until it turns out to be too much.
+    Arrays are in columns, or by key; or no metadata is read, or not before it is known that it is worth while.
     """
-    small, many, documents = request.param
-    monkeypatch.setattr(gathering, "MANY", documents)
-    monkeypatch.setattr(gathering, "EACH", 16 if documents else 10**9)
-    monkeypatch.setattr(placing, "SMALL", small)
-    monkeypatch.setattr(settling, "MANY", many)
-    monkeypatch.setattr(url_column, "FEW", 2 if many else 256)
-    monkeypatch.setattr(placed, "FEW", 2)
+    small, documents = request.param
+    monkeypatch.setattr(builder, "SMALL", small)
+    monkeypatch.setattr(builder, "MANY", documents)
+    monkeypatch.setattr(builder, "EACH", 16 if documents else 10**9)
+    monkeypatch.setattr(url_column, "FEW", 2 if small else 256)
     monkeypatch.setattr(json_blocks, "BLOCK", 512)
     monkeypatch.setattr(json_blocks, "PART", 128)
     monkeypatch.setattr(json_blocks, "SAMPLE", 64)
-    monkeypatch.setattr(gathering, "FEW", 2)
-    monkeypatch.setattr(gathering, "BATCH", 8)
+    monkeypatch.setattr(builder, "FEW", 2)
+    monkeypatch.setattr(builder, "BATCH", 8)
 
 
 def read(text: str | bytes, piece: int = 1 << 20) -> ReferenceSet:
@@ -376,7 +367,7 @@ def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
     assert mixed is not None
     texts = block_texts(mixed)
     assert texts is not None
-    assert {mixed.key(row): texts.text(i) for i, row in enumerate(texts.rows)} == {"a": "x\\", "c": '"'}
+    assert {mixed.keys.key(row): texts.text(i) for i, row in enumerate(texts.rows)} == {"a": "x\\", "c": '"'}
     assert json_fast.scan(b'"a":["u"]]"b":["v"]', Urls()) is None
     for block in (
         b'"a":["u",1]',

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.references.builder import Gathering
+from refshard_fs.references.builder import ReferenceBuilder
 
 __all__ = ["Reader"]
 
@@ -55,8 +55,8 @@ class Reader:
         self._before = 0  # bytes of the document before _text
         self._state = "start"  # then "first", "next" or "member" (what may come: or the end, a comma, none) and "end"
         self._wanted = 0  # bytes that must be at hand for another try
-        self.top = Gathering(where)
-        self.refs: Gathering | None = None
+        self.top = ReferenceBuilder(where)
+        self.refs: ReferenceBuilder | None = None
         self.header: dict[str, Any] = {}
         self._within_refs = False
 
@@ -127,7 +127,7 @@ class Reader:
     # ------------------------------------------------------------------ members
 
     @property
-    def _into(self) -> Gathering:
+    def _into(self) -> ReferenceBuilder:
         return self.refs if self._within_refs and self.refs is not None else self.top
 
     def _members(self, *, final: bool) -> None:
@@ -264,7 +264,7 @@ class Reader:
 
     def _header(self, name: str, begin: int, *, final: bool) -> None:
         if name == "refs" and self._text.startswith(b"{", begin):
-            self.refs = Gathering(self._where)
+            self.refs = ReferenceBuilder(self._where)
             self.header.pop("refs", None)
             self._within_refs, self._state, self._at = True, "first", begin + 1
             return
@@ -304,7 +304,7 @@ class Reader:
                 if name == "refs":
                     self.refs = None
                     if isinstance(value, Mapping):
-                        self.refs = Gathering(self._where)
+                        self.refs = ReferenceBuilder(self._where)
                         self.refs.add_batches(value)
                         del self.header[name]
             members = rest

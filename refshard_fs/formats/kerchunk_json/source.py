@@ -20,7 +20,7 @@ from refshard_fs.formats.kerchunk_json.blocks import Reader
 from refshard_fs.formats.kerchunk_json.decompress import MAGIC, DamagedStream, Inflate, inflate_for
 from refshard_fs.formats.templates.templates import Templates, expand_gen
 from refshard_fs.references import binary as compiled
-from refshard_fs.references.builder import BATCH, Gathering
+from refshard_fs.references.builder import BATCH, ReferenceBuilder
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
@@ -162,7 +162,7 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
         known = Templates(templates, dict(index.overrides), simple=index.simple)
     except ManifestError as e:
         raise ManifestError(f"{where}: {e}") from e
-    builder = reader.refs or Gathering(where)
+    builder = reader.refs or ReferenceBuilder(where)
     builder.expand(known.expand)
     _generate(builder, gen, known, where)
     refs = msgspec.structs.replace(builder.finish(), version=1)
@@ -172,7 +172,7 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     return refs
 
 
-def _generate(builder: Gathering, entries: list[object], templates: Templates, where: str) -> None:
+def _generate(builder: ReferenceBuilder, entries: list[object], templates: Templates, where: str) -> None:
     """Add the references that the entries of "gen" stand for."""
     try:
         generated = iter(expand_gen(entries, templates))

@@ -1,8 +1,7 @@
-"""What lies aside as columns is what a dictionary of it would be, whatever is asked of it."""
+"""A key table is what a dictionary of its members would be, whatever is asked of it."""
 
 from __future__ import annotations
 
-import pickle
 import tracemalloc
 from collections.abc import Sequence
 from typing import Any
@@ -14,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs.core.columns import Row
-from refshard_fs.core.keys import parent
+from refshard_fs.core.keys import is_within, join, parent
 from refshard_fs.core.strings import Texts
 from refshard_fs.core.zarrmeta import dumps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
 from refshard_fs.references import binary as compiled
 from refshard_fs.references import binary as pickled
-from refshard_fs.references import finalise as settling
-from refshard_fs.references import key_table as side_table
-from refshard_fs.references.key_table import Run, SideTable, Value
+from refshard_fs.references import builder, key_table
+from refshard_fs.references.key_table import KeyTable, Members, Value
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.values import decode
 from refshard_fs.session.in_memory_source import digest_of
 
 names = st.text(st.sampled_from('ab.é"\ud800'), min_size=1, max_size=3)
@@ -46,36 +45,33 @@ def test_a_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[
     expected = {key: value for run in runs for key, value in run.items()}
     with pytest.MonkeyPatch.context() as patch:
         if all_alike:  # hashes
-            patch.setattr(side_table, "hashes", lambda text, starts, stops, seed: np.zeros(len(starts), np.uint64))
-            patch.setattr(side_table, "hash_of", lambda piece, seed: 0)
-        table = SideTable.of([Run.of({}), *map(Run.of, runs)])
+            patch.setattr(key_table, "hashes", lambda text, starts, stops, seed: np.zeros(len(starts), np.uint64))
+            patch.setattr(key_table, "hash_of", lambda piece, seed: 0)
+        table = KeyTable.of([Members.of({}), *map(Members.of, runs)])
         assert dict(table.items()) == expected == dict(table)
         assert sorted(table) == sorted(expected)
         assert all(table[key] == value for key, value in expected.items())
         assert all(key + "x" not in table or key + "x" in expected for key in expected)
         table.check()
         gone = list(expected)[::2]
-        assert dict(table.without(gone)) == {key: value for key, value in expected.items() if key not in gone}
-        assert dict(SideTable.of([table.run()])) == expected
+        assert dict(table.without_rows(table.rows_of(gone))) == {
+            key: value for key, value in expected.items() if key not in gone
+        }
+        assert dict(KeyTable.of([table.members()])) == expected
 
 
 @settings(deadline=None)
 @given(members)
 def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> None:
-    table = SideTable.of([Run.of(found)])
+    table = KeyTable.of([Members.of(found)])
     for name in ((".zarray", "zarr.json"), ("a",), ("a", ".zarray")):
-        assert {table.key(row) for row in table.named(name)} == {key for key in found if parent(key)[1] in name}
+        assert {table.key(row) for row in table.keys_in_rows.named(name)} == {
+            key for key in found if parent(key)[1] in name
+        }
     below: dict[str, set[str]] = {}
     for key in found:
         below.setdefault(parent(key)[0], set()).add(key)
     assert {path: {table.key(row) for row in rows} for path, rows in table.directories().items()} == below
-
-
-def keyspaces(found: dict[str, Value]) -> tuple[FlatKeySpace, FlatKeySpace]:
-    urls = Texts.of([b"u%d" % i for i in range(4)])
-    sides = found, SideTable.of([Run.of(found)])
-    one, other = (FlatKeySpace(ReferenceSet(urls, {}, side), str, "refs.json") for side in sides)
-    return one, other
 
 
 def answer(steps: Any) -> Any:
@@ -90,41 +86,54 @@ def answer(steps: Any) -> Any:
 
 @settings(deadline=None)
 @given(members.filter(lambda found: "\ud800" not in found.values()))  # which are not in UTF-8
-def test_key_spaces_list_and_know_the_same(found: dict[str, Value]) -> None:
-    one, other = keyspaces(found)
-    assert one.holds_all_metadata == other.holds_all_metadata
-    assert one.metadata_lacks((b"sharding",)) or not other.metadata_lacks((b"sharding",))
-    prefixes = {"", *found, *(parent(key)[0] for key in found), "missing"}
-    for prefix in prefixes:
-        if any(key.startswith(prefix + "/") for key in prefixes & found.keys()):
-            continue  # a key that is a directory as well
-        assert answer(one.children(prefix)) == answer(other.children(prefix))
-        assert answer(one.is_directory(prefix)) == answer(other.is_directory(prefix))
+def test_a_key_space_lists_what_there_is(found: dict[str, Value]) -> None:
+    keyspace = FlatKeySpace(ReferenceSet(Texts.of([b"u%d" % i for i in range(4)]), {}, found), str, "refs.json")
+    documents = [value for key, value in found.items() if parent(key)[1] in (".zarray", "zarr.json")]
+    assert keyspace.holds_all_metadata == (Row not in map(type, documents))
+    if keyspace.metadata_lacks((b"sharding",)):
+        assert all(type(value) is str and "sharding" not in value for value in documents)
+    for prefix in {"", *found, *(parent(key)[0] for key in found), "missing"}:
+        below = {key[len(prefix) + 1 if prefix else 0 :] for key in found if is_within(key, prefix) and key != prefix}
+        listed = answer(keyspace.children(prefix))
+        assert answer(keyspace.is_directory(prefix)) == (not prefix or bool(below))
+        if prefix and not below:
+            assert listed is None
+        elif type(listed) is list:
+            assert [file.name for file in listed] == sorted({name.partition("/")[0] for name in below})
+            assert {file.name for file in listed if file.is_directory} == {
+                name.partition("/")[0] for name in below if "/" in name
+            }
+            for file in listed:
+                if not file.is_directory:
+                    assert file.size == size_of(found[join(prefix, file.name)])
+
+
+def size_of(value: Value) -> int | None:
+    return value.length if isinstance(value, Row) else len(decode(value))
 
 
 @settings(deadline=None)
 @given(members)
 def test_tables_survive_the_compiled_form_and_pickles(found: dict[str, Value]) -> None:
-    refs = ReferenceSet(Texts.of([b"u"]), {}, SideTable.of([Run.of(found)]))
+    refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of([Members.of(found)]))
     try:
         packed, shrunk = b"".join(compiled.pack(refs)), pickled.shrink(refs)
     except ValueError:  # half a surrogate pair in an object
         return
     for again in (compiled.unpack(memoryview(packed)), pickled.swell(shrunk)):
-        assert isinstance(again.side, SideTable)
-        assert dict(again.side) == found
+        assert dict(again.keys) == found
     assert digest_of(pickled.swell(shrunk)) == digest_of(refs)
 
 
 def test_a_damaged_compiled_form_is_an_error() -> None:
-    refs = ReferenceSet(Texts.of([b"u"]), {}, SideTable.of([Run.of({f"k{i}": "text" * 9 for i in range(50)})]))
+    refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of([Members.of({f"k{i}": "text" * 9 for i in range(50)})]))
     packed = bytearray(b"".join(compiled.pack(refs)))
     for at in range(0, len(packed), 7):
         damaged = packed.copy()
         damaged[at] ^= 0xFF
         try:
             found = compiled.unpack(memoryview(bytes(damaged)))
-            list(found.side.items())
+            list(found.keys.items())
         except (ValueError, msgspec.MsgspecError):
             continue
 
@@ -142,11 +151,11 @@ def documents() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("document", documents(), ids=range(5))
-def test_sets_are_the_same_in_columns_and_in_dictionaries(document: dict[str, Any]) -> None:
+def test_sets_are_the_same_in_columns_and_by_key(document: dict[str, Any]) -> None:
     found: list[ReferenceSet] = []
-    for many in (10**9, 0):
+    for small in (10**9, 0):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(settling, "MANY", many)
+            patch.setattr(builder, "SMALL", small)
             found += [parse_document(document, "refs", {}), JsonIndex("refs.json").decode(dumps(document))]
     assert [dict(References(refs)) for refs in found] == [document] * 4
     assert [len(refs) for refs in found] == [len(document)] * 4
@@ -156,7 +165,6 @@ def test_sets_are_the_same_in_columns_and_in_dictionaries(document: dict[str, An
         directories = {"", *(parent(key)[0] for key in document)}
         listed.append({path: list(answer(keyspace.children(path))) for path in directories})
         assert keyspace.metadata_lacks((b"sharding",))
-        assert pickle.loads(pickle.dumps(dict(refs.side))) == dict(refs.side)
     assert listed[0] == listed[1] == listed[2] == listed[3]
 
 

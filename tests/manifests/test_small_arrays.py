@@ -1,4 +1,4 @@
-"""A set of many small arrays, all of it kept by key, is the same as one in columns, whatever is asked of it."""
+"""Arrays whose chunks are by key are the same as those in columns, whatever is asked of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
 from refshard_fs.references import binary as compiled
 from refshard_fs.references import binary as pickled
-from refshard_fs.references import builder as gathering
+from refshard_fs.references import builder
 from refshard_fs.references.keyspace import FlatKeySpace
-from refshard_fs.references.reference_set import LateTables, References, ReferenceSet
-from tests.manifests.test_side_table import answer
+from refshard_fs.references.reference_set import References, ReferenceSet
+from tests.manifests.test_key_table import answer
 
 ARRAY = {"zarr_format": 2, "shape": [3, 4], "chunks": [1, 2], "dtype": "<f4", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -44,11 +44,12 @@ def rows(tables: Any) -> dict[str, dict[int, Any]]:
 
 def read(document: Any, *, by_key: bool) -> ReferenceSet:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "MANY", 0 if by_key else 10**9)
-        patch.setattr(gathering, "EACH", 10**9)
+        patch.setattr(builder, "MANY", 0 if by_key else 10**9)
+        patch.setattr(builder, "EACH", 10**9)
+        patch.setattr(builder, "SMALL", 10**9 if by_key else 0)
         data = document if isinstance(document, bytes) else dumps(document)
         refs = JsonIndex("refs.json").decode(data)
-    assert isinstance(refs.tables, LateTables) == by_key
+    assert not by_key or not refs.chunks
     return refs
 
 
@@ -73,7 +74,7 @@ def check(one: ReferenceSet, other: ReferenceSet) -> None:
 def test_many_small_arrays_are_kept_by_key_and_answer_as_others_do() -> None:
     document = many()
     found = JsonIndex("refs.json").decode(dumps(document))
-    assert isinstance(found.tables, LateTables)
+    assert not found.chunks
     check(found, read(document, by_key=False))
     check(parse_document(document, "refs.json", {}), read(document, by_key=False))
 
@@ -103,8 +104,7 @@ def test_any_set_is_the_same_by_key_and_in_columns(items: list[tuple[str, Any]],
 def test_the_compiled_form_and_pickles_keep_it_as_it_is() -> None:
     refs = JsonIndex("refs.json").decode(dumps(many()))
     for again in (compiled.unpack(memoryview(b"".join(compiled.pack(refs)))), pickled.swell(pickled.shrink(refs))):
-        assert isinstance(again.tables, LateTables)
-        assert again.named == "refs.json"
+        assert again.where == "refs.json"
         check(again, refs)
 
 
@@ -112,7 +112,7 @@ def test_keys_may_have_quotes() -> None:
     odd = {'g/v7/x"1': ["u", 1, 2], 'g/v7/"/0': ["u", 3, 4], '"c': "data", 'g/v8/"0': "data", "g/v9/q/0": ["u", 5, 6]}
     document = {**many(), **odd}
     found = JsonIndex("refs.json").decode(dumps(document))
-    assert isinstance(found.tables, LateTables)
+    assert not found.chunks
     check(found, read(document, by_key=False))
 
 
@@ -132,8 +132,10 @@ def test_a_set_that_has_many_chunks_after_all_is_in_columns() -> None:
     document: dict[str, Any] = {f"v{i}/.zarray": json.dumps(ARRAY | {"shape": [100]}) for i in range(COUNT)}
     document = {key: value.replace('"chunks": [1, 2]', '"chunks": [1]') for key, value in document.items()}
     document |= {f"v{i}/{j}": ["u", j, 1] for i in range(COUNT) for j in range(40)}
-    refs = JsonIndex("refs.json").decode(dumps(document))
-    assert not isinstance(refs.tables, LateTables)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "SMALL", 39)
+        refs = JsonIndex("refs.json").decode(dumps(document))
+    assert len(refs.chunks) == COUNT
     assert sum(map(len, refs.tables.values())) == COUNT * 40
     assert dict(References(refs)) == document
 
@@ -144,7 +146,6 @@ def test_what_was_in_columns_before_is_put_aside_in_its_order() -> None:
     padding = {f"x{i}": ["u", i, 1] for i in range(20_000)}
     text = ",".join(dumps(part).decode()[1:-1] for part in (first, padding, again, many(3000)))
     refs = JsonIndex("refs.json").decode(b"{" + text.encode() + b"}")
-    assert isinstance(refs.tables, LateTables)
     assert dict(References(refs)) == first | padding | again | many(3000)
 
 
@@ -177,3 +178,40 @@ def test_a_filesystem_reads_lists_saves_and_pickles_it(tmp_path: Path) -> None:
     assert again.cat("g/v8/2.1") == bytes(range(8, 16))
     held = RefShardFileSystem(many(), base_url=str(tmp_path))
     assert pickle.loads(pickle.dumps(held)).cat("g/v8/2.1") == bytes(range(8, 16))
+
+
+def small_arrays() -> dict[str, Any]:
+    """Dense ones, sparse ones, empty ones, one without dimensions, one in the other, both separators."""
+    refs: dict[str, Any] = {}
+    for n in range(60):
+        path, separator = f"g{n % 7}/v{n}", "./"[n % 2]
+        refs[f"{path}/.zarray"] = metadata_of((5, 4), separator)
+        refs[f"{path}/.zattrs"] = "{}"
+        for i in range(0, 20, 1 + n % 11):
+            if n % 5:
+                refs[f"{path}/{i // 4}{separator}{i % 4}"] = [f"u{n}", 100 * n + i, i + 1]
+    refs |= {"g0/v0/in/.zarray": metadata_of((3,)), "g0/v0/in/0": ["in", 1, 2], "g0/v0/in/2": "data"}
+    refs |= {"s/.zarray": metadata_of(()), "s/0": ["whole"], "s/1": ["stray", 1, 2], "g1/v1/9.9": ["stray", 3, 4]}
+    return refs
+
+
+def metadata_of(counts: tuple[int, ...], separator: str = ".") -> str:
+    change = {"shape": counts, "chunks": [1] * len(counts), "dimension_separator": separator}
+    return dumps(ARRAY | change).decode()
+
+
+def test_columns_are_made_of_small_arrays_when_they_are_asked_for() -> None:
+    refs = small_arrays()
+    refs |= {"large/.zarray": metadata_of((600,)), "large/7": ["u", 1, 2], "empty/.zarray": metadata_of((600,))}
+    for found in (JsonIndex("refs.json").decode(dumps(refs)), parse_document(refs, "refs", {})):
+        assert dict(References(found)) == refs
+        assert found.chunks.keys() == {"large"}
+        assert sorted(found.tables) == sorted(key[: -len("/.zarray")] for key in refs if key.endswith("/.zarray"))
+        assert {key for key in found.side if ".z" not in key} == {"g0/v0/in/2", "s/1", "g1/v1/9.9"}
+        for path, table in found.tables.items():
+            assert found.grids[path] == table.grid
+            assert all(row == found.value(f"{path}/{table.grid.tail(number)}") for number, row in table.rows())
+            again = pickle.loads(pickle.dumps(table))
+            assert list(again.rows()) == list(table.rows())
+            assert table.nbytes <= 28 * table.grid.size
+        assert sum(map(len, found.tables.values())) + len(found.side) == len(refs) == len(found)
