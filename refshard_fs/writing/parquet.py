@@ -102,9 +102,7 @@ class _Commit(DirectoryCommit):
             refs = columns_of(self._old, self._run, _as_written, array)
         side = {key: value for key, value in refs.side.items() if is_within(key, array)}
         metadata = {key: value for key, value in layout.metadata.items() if is_within(key, array)}
-        refs = with_edits(
-            ReferenceSet(refs.urls, refs.tables, side | metadata), within(self._edits, array), self._url
-        )
+        refs = with_edits(ReferenceSet(refs.urls, refs.tables, side | metadata), within(self._edits, array), self._url)
         stream = FlatStream(refs, _as_written)
         self._drop(array, 0)
         for numbers in self._run(array, partial(stream.ranges, array, layout.record_size)):
