@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import refshard_fs
@@ -356,7 +356,15 @@ def archives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
     return parts, axis
 
 
+def _first_lacks_its_chunk() -> tuple[list[dict[str, Any]], int]:
+    one, two = (
+        chunked("a", np.ones((1, 1, 1), "<i2"), (1, 1, 1), ["t", "y", "x"], version=3, inline=True) for _ in "ab"
+    )
+    return [{key: value for key, value in one.items() if key.endswith("zarr.json")}, two], 0
+
+
 @settings(max_examples=60, deadline=None)
+@example(_first_lacks_its_chunk())
 @given(archives())
 def test_whatever_the_sets_keys_and_bytes_are_those_of_the_eager_concatenation(
     archive: tuple[list[dict[str, Any]], int],

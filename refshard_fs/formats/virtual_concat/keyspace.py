@@ -233,7 +233,8 @@ class ConcatKeySpace(KeySpace):
         if path == self.document.coordinate:
             return [Listed("0", len(self._values))]
         if len(leading) <= array.axis:
-            return (yield from self._in_all_parts(path, array, grid, leading)) or None
+            directory = join(path, grid.directory_of(leading))
+            return (yield from self._in_all_parts(path, array, grid, directory, len(leading))) or None
         if not 0 <= leading[array.axis] < grid.counts[array.axis]:
             return None
         number, local = array.locate(leading)
@@ -255,16 +256,16 @@ class ConcatKeySpace(KeySpace):
             head, _, below = grid.tail(0).partition("/")
             chunks = [Listed(head, None, True) if below else Listed(head, len(self._values))]
         elif not chunks:
-            chunks = yield from self._in_all_parts(path, array, grid, ())
-            if chunks and grid.leading("") is None:
-                chunks = [Listed("c", None, True)]
+            chunks = yield from self._in_all_parts(path, array, grid, path, 0)
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
     def _in_all_parts(
-        self, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int]
+        self, path: str, array: ConcatArray, grid: ChunkGrid, directory: str, depth: int
     ) -> Steps[list[Listed]]:
-        """Return the chunks that begin with ``leading``, and directories of them, of all parts by their names here."""
-        directory = join(path, grid.directory_of(leading))
+        """Return the chunks, and directories of them, that all parts have in ``directory``, by their names here.
+
+        ``depth`` is how many coordinates its chunks have in common.
+        """
         found: dict[str, Listed] = {}
         numbers = range(len(self.document.parts))
         for first in range(0, len(numbers), TOGETHER):
@@ -272,7 +273,7 @@ class ConcatKeySpace(KeySpace):
             listings = yield from together([self._listing(number, path, array, directory) for number in some])
             for number, listing in zip(some, listings, strict=True):
                 for listed in listing:
-                    name = _name_here(array, grid, listed.name, array.starts[number], len(leading))
+                    name = _name_here(array, grid, listed.name, array.starts[number], depth)
                     if name is not None:
                         found[name] = msgspec.structs.replace(listed, name=name)
             if len(found) > LISTED:
