@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import email.utils
+import math
 import re
 import time
 from collections.abc import Mapping
 from io import BytesIO
-from typing import Final, Protocol
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -17,6 +18,7 @@ from refshard_fs.targets.failures import Denied, HttpStatus, Incomplete, TooLarg
 
 __all__ = [
     "Answer",
+    "ImmediateTarget",
     "OWN",
     "Target",
     "UNTOLD",
@@ -40,20 +42,14 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     waited: float | None = None  # seconds until the server began to answer, where that is known
 
 
-class Target(Protocol):
-    """Objects of one kind, read in ranges. Bound to one event loop.
+class Target:
+    """Objects of one kind, read in ranges. Bound to one event loop, but for an `ImmediateTarget`.
 
-    A missing object is FileNotFoundError; every other failure is some other error. What
-    failed for a passing reason is worth ``most_retries`` further tries: few, where some
-    layer below has tried again already. One that has not begun to answer after ``patience``
-    seconds never will.
+    A missing object is FileNotFoundError; every other failure is some other error.
     """
 
-    @property
-    def most_retries(self) -> int: ...
-
-    @property
-    def patience(self) -> float: ...
+    most_retries = 1000  # further tries of what failed for a passing reason; few, where a layer below has tried again
+    patience = math.inf  # seconds after which a request that has not been answered never will be
 
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
@@ -65,18 +61,36 @@ class Target(Protocol):
         What is read to its end and has more than ``most`` bytes is TooLarge, and hardly more of it is read. Without
         ``most``, that goes for what has more than `UNTOLD` bytes and does not say so beforehand.
         """
+        raise NotImplementedError
 
     async def facts(self, path: str) -> Facts:
         """Return what is known of an object without its bytes."""
+        raise NotImplementedError
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         """Return what lies directly below ``path``, or None if this target cannot list."""
+        return None
 
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
-        """Return the same bytes at once, in any thread, or None where that takes an event loop."""
+        """Return the same bytes as `read` at once, in any thread, or None where that takes an event loop."""
+        return None
 
     async def close(self) -> None:
         """Let go of connections and files."""
+
+
+class ImmediateTarget(Target):
+    """Objects that are read without an event loop; the process shares them. Only `names` and `facts` are coroutines."""
+
+    most_retries = 0
+
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
+        return self.read_now(path, start, stop, most)
+
+    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
+        raise NotImplementedError
 
 
 def check_size(size: int | None, most: int | None) -> None:

@@ -18,7 +18,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, check_size
+from refshard_fs.targets.answer import Answer, Target, check_size
 from refshard_fs.targets.connections import close_connections, close_with
 from refshard_fs.targets.failures import Unfit
 
@@ -27,6 +27,7 @@ __all__ = ["ChainTarget", "FsspecTarget", "in_thread"]
 T = TypeVar("T")
 
 THREADS = 16
+RECENT = 1.0  # seconds for which an object's size is taken as told: a shard's end and its start are read together
 PIECE = 1 << 20  # bytes of an object of unknown size that are read at a time
 
 # One connection, one file position or one cache of theirs serves all callers: two threads at once would mix them up.
@@ -80,15 +81,15 @@ async def in_thread(call: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_threads.executor(), call)
 
 
-class FsspecTarget:
+class FsspecTarget(Target):
     """The objects of one filesystem instance, ``owned`` if nobody else has it."""
 
     most_retries = 2
-    patience = math.inf
 
     def __init__(self, fs: AbstractFileSystem, *, owned: bool = False) -> None:
         self.fs = fs
         self._owned = owned
+        self._asked: dict[str, tuple[float, asyncio.Task[Facts]]] = {}
         if owned:
             close_with(self, fs)
         self._ranged = {"seekable": True} if isinstance(fs, ArrowFSWrapper) else {}  # else it gives no ranges
@@ -100,7 +101,7 @@ class FsspecTarget:
         given: dict[str, Any] = {}
         if start or stop is not None:
             if start < 0 or stop is None:  # not every filesystem takes a suffix, or a range without an end
-                facts = await self.facts(path)
+                facts = await self._recent(path)
                 if facts.size is None:
                     raise Unfit(f"the size of {path} is unknown, so its end cannot be read")
                 start, stop = max(facts.size + start, 0) if start < 0 else start, facts.size
@@ -120,7 +121,7 @@ class FsspecTarget:
                 raise
             return _answer(b"", beyond)
         if stop is not None and len(data) != stop - start:
-            facts = facts or await self.facts(path)
+            facts = facts or await self._recent(path)
             if len(data) == facts.size and len(data) > stop - start:  # the range was ignored
                 data = data[start:stop]
         if stop is None:
@@ -142,6 +143,17 @@ class FsspecTarget:
         if info.get("type") == "directory":
             raise FileNotFoundError(path)
         return Facts(info.get("size"), *_version_in(info))
+
+    async def _recent(self, path: str) -> Facts:
+        """Return the facts of an object that is being read, asked for once by all who read it within `RECENT`."""
+        now = asyncio.get_running_loop().time()
+        asked, task = self._asked.get(path, (-math.inf, None))
+        if task is None or (task.done() and (asked + RECENT < now or task.cancelled() or task.exception())):
+            for other in [other for other, (when, _) in self._asked.items() if when + RECENT < now]:
+                del self._asked[other]
+            task = asyncio.get_running_loop().create_task(self.facts(path))
+            self._asked[path] = now, task
+        return await asyncio.shield(task)
 
     async def _facts_beyond(self, path: str, start: int, error: Exception) -> Facts | None:
         """Return the facts of an object that ends before ``start``, if that may be what the error says."""
@@ -168,9 +180,6 @@ class FsspecTarget:
             else:
                 out.append(Listed(name, row.get("size"), False, *_version_in(row)))
         return tuple(sorted(out, key=lambda listed: listed.name))
-
-    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
-        return None
 
     async def close(self) -> None:
         if not self._owned:
@@ -228,11 +237,10 @@ def _answer(data: bytes, facts: Facts | None) -> Answer:
 _TRANSPARENT = frozenset(["blockcache", "filecache", "simplecache"])
 
 
-class ChainTarget:
+class ChainTarget(Target):
     """The objects of all chains that are opened with the same options, by whole URL."""
 
     most_retries = 2
-    patience = math.inf
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -251,9 +259,6 @@ class ChainTarget:
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         target, inner = await self._open(path)
         return await target.names(inner)
-
-    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
-        return None
 
     async def close(self) -> None:
         for task in self._opened.values():

@@ -19,9 +19,9 @@ from fsspec.implementations.http import get_client as plain_client
 from multidict import CIMultiDict
 from yarl import URL
 
-from refshard_fs.core.model import Facts, Listed
+from refshard_fs.core.model import Facts
 from refshard_fs.security.admission import Admission
-from refshard_fs.targets.answer import Answer, failure_of, range_header, read_answer
+from refshard_fs.targets.answer import Answer, Target, failure_of, range_header, read_answer
 from refshard_fs.targets.connections import CONNECTING, LoopConnections, close_with
 from refshard_fs.targets.failures import Unreadable
 
@@ -55,10 +55,9 @@ class _Location(NamedTuple):
     until: float | None = None
 
 
-class HttpTarget:
+class HttpTarget(Target):
     """The objects of all HTTP servers, by URL. ``admission`` judges each address that a redirect leads to, too."""
 
-    most_retries = 1000
     patience = 60.0
 
     def __init__(self, fs: HTTPFileSystem, admission: Admission | None = None) -> None:
@@ -100,12 +99,6 @@ class HttpTarget:
             answer = await self.read(path, 0, 1)
             return Facts(answer.size, answer.etag, answer.last_modified)
         return facts
-
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
-        return None
-
-    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
-        return None
 
     async def close(self) -> None:
         sessions = [session for session in (self._home, self._away) if session is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import itertools
-import math
 import weakref
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -13,17 +12,14 @@ from urllib.parse import unquote_to_bytes
 from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import OWN, Answer, check_size
+from refshard_fs.targets.answer import OWN, Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
 
 __all__ = ["DataTarget", "MemoryTarget"]
 
 
-class MemoryTarget:
+class MemoryTarget(ImmediateTarget):
     """All files of `MemoryFileSystem`, which the process has one set of."""
-
-    most_retries = 0
-    patience = math.inf
 
     def __init__(self) -> None:
         self._fs = MemoryFileSystem()
@@ -41,11 +37,6 @@ class MemoryTarget:
         finally:
             view.release()  # a writer could not go on while it lives
         return Answer(data, size, *self._version(file, size))
-
-    async def read(
-        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
-    ) -> Answer:
-        return self.read_now(path, start, stop, most)
 
     async def facts(self, path: str) -> Facts:
         file = self._file(path)
@@ -65,9 +56,6 @@ class MemoryTarget:
         )
         return tuple(sorted(named, key=lambda listed: listed.name))
 
-    async def close(self) -> None:
-        """Nothing is held."""
-
     def _file(self, path: str) -> Any:
         try:
             return self._fs.store[path]
@@ -86,11 +74,8 @@ class MemoryTarget:
 # ``data:`` URLs (RFC 2397): the object is the URL itself.
 
 
-class DataTarget:
+class DataTarget(ImmediateTarget):
     """Objects whose path is what stands behind ``data:``."""
-
-    most_retries = 0
-    patience = math.inf
 
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
         data = _decoded(path)
@@ -98,19 +83,8 @@ class DataTarget:
             check_size(len(data), most)
         return Answer(data[start:stop], len(data))
 
-    async def read(
-        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
-    ) -> Answer:
-        return self.read_now(path, start, stop, most)
-
     async def facts(self, path: str) -> Facts:
         return Facts(len(_decoded(path)))
-
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
-        return None
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 def _decoded(path: str) -> bytes:

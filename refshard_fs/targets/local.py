@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import math
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import OWN, Answer, check_size
+from refshard_fs.targets.answer import OWN, Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
 
 __all__ = ["HAS_LOCKS", "LocalTarget", "facts_of", "in_memory", "is_draft", "locked", "replacing", "sync_file"]
@@ -130,11 +129,8 @@ def _pread(file: _File, length: int, start: int) -> bytes:
 _read_at = _pread if hasattr(os, "pread") else _seek_and_read  # Windows has none
 
 
-class LocalTarget:
+class LocalTarget(ImmediateTarget):
     """The files of this machine; paths are as the operating system spells them."""
-
-    most_retries = 0
-    patience = math.inf
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -153,11 +149,6 @@ class LocalTarget:
             data = _rest(file, data, start, length)
         facts = file.facts
         return Answer(data, size, facts.etag, facts.last_modified)
-
-    async def read(
-        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
-    ) -> Answer:
-        return self.read_now(path, start, stop, most)
 
     async def facts(self, path: str) -> Facts:
         found = os.stat(path)

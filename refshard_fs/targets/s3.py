@@ -20,7 +20,7 @@ from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, failure_of, range_header, read_answer
+from refshard_fs.targets.answer import Answer, Target, failure_of, range_header, read_answer
 from refshard_fs.targets.connections import LoopConnections, in_context
 from refshard_fs.targets.failures import HttpStatus, as_failure
 from refshard_fs.targets.generic import FsspecTarget, in_thread
@@ -103,10 +103,9 @@ class _Ready(NamedTuple):
     until: float
 
 
-class S3Target:
+class S3Target(Target):
     """The objects of one `S3FileSystem`, by ``bucket/key``."""
 
-    most_retries = 1000
     patience = 60.0
 
     def __init__(self, fs: AbstractFileSystem) -> None:
@@ -153,9 +152,6 @@ class S3Target:
             return await self._theirs.names(path)
         except FileNotFoundError as e:
             raise _absent(e) from e
-
-    def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
-        return None
 
     async def close(self) -> None:
         for task in self._buckets.values():

@@ -329,3 +329,40 @@ def test_two_threads_at_once_do_not_share_what_bears_one() -> None:
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(work, range(40))) == [DATA[i : i + 5] for i in range(40)]
     assert OnePlace.most == 1
+
+
+class Counted(Odd):
+    """Says how often it was asked for what."""
+
+    protocol = "counted"
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        self.tries += 100
+        return super().info(path, **kwargs)
+
+
+def test_an_object_is_asked_once_how_long_it_is_for_what_is_read_of_it_together() -> None:
+    fs = Counted()
+
+    async def read(pool: Pool) -> list[bytes]:
+        opened, path = pool.place("counted://x")  # type: ignore[misc]  # there is one
+        parts = await asyncio.gather(
+            opened.read(path, 0, 5000), opened.read(path, -7, None), opened.read(path, 9, 8000)
+        )
+        return [part.data for part in parts]
+
+    assert with_pool(PoolOptions({"counted": fs}, retry=AT_ONCE), read) == [DATA, DATA[-7:], DATA[9:]]
+    assert fs.tries == 103
+
+
+def test_facts_that_are_asked_for_are_never_remembered_ones() -> None:
+    fs = Odd()
+
+    async def read(pool: Pool) -> None:
+        opened, path = pool.place("odd://x")  # type: ignore[misc]  # there is one
+        await opened.read(path, -7, None)
+        fs.etag = "2"
+        assert (await opened.facts(path)).size == 3000
+
+    with pytest.raises(TargetChanged):
+        with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
