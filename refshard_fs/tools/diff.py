@@ -78,18 +78,20 @@ def compare(first: Surveyed, second: Surveyed) -> Difference:
     def differing(keys: Sequence[str]) -> list[str]:
         found = []
         for some in batches(keys):
-            pairs = zip(some, contents(first, some), contents(second, some), strict=True)
-            for key, one, other in pairs:
-                for data in (one, other):
-                    if isinstance(data, Exception):
-                        raise data
-                found += [key] * (one != other)
+            for key, one, other in zip(some, contents(first, some), contents(second, some), strict=True):
+                failed = [data for data in (one, other) if isinstance(data, Exception)]
+                if failed:
+                    raise failed[0]
+                if one != other:
+                    found.append(key)
         return found
 
     unlisted = {path for found in (a, b) for path, extents in found.arrays.items() if not extents.listed}
-    paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)
     changes = [_changes(None, _rest(a), _rest(b), targets, differing)]
-    changes += [_changes(path, a.arrays.get(path), b.arrays.get(path), targets, differing) for path in paths]
+    for path in sorted((a.arrays.keys() | b.arrays.keys()) - unlisted):
+        one, other = a.arrays.get(path), b.arrays.get(path)
+        one, other = _emptied(other) if one is None else one, _emptied(one) if other is None else other
+        changes.append(_changes(path, one, other, targets, differing))
     return Difference(
         groups_added=_without(b.groups, a.groups),
         groups_removed=_without(a.groups, b.groups),
@@ -129,34 +131,25 @@ def _rest(found: Survey) -> Extents:
     return Extents("", ArrayMeta(2, (), None, None, "", "C", {}), chunks, names=names)
 
 
-def _changes(path: str | None, a: Extents | None, b: Extents | None, targets: Positions, differing: Compare) -> Changes:
-    common = None if a is None or b is None else _common_numbers(a, b)
-    if a is None or b is None or common is None:  # other keys altogether
-        added, removed = range(0 if b is None else len(b)), range(0 if a is None else len(a))
-        return _named(path, a, b, added, removed, ())
-    _, at_a, at_b = np.intersect1d(*common, assume_unique=True, return_indices=True)
-    ours, theirs = a.chunks.at(at_a), b.chunks.at(at_b)
-    renumbered = targets[theirs.targets]
-    moved = (ours.targets != renumbered) | (ours.starts != theirs.starts) | (ours.stops != theirs.stops)
-    inline = {a.key(i): i for i in at_a[~moved & (renumbered == INLINE)].tolist()}
-    changed = sorted([*at_a[moved].tolist(), *(inline[key] for key in differing(list(inline)))])
-    added, removed = (np.setdiff1d(np.arange(len(e)), at).tolist() for e, at in ((b, at_b), (a, at_a)))
-    return _named(path, a, b, added, removed, changed)
+def _emptied(extents: Extents | None) -> Extents:
+    """Return an array without chunks, in the place of one that only the other source has."""
+    assert extents is not None
+    return msgspec.structs.replace(extents, chunks=Chunks.of_places(()))
 
 
-def _named(
-    path: str | None,
-    a: Extents | None,
-    b: Extents | None,
-    added: Sequence[int],
-    removed: Sequence[int],
-    changed: Sequence[int],
-) -> Changes:
-    def keys(extents: Extents | None, positions: Sequence[int]) -> Keys:
-        return () if extents is None else extents.keys(positions[:NAMED])
-
-    counts = len(added), len(removed), len(changed)
-    return Changes(path, *counts, keys(b, added), keys(a, removed), keys(a, changed))
+def _changes(path: str | None, a: Extents, b: Extents, targets: Positions, differing: Compare) -> Changes:
+    common = _common_numbers(a, b)
+    added, removed, changed = list(range(len(b))), list(range(len(a))), list[int]()
+    if common is not None:
+        _, at_a, at_b = np.intersect1d(*common, assume_unique=True, return_indices=True)
+        ours, theirs = a.chunks.at(at_a), b.chunks.at(at_b)
+        renumbered = targets[theirs.targets]
+        moved = (ours.targets != renumbered) | (ours.starts != theirs.starts) | (ours.stops != theirs.stops)
+        inline = {a.key(i): i for i in at_a[~moved & (renumbered == INLINE)].tolist()}
+        changed = sorted([*at_a[moved].tolist(), *(inline[key] for key in differing(list(inline)))])
+        added, removed = (np.setdiff1d(np.arange(len(e)), at).tolist() for e, at in ((b, at_b), (a, at_a)))
+    some = b.keys(added[:NAMED]), a.keys(removed[:NAMED]), a.keys(changed[:NAMED])
+    return Changes(path, len(added), len(removed), len(changed), *some)
 
 
 def _common_numbers(a: Extents, b: Extents) -> tuple[UInt64s, UInt64s] | None:

@@ -174,7 +174,8 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
         if problem is not None:
             yield f"{path or '/'}: {problem}"
         if extents.stray:
-            yield f"{path or '/'}: {_keys(extents.stray)} no chunk of its grid, and never read"
+            stray = count_text(extents.stray, "key below it is", "keys below it are")
+            yield f"{path or '/'}: {stray} no chunk of its grid, and never read"
         if extents.possible is None:
             yield f"{path or '/'}: its chunk grid or key encoding is not known here, so missing chunks are not counted"
         elif extents.possible and extents.listed and not len(extents):
@@ -189,7 +190,3 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
         yield "references without a URL: name what they stand for with target="
     if unsized:
         yield f"{unsized:,} keys reach to the end of their target, which alone knows their size"
-
-
-def _keys(count: int) -> str:
-    return "1 key below it is" if count == 1 else f"{count:,} keys below it are"
