@@ -15,7 +15,6 @@ from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.objects import Objects
-from refshard_fs.writing.commit import waits
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import StagedValues, Values, clear, merge
 
@@ -99,7 +98,7 @@ class Writer:
         costs_of(self.overlay).tell()
 
     def _commit(self) -> None:
-        from refshard_fs.writing.commit import Committing, commit  # as above
+        from refshard_fs.writing.commit import Committing, commit, waits  # as above
 
         overlay, session = self.overlay, self.session
         with overlay.lock:
@@ -198,6 +197,8 @@ class Writer:
         return None if base is None else self._values_over(base)
 
     def _values_over(self, base: Base) -> Values:
+        from refshard_fs.writing.commit import waits  # who reads need not wait for it
+
         options, values = self._options, self._values
         staged = self.overlay.worker is not None
         if values is None or isinstance(values, StagedValues) != staged:
