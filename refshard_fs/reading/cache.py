@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
 import os
 import struct
@@ -18,8 +17,7 @@ from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
+from refshard_fs.core.checksums import crc32c
 from refshard_fs.core.model import Quota
 
 __all__ = ["CAPACITY", "Cache", "IndexCache", "default_directory"]
@@ -122,12 +120,9 @@ if hasattr(os, "register_at_fork"):
 # is as if it were not there: the cache makes nothing fail.
 
 
-_MAGIC: Final = b"refindx3"
+_MAGIC: Final = b"refindx4"
 _END: Final = struct.Struct("<8sQQ")  # what a file ends with: magic, the length of what is before, and its checksum
-_STEP: Final = 1 << 16
-_MOST: Final = (1 << 64) - 1
-_FACTOR: Final = 0x9E3779B97F4A7C15  # odd
-_FACTORS: Final = np.arange(1, _STEP // 4, 2, dtype=np.uint64)
+_PIECE: Final = 1 << 18  # bytes of a file that are checked at a time
 
 CAPACITY: Final = 2 << 30  # bytes of all files together; the least recently used go first
 SUFFIX: Final = ".refindex"
@@ -253,28 +248,13 @@ def _checked_length(file: FileIO, size: int, name: str) -> int | None:
 
 
 def _check(file: RawIOBase, length: int, name: str) -> int | None:
-    """Return a checksum of ``name`` and the first ``length`` bytes of ``file``; None if it has fewer.
-
-    A sum of 64-bit words, each with an odd factor of its own: no change of one of them goes unnoticed. The upper half
-    of each is in its lower one as well, for the upper bits of a sum tell little: two words that lose the same one of
-    them would make up for each other. It takes less time than a CRC, which is time of opening a set that is kept.
-    """
+    """Return a checksum of ``name`` and the first ``length`` bytes of ``file``; None if it has fewer."""
     file.seek(0)
-    words, mixed = np.zeros((2, _STEP // 8), "<u8")
-    view = words.data.cast("B")
-    found = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    found = crc32c(name.encode())
     while length > 0:
-        step = min(_STEP, length)
-        done = 0
-        while done < step:
-            count = file.readinto(view[done:step])
-            if not count:
-                return None
-            done += count
-        view[step : step + -step % 8] = bytes(-step % 8)
-        some = -(-step // 8)
-        np.right_shift(words, 32, out=mixed)
-        np.bitwise_xor(words, mixed, out=mixed)
-        found = (found * _FACTOR + int(np.dot(mixed[:some], _FACTORS[:some]))) & _MOST
-        length -= step
+        data = file.read(min(_PIECE, length))
+        if not data:
+            return None
+        found = crc32c(data, found)
+        length -= len(data)
     return found

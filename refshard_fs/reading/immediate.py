@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Names, Need, Packed, Pin, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
+from refshard_fs.errors import RefShardError
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import DOCUMENTS, Request
-from refshard_fs.reading.failures import ABSENT, blame, describe, fail, too_large
-from refshard_fs.reading.loading import bound, recalled
+from refshard_fs.reading.failures import ABSENT, blame, fail
+from refshard_fs.reading.loading import Answers, Streamed, naming, sized
 from refshard_fs.reading.lookups import sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
@@ -49,9 +49,8 @@ class Immediate:
         """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
         self._longest = longest
         self._pool = pool
-        self._cache = cache
         self._stats = stats
-        self._token = token
+        self._answers = Answers(cache, token)
         self._loading = threading.Lock()
         self.is_slow = False  # the last read took long: a slow disk, or a network's
 
@@ -129,7 +128,7 @@ class Immediate:
             if keyspace.in_memory:
                 entry = keyspace.find(key)
             else:
-                found = self.look(keyspace.lookup(key), may_load=may_load)
+                found = self.run(keyspace.lookup(key), may_load=may_load)
                 if found is None:
                     return None
                 entry = found.value
@@ -143,41 +142,22 @@ class Immediate:
         """Whether the bytes at ``url`` need no event loop."""
         return self._pool.place(url) is not None
 
-    def look(self, steps: Steps[Any], *, may_load: bool = False) -> Found | None:
-        """Return what ``steps`` return if all they need is in the cache.
+    def run(self, steps: Steps[Any], *, may_load: bool = True) -> Found | None:
+        """Return what ``steps`` return, if all that they need is remembered.
 
-        With ``may_load`` what is not there is read and decoded if that takes no event loop: for callers that block.
+        With ``may_load`` what is not is read and decoded, if that takes no event loop: for callers that may block.
         """
-        answer = None
-        try:
-            while True:
-                need = steps.send(answer)
-                if not isinstance(need, Load):
-                    break
-                answer = recalled(self._cache.get((self._token, need)), self._pool)
-                if answer is None:
-                    loaded = self._load(need) if may_load else None
-                    if loaded is None:
-                        break
-                    answer = loaded.value
-        except StopIteration as stop:
-            return Found(stop.value)
-        steps.close()
-        return None
-
-    def run(self, steps: Steps[Any]) -> Found | None:
-        """Return what ``steps`` return, if all that they need can be had at once; nothing is decoded that is long."""
         answer: Any = None
         try:
             while True:
                 need = steps.send(answer)
                 if isinstance(need, tuple):
-                    some = [self._answer(one) for one in need]
+                    some = [self._answer(one, may_load) for one in need]
                     if None in some:
                         break
                     answer = tuple(found.value for found in some if found is not None)
                 else:
-                    found = self._answer(need)
+                    found = self._answer(need, may_load)
                     if found is None:
                         break
                     answer = found.value
@@ -188,13 +168,13 @@ class Immediate:
         steps.close()
         return None
 
-    def _answer(self, need: Need) -> Found | None:
-        """Return the answer to ``need``; None where that takes an event loop, or an engine to remember it."""
-        known = None
-        if not (isinstance(need, Stat) and need.fresh):
-            known = recalled(self._cache.get((self._token, need)), self._pool)
+    def _answer(self, need: Need, may_load: bool) -> Found | None:
+        """Return the answer to ``need``; None where that takes an event loop."""
+        known = self._answers.get(need, self._pool)
         if known is not None:
             return Found(known)
+        if not may_load:
+            return None
         match need:
             case Load():
                 return self._load(need)
@@ -209,38 +189,32 @@ class Immediate:
                     facts = opened.facts_now(path)
                 except ABSENT:
                     return Found(None)
-                self._cache.put((self._token, need), bound(need, facts, self._pool), FACTS)
+                self._answers.put(need, facts, FACTS, self._pool)
                 return Found(facts)
 
     def _load(self, need: Load) -> Found | None:
         """Return the answer to ``need``; None where an event loop is needed, or is to find out what went wrong."""
         entry = need.entry
-        if not isinstance(entry, Span) or hasattr(need.index, "decoder"):
+        if not isinstance(entry, Span) or isinstance(need.index, Streamed):
             return None
         with self._loading:  # of several threads one loads, and the others find it
-            value = recalled(self._cache.get((self._token, need)), self._pool)
+            value = self._answers.get(need, self._pool)
             if value is not None:
                 return Found(value)
-            try:
-                check_size(entry.size, self._longest)
-                got = self._bytes(entry, self._longest)
-            except TooLarge as e:
-                raise ManifestError(too_large(describe(entry), e.most)) from e
-            except ABSENT:
-                return Found(None) if entry.optional else None
-            except OSError:
-                return None
-            if got is None:
-                return None
-            index = sized(need, self._pool)
-            try:
-                value = index.decode(got)
-            except RefShardError:
-                raise
-            except ValueError as e:
-                raise DamagedIndex("", describe(entry), str(e)) from e
-            weight = getattr(value, "nbytes", len(got))
-            self._cache.put((self._token, need), bound(need, value, self._pool), weight, getattr(index, "quota", None))
+            with naming(entry):
+                try:
+                    check_size(entry.size, self._longest)
+                    data = self._bytes(entry, self._longest)
+                except TooLarge:
+                    raise
+                except ABSENT:
+                    return Found(None) if entry.optional else None
+                except OSError:
+                    return None
+                if data is None:
+                    return None
+                value = sized(need, self._pool).decode(data)
+            self._answers.put(need, value, getattr(value, "nbytes", len(data)), self._pool)
             return Found(value)
 
     def _bytes(self, entry: Span | Packed, most: int | None = None) -> bytes | None:

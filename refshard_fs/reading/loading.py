@@ -14,16 +14,18 @@ import ctypes
 import hashlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from refshard_fs.core.model import Entry, Index, Inline, Load, Need, Packed, Span, Stat
+from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.cache import Cache, IndexCache
+from refshard_fs.reading.failures import describe, too_large
 from refshard_fs.security import policy
-from refshard_fs.targets import Pool, Seen
+from refshard_fs.targets import Pool, Seen, TooLarge
 
-__all__ = ["Decoder", "Keep", "Packable", "Streamed", "bound", "load", "recalled", "settle"]
+__all__ = ["Answers", "Decoder", "Keep", "Packable", "Streamed", "load", "naming", "settle", "sized"]
 
 MANY: Final = 1 << 20  # bytes that take too long to decode on an event loop
 PIECE: Final = 1 << 21  # bytes of a local source at a time,
@@ -298,26 +300,37 @@ class _Bound(NamedTuple):
     seen: Seen
 
 
-def bound(need: Need, value: Any, pool: Pool) -> Any:
-    """Return ``value``, the answer to ``need``, as it is to be remembered."""
-    url = _source(need)
-    seen = None if url is None else pool.versions.of(url).seen
-    return value if url is None or seen is None else _Bound(value, url, seen)
+class Answers:
+    """The answers to needs that the process remembers in ``cache``; ``token`` tells a filesystem's from others'."""
 
+    def __init__(self, cache: Cache, token: object) -> None:
+        self.cache = cache
+        self.token = token
 
-def recalled(found: Any, pool: Pool) -> Any:
-    """Return the value that was remembered as ``found``; None if its object is another one by now.
+    def get(self, need: Need, pool: Pool) -> Any:
+        """Return the answer to ``need``; None if it is not known, or its object is another one by now.
 
-    Where that cannot be told without a request, the object is held to be the one it was: if
-    it is not, the next read of it is `TargetChanged`.
-    """
-    if type(found) is not _Bound:
-        return found
-    place = pool.place(found.url)
-    if place is None:  # nothing is opened without an event loop; the session may have seen it in one
-        version = pool.versions.of(found.url)
-        return found.value if version.seen is not None and version.is_like(found.seen) else None
-    return found.value if place[0].holds(place[1], found.seen) else None
+        Where that cannot be told without a request, the object is held to be the one it was: if it is not, the next
+        read of it is `TargetChanged`.
+        """
+        if isinstance(need, Stat) and need.fresh:
+            return None
+        found = self.cache.get((self.token, need))
+        if type(found) is not _Bound:
+            return found
+        place = pool.place(found.url)
+        if place is None:  # nothing is opened without an event loop; the session may have seen it in one
+            version = pool.versions.of(found.url)
+            return found.value if version.seen is not None and version.is_like(found.seen) else None
+        return found.value if place[0].holds(place[1], found.seen) else None
+
+    def put(self, need: Need, value: Any, weight: int, pool: Pool) -> None:
+        """Remember ``value``, of ``weight`` bytes, as the answer to ``need``."""
+        url = _source(need)
+        seen = None if url is None else pool.versions.of(url).seen
+        quota = getattr(need.index, "quota", None) if isinstance(need, Load) else None
+        kept = value if url is None or seen is None else _Bound(value, url, seen)
+        self.cache.put((self.token, need), kept, weight, quota)
 
 
 def _source(need: Need) -> str | None:
@@ -329,3 +342,27 @@ def _source(need: Need) -> str | None:
             return url
         case _:
             return None
+
+
+def sized(need: Load, pool: Pool) -> Index:
+    """Return the index of ``need``, whose bytes were read, told the size of their object if it wants to know that."""
+    tell = getattr(need.index, "sized", None)
+    if tell is None or not isinstance(need.entry, Span):
+        return need.index
+    place = pool.place(need.entry.url)
+    size = None if place is None else place[0].size
+    index: Index = need.index if size is None else tell(size)
+    return index
+
+
+@contextlib.contextmanager
+def naming(entry: Entry) -> Iterator[None]:
+    """Have what goes wrong with an index, or another document, name where it lies."""
+    try:
+        yield
+    except TooLarge as e:
+        raise ManifestError(too_large(describe(entry), e.most)) from e
+    except RefShardError:
+        raise
+    except ValueError as e:
+        raise DamagedIndex("", describe(entry), str(e)) from e

@@ -7,37 +7,21 @@ join it; one that nobody waits for any more is stopped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Index, Inline, Listed, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.blocks import Reader
 from refshard_fs.reading.cache import Cache
-from refshard_fs.reading.failures import ABSENT, blame, describe, note, too_large
+from refshard_fs.reading.failures import ABSENT, blame, note
 from refshard_fs.reading.fetch import Fetcher
-from refshard_fs.reading.loading import Keep, bound, load, recalled
-from refshard_fs.targets import Pool, TooLarge, check_size
+from refshard_fs.reading.loading import Answers, Keep, load, naming, sized
+from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.opened import Opened
 
-__all__ = ["Lookups", "sized"]
-
-# ----------------------------------------------------------------------------------------------------
-# Indexes told how long their objects are: what answers say of that comes too late for those who ask for the index.
-
-
-def sized(need: Load, pool: Pool) -> Index:
-    """Return the index of ``need``, whose bytes were read, told the size of their object if it wants to know that."""
-    tell = getattr(need.index, "sized", None)
-    if tell is None or not isinstance(need.entry, Span):
-        return need.index
-    place = pool.place(need.entry.url)
-    size = None if place is None else place[0].size
-    index: Index = need.index if size is None else tell(size)
-    return index
-
+__all__ = ["Lookups"]
 
 T = TypeVar("T")
 
@@ -62,9 +46,8 @@ class Lookups:
         self.stats = stats
         self.fetcher = fetcher
         self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
-        self._cache = cache
+        self._answers = Answers(cache, token)
         self._longest = longest
-        self._token = token  # tells this filesystem's targets from others' in the shared cache
         self._asking = asyncio.Semaphore(ASKED)
         self._soon: list[Reader] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -154,9 +137,7 @@ class Lookups:
             waiting.append((i, need))
 
     def _known(self, need: Need) -> Any:
-        if isinstance(need, Stat) and need.fresh:
-            return None
-        return recalled(self._cache.get((self._token, need)), self.pool)
+        return self._answers.get(need, self.pool)
 
     async def need(self, need: Need) -> Any:
         """Return the answer to one need; asked by several at once, it is met once."""
@@ -204,28 +185,24 @@ class Lookups:
             raise
 
     async def _met(self, need: Need) -> Any:
-        quota = None
         match need:
-            case Load(entry, index):
+            case Load(entry):
+                known = self._answers
                 try:
-                    value, weight = await load(self._token, need, self._document, self._cache, self.keep, self._sized)
-                except TooLarge as e:
-                    raise ManifestError(too_large(describe(entry), e.most)) from e
+                    with naming(entry):
+                        value, weight = await load(
+                            known.token, need, self._document, known.cache, self.keep, lambda of: sized(of, self.pool)
+                        )
                 except ABSENT:
                     if isinstance(entry, Span) and entry.optional:
                         return None
                     raise
-                except RefShardError:
-                    raise
-                except ValueError as e:
-                    raise DamagedIndex("", describe(entry), str(e)) from e
-                quota = getattr(index, "quota", None)
             case Stat(url):
-                value, weight = await self._facts(url), 256
+                value, weight = await self._asked(url, Opened.facts), 256
             case Names(url):
-                return await self._names(url)
+                return await self._asked(url, Opened.names)
         if value is not None:
-            self._cache.put((self._token, need), bound(need, value, self.pool), weight, quota)
+            self._answers.put(need, value, weight, self.pool)
         return value
 
     async def _document(self, entry: Entry) -> bytes:
@@ -244,9 +221,6 @@ class Lookups:
                 parts = await asyncio.gather(*[self._fetched(span, most) for span in entry.spans])
                 return entry.finish(parts[0] if len(parts) == 1 else b"".join(parts))
 
-    def _sized(self, need: Load) -> Index:
-        return sized(need, self.pool)
-
     def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""
         loop = asyncio.get_running_loop()
@@ -260,27 +234,16 @@ class Lookups:
         readers, self._soon = self._soon, []
         self.fetcher.read(readers)
 
-    async def _facts(self, url: str) -> Facts | None:
-        target, path = self._place(url)
-        try:
-            async with self._asking:
-                return await target.facts(path)
-        except ABSENT:
-            return None
-
-    async def _names(self, url: str) -> tuple[Listed, ...] | None:
-        target, path = self._place(url)
-        try:
-            async with self._asking:
-                return await target.names(path)
-        except ABSENT:
-            return None
-
-    def _place(self, url: str) -> tuple[Opened, str]:
+    async def _asked(self, url: str, ask: Callable[[Opened, str], Awaitable[T]]) -> T | None:
+        """Return what an object's server answers to ``ask``; None if there is no such object."""
         place = self.pool.place(url)
         if place is None:
             raise RuntimeError(f"{url} cannot be opened on this event loop")
-        return place
+        try:
+            async with self._asking:
+                return await ask(*place)
+        except ABSENT:
+            return None
 
     async def close(self) -> None:
         """Stop what is under way and let go of connections."""

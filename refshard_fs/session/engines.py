@@ -85,7 +85,7 @@ class Engines:
     def look_now(self, key: str, steps: Steps[Any]) -> Found | None:
         """Return what ``steps`` return if no event loop is needed for it; for callers that may block."""
         try:
-            return self._at_once_reader().look(steps, may_load=True)
+            return self._at_once_reader().run(steps)
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame(key, e) from (e.__cause__ or e)
 
