@@ -9,13 +9,13 @@ together with what will probably be read next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Packed, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Inline, Packed, Span, Stat
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import METADATA_NAMES
 from refshard_fs.reading.blocks import Block, Reader
@@ -139,54 +139,37 @@ class Engine(Lookups):
 
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
+        unknown: dict[KeySpace, list[_Read]] = {}
+        for read in batch:
+            if read.entry is None:
+                unknown.setdefault(read.keyspace, []).append(read)
         try:
-            self._look_up(batch)
+            self._serve([(read, read.entry) for read in batch if read.entry is not None])
+            for keyspace, reads in unknown.items():
+                task = self.start(self._look_up(keyspace, reads))
+                _stop_with_readers(task, [read.future for read in reads])
         except Exception as e:  # a bug must not leave readers waiting
             _fail(batch, e)
             raise
 
-    def _look_up(self, batch: Sequence[_Read]) -> None:
-        """Find what ``batch`` asks for; what is found at once is served at once."""
-        results: list[Any] = [read.entry for read in batch]
-        waiting: list[tuple[int, Any]] = []
-        many: dict[int, Steps[Entry | None]] = {}
-        for i, read in enumerate(batch):
-            if read.entry is None:
-                many[i] = read.keyspace.lookup(read.request.key)
-                self.advance(results, waiting, i, many[i], None)
-        if not waiting:
-            self._serve(batch, results)
-            return
-        # Those that are found wait for nobody.
-        late = {i for i, _ in waiting}
-        found = [i for i in range(len(batch)) if i not in late]
-        self._serve([batch[i] for i in found], [results[i] for i in found])
-        reads = [batch[i] for i, _ in waiting]
-        task = self.start(self._serve_late(reads, [many[i] for i, _ in waiting], waiting))
-        _stop_with_readers(task, [read.future for read in reads])
-
-    async def _serve_late(
-        self, batch: list[_Read], many: list[Steps[Entry | None]], waiting: list[tuple[int, Any]]
-    ) -> None:
+    async def _look_up(self, keyspace: KeySpace, reads: Sequence[_Read]) -> None:
+        """Find what ``reads`` ask for, all in the same rounds, and serve it."""
         begun: list[Block] = []
+        keys = [read.request.key for read in reads]
         try:
-            results: list[Any] = [None] * len(batch)
-            keyspace = batch[0].keyspace
-            keys = [read.request.key for read in batch if read.keyspace is keyspace]
             begun = await self.ahead.begin(keyspace, keys)
-            await self.drive(results, [(i, need) for i, (_, need) in enumerate(waiting)], many)
-            self._serve(batch, results)
+            self._serve(zip(reads, await self.find_all(keyspace, keys), strict=True))
         except Exception as e:  # a bug must not leave readers waiting
-            _fail(batch, e)
+            _fail(reads, e)
             raise
         finally:
             self.fetcher.release(begun)
 
-    def _serve(self, batch: Sequence[_Read], found: Sequence[Entry | Exception | None]) -> None:
+    def _serve(self, found: Iterable[tuple[_Read, Entry | Exception | None]]) -> None:
         """Fetch the entries that were found, and tell the readers of the others."""
         readers: list[Reader] = []
         chunks: list[Chunk] = []
-        for read, entry in zip(batch, found, strict=True):
+        for read, entry in found:
             request, future = read.request, read.future
             key = request.key
             if request.is_whole and not self.ahead.was_told(key) and read.guess:

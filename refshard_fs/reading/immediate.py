@@ -16,7 +16,6 @@ from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import DOCUMENTS, Request
 from refshard_fs.reading.failures import ABSENT, blame, fail
 from refshard_fs.reading.loading import Answers, Streamed, naming, sized
-from refshard_fs.reading.lookups import sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 

@@ -95,11 +95,26 @@ class Lookups:
     async def run_all(self, many: Sequence[Steps[T]]) -> list[T | Exception]:
         """Drive ``many`` look-ups in lock-step: the needs of one round are met together."""
         results: list[Any] = [None] * len(many)
-        waiting: list[tuple[int, Need | tuple[Need, ...]]] = []
-        for i, steps in enumerate(many):
-            self.advance(results, waiting, i, steps, None)
-        await self.drive(results, waiting, many)
+        answers: dict[int, Any] = dict.fromkeys(range(len(many)))
+        while answers:
+            needs: dict[int, Need | tuple[Need, ...]] = {}
+            for i, answer in answers.items():
+                try:
+                    needs[i] = self._advanced(many[i], answer)
+                except StopIteration as stop:
+                    results[i] = stop.value
+                except Exception as e:  # noqa: BLE001  # of the one look-up that failed; the others go on
+                    results[i] = e
+            answers = dict(zip(needs, await self._meet(list(needs.values())), strict=True)) if needs else {}
         return results
+
+    def _advanced(self, steps: Steps[Any], answer: Any) -> Need | tuple[Need, ...]:
+        """Send ``answer``, and whatever else is remembered; return the first need that is not."""
+        need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
+        while not isinstance(need, tuple) and (known := self._known(need)) is not None:
+            self.stats.add(cache_hits=1)
+            need = steps.send(known)
+        return need
 
     async def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Entry | Exception | None]:
         """Return where each of ``keys`` lies, None where there is no such key, or the error that it meets."""
@@ -109,32 +124,6 @@ class Lookups:
             for i, place in enumerate(look_up.places):
                 out[place] = found if isinstance(found, Exception) else found[i]
         return out
-
-    async def drive(
-        self, results: list[Any], waiting: list[tuple[int, Need | tuple[Need, ...]]], many: Sequence[Steps[Any]]
-    ) -> None:
-        """Meet what look-ups of ``many`` are ``waiting`` for, until all have returned their ``results``."""
-        while waiting:
-            answers = await self._meet([need for _, need in waiting])
-            asked, waiting = waiting, []
-            for (i, _), answer in zip(asked, answers, strict=True):
-                self.advance(results, waiting, i, many[i], answer)
-
-    def advance(
-        self, results: list[Any], waiting: list[tuple[int, Any]], i: int, steps: Steps[Any], answer: Any
-    ) -> None:
-        """Send ``answer`` to look-up ``i``, and whatever else it needs that is remembered."""
-        try:
-            need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
-            while not isinstance(need, tuple) and (known := self._known(need)) is not None:
-                self.stats.add(cache_hits=1)
-                need = steps.send(known)
-        except StopIteration as stop:
-            results[i] = stop.value
-        except Exception as e:  # noqa: BLE001  # handed to the one look-up that failed; the others go on
-            results[i] = e
-        else:
-            waiting.append((i, need))
 
     def _known(self, need: Need) -> Any:
         return self._answers.get(need, self.pool)

@@ -102,7 +102,7 @@ def test_many_requests_are_read_in_one_batch_each_with_its_own_bytes_or_error(ch
     whole, part, missing, known = asyncio.run(read())
     assert (whole, part, known) == (chunked.chunk(3), chunked.chunk(4)[1:5], chunked.chunk(5))
     assert isinstance(missing, FileNotFoundError)
-    assert len(chunked.ranges) == 1
+    assert chunked.ranges == [(3, 5), (5, 6)]
 
 
 def test_far_ranges_stay_apart_and_near_ones_are_merged(chunked: Chunked) -> None:
