@@ -15,8 +15,6 @@ from refshard_fs.core.model import Entry, Inline, Listed, Steps
 from refshard_fs.core.version_3 import version_3
 from refshard_fs.errors import ManifestError
 
-__all__ = ["ArrayDescription", "ArrayGroup", "Chunks", "documents"]
-
 LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the number is only what a header says
 
 

@@ -21,8 +21,6 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
 from refshard_fs.errors import ManifestError
 
-__all__ = ["Document", "DocumentIndex", "Documents", "Known", "NAMES", "Rewrite", "Shown", "grid_of"]
-
 NAMES: Final = ("zarr.json", ".zarray", ".zmetadata")
 
 _views = count()  # numbers of views: what one has read, another does not take for its own

@@ -17,8 +17,6 @@ import numpy.typing as npt
 from refshard_fs.core.zarrmeta import COUNTABLE, ArrayMeta, is_divided, zarr_major
 from refshard_fs.errors import ManifestError
 
-__all__ = ["COUNTABLE", "count", "counts", "dtype_of", "fill_of", "parse_dtype", "plain", "plain_document", "shown"]
-
 # ----------------------------------------------------------------------------------------------------
 # Fields of small JSON documents, checked as they are taken out; errors name document and field.
 

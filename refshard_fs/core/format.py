@@ -26,8 +26,6 @@ from refshard_fs.core.model import Facts, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.security.admission import Admission
 
-__all__ = ["Document", "Format", "HEAD", "IN_MEMORY", "MANIFEST_BYTES", "OpenOptions", "Probe", "check_size", "plugins"]
-
 HEAD = 4096  # bytes of a document that a format may look at to recognise it
 IN_MEMORY = "<bytes>"  # stands for the URL of a document that the caller gave as bytes
 MANIFEST_BYTES = 8 << 30  # that a manifest may have, decompressed

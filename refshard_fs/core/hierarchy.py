@@ -20,8 +20,6 @@ from refshard_fs.core.zarrmeta import NODE_DOCUMENTS
 from refshard_fs.errors import NotListable
 from refshard_fs.security.policy import locator
 
-__all__ = ["Hierarchy"]
-
 OLD_RECORDS: Final = ".refshard"
 
 

@@ -10,18 +10,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = [
-    "ChunkDirectory",
-    "ChunkGrid",
-    "ChunkKeyEncoding",
-    "add_to_tree",
-    "is_number",
-    "is_within",
-    "join",
-    "normalise",
-    "parent",
-]
-
 _RUNS = re.compile(r"/{2,}")
 _SMALL = {str(number): number for number in range(2048)}  # found sooner than made, and only as a key spells them
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Listed, Span, Steps
 
-__all__ = ["KeySpace", "LookUp", "Place", "View", "place"]
-
 
 class Place(NamedTuple):
     """A chunk key's place: the array's path (empty for the root) and the chunk's number in its grid."""

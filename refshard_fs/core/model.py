@@ -13,26 +13,6 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-__all__ = [
-    "Entry",
-    "Facts",
-    "Index",
-    "Inline",
-    "Listed",
-    "Load",
-    "Names",
-    "Need",
-    "Packed",
-    "Pin",
-    "Quota",
-    "Raw",
-    "Recipe",
-    "Span",
-    "Stat",
-    "Steps",
-    "together",
-]
-
 T = TypeVar("T")
 
 OWN = "refshard-"  # starts an ETag of our own making, which no manifest can name

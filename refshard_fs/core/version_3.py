@@ -19,8 +19,6 @@ from refshard_fs.core.keys import ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import array_meta, undecodable
 from refshard_fs.errors import ManifestError
 
-__all__ = ["DataType", "array_3", "data_type", "group_3", "version_3"]
-
 _DTYPE: Final = re.compile(r"[<>|=]?[biufcSUVmM][0-9]{1,10}(?:\[[0-9]{0,10}[a-zA-Zμ]+\])?")
 _LONGEST_FILL: Final = 1 << 24  # bytes of a fill value that has to be spelled
 _UNKNOWN: Final = frozenset(["float96", "float128", "complex192", "complex256"])

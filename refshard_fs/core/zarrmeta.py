@@ -19,31 +19,6 @@ import msgspec
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, parent
 from refshard_fs.errors import ManifestError
 
-__all__ = [
-    "ARRAY_DOCUMENTS",
-    "ArrayMeta",
-    "CONSOLIDATED",
-    "METADATA_NAMES",
-    "NODE_DOCUMENTS",
-    "array_meta",
-    "check_blosc",
-    "codecs_of",
-    "consolidated_arrays",
-    "dumps",
-    "is_blosc",
-    "is_divided",
-    "is_array_document",
-    "is_metadata",
-    "loads",
-    "lost",
-    "names_codecs",
-    "object_in",
-    "plain_grid",
-    "undecodable",
-    "unsafe",
-    "zarr_major",
-]
-
 # Names of metadata documents, of zarr's versions 3 and 2.
 ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # say that there is an array, and where its chunks are
 NODE_DOCUMENTS: Final = (*ARRAY_DOCUMENTS, ".zgroup")  # say that there is an array or a group

@@ -20,8 +20,6 @@ from refshard_fs.formats import (
     zip,
 )
 
-__all__ = ["BUILT_IN", "known_formats"]
-
 BUILT_IN = (
     zarr_hierarchy.FORMAT,
     kerchunk_json.FORMAT,

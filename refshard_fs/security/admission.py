@@ -21,8 +21,6 @@ import msgspec
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.policy import LOCAL, links, longest_prefix, protocol_of
 
-__all__ = ["ANONYMOUS", "Access", "Admission", "canonical", "is_private", "is_trusted", "origin_of"]
-
 WEB = frozenset(["http", "https"])
 # Protocols of object stores, and the options that open them without credentials.
 ANONYMOUS: dict[str, dict[str, object]] = {

@@ -12,8 +12,6 @@ from pathlib import PurePath
 from typing import TypeVar
 from urllib.parse import quote
 
-__all__ = ["LOCAL", "links", "locator", "longest_prefix", "protocol_of", "relative_to", "resolve"]
-
 T = TypeVar("T")
 
 LOCAL = ("file", "local")

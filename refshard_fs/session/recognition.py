@@ -25,15 +25,6 @@ from refshard_fs.security.policy import directory_of, locator
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
 
-__all__ = [
-    "beneath",
-    "empty",
-    "open_bytes",
-    "open_references",
-    "open_source",
-    "references_of",
-]
-
 Tell = Callable[[str], object]
 
 

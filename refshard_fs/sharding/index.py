@@ -12,8 +12,6 @@ import numpy.typing as npt
 from refshard_fs.core import checksums as crc32c
 from refshard_fs.sharding.layout import MAX_INDEX, Buffer, Misfit
 
-__all__ = ["BEYOND", "Offsets", "OffsetsLevel", "PAIR"]
-
 PAIR = 16  # bytes of two numbers
 _NONE = 2**64 - 1
 BEYOND = np.uint64(2**63)  # no file is so long

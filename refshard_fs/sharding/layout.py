@@ -18,24 +18,6 @@ import msgspec
 from refshard_fs.core.format import plugins
 from refshard_fs.core.keys import ChunkGrid
 
-__all__ = [
-    "Buffer",
-    "Cut",
-    "Equal",
-    "Level",
-    "MAX_INDEX",
-    "Misfit",
-    "Ragged",
-    "ShardFormat",
-    "ShardLayout",
-    "Step",
-    "Table",
-    "TableIndex",
-    "Unsharded",
-    "check_options",
-    "shard_formats",
-]
-
 Buffer: TypeAlias = bytes | memoryview
 
 MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never asked for

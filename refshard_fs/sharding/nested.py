@@ -15,8 +15,6 @@ from refshard_fs.core import checksums as crc32c
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.sharding.layout import Buffer, Cut, Level, Step
 
-__all__ = ["MortonCode", "Nest", "NestedLayout", "packed", "ranks"]
-
 # ----------------------------------------------------------------------------------------------------
 # Compressed Morton codes: coordinates in a grid as one number, bits that no cell needs left out. No I/O here.
 #

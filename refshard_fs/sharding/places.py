@@ -17,8 +17,6 @@ from refshard_fs.core.keys import is_number, join
 from refshard_fs.core.model import Entry, Listed
 from refshard_fs.sharding.layout import Level, ShardLayout, Table
 
-__all__ = ["ArrayRows", "ChunkInShard", "Room", "ShardRows", "chunk_coords", "expand", "in_shard", "inside", "split"]
-
 Coords: TypeAlias = tuple[int, ...]
 Shard: TypeAlias = tuple[Coords, Iterator[tuple[str, Coords]]]
 

@@ -19,8 +19,6 @@ from refshard_fs.sharding.index import OffsetsLevel, slots_of
 from refshard_fs.sharding.layout import Cut, Equal, Ragged, ShardFormat, Unsharded
 from refshard_fs.sharding.nested import Nest, NestedLayout
 
-__all__ = ["SHARD_FORMAT"]
-
 _NAME = "sharding_indexed"
 _CHUNKS = 2**63  # of an array, all dimensions together: their numbers must fit 64 bits
 _EDGES = 1 << 20  # shards of their own sizes along one dimension

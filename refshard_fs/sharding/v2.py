@@ -26,8 +26,6 @@ from refshard_fs.sharding.index import OffsetsLevel, slots_of
 from refshard_fs.sharding.layout import Buffer, Equal, Level, Misfit, ShardFormat, Unsharded
 from refshard_fs.sharding.nested import Nest, NestedLayout
 
-__all__ = ["SHARD_FORMAT"]
-
 Order = Literal["fortran", "morton"]
 
 

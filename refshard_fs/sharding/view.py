@@ -35,8 +35,6 @@ from refshard_fs.sharding.places import (
     split,
 )
 
-__all__ = ["Seen", "ShardView", "Unshard"]
-
 T = TypeVar("T")
 
 _FULL = 0.75  # of the chunks of a shard: from here on its other bytes are not worth telling apart
@@ -143,14 +141,8 @@ class ShardView(View):
         if not layout.grid.holds(coords):
             return None
         shard, lengths, places = split(layout, coords)
-        name = join(path, layout.grid.encoding.encode(shard))
-        entry = yield from self.base.lookup(name)
-        for step in layout.steps(places, lengths):
-            if entry is None:
-                return None
-            table = yield self._load(entry, step.level, name, path)
-            entry = None if table is None else _chunk(_read(entry), table, step.slot, name, path)
-        return entry
+        found = yield from self._in_shard(path, layout, shard, [(key, layout.steps(places, lengths))])
+        return found[0][1] if found else None
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``: together those that the same indexes, damaged or not, tell of."""

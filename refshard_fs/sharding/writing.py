@@ -18,8 +18,6 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.sharding.layout import ShardLayout, shard_formats
 from refshard_fs.sharding.view import Seen, ShardView, Unshard
 
-__all__ = ["Restored", "resharded", "restored", "sharded_by"]
-
 # ----------------------------------------------------------------------------------------------------
 # Metadata that was written for an array as the view shows it, made that of the array as it is stored. No I/O here.
 #

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from refshard_fs.core.format import Format, Probe
 
-__all__ = ["BLOSCPACK", "COLUMNS", "FORMAT", "MAGIC", "STORAGE"]
-
 COLUMNS = "__rootdirs__"  # a table's list of columns
 STORAGE = "meta/storage"  # an array's parameters
 MAGIC = b"blpk"  # of a file of bloscpack

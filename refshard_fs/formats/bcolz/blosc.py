@@ -16,24 +16,6 @@ import msgspec
 
 from refshard_fs.core.model import Entry, Inline, Packed, Span
 
-__all__ = [
-    "BODY",
-    "CHECKSUMS",
-    "Checksum",
-    "EXPANSION",
-    "FrameHeader",
-    "FrameIndex",
-    "LARGEST",
-    "Piece",
-    "Refilled",
-    "Verified",
-    "compressor",
-    "decode",
-    "made",
-    "parse",
-    "plain_frame",
-]
-
 BODY: Final = 16  # bytes of the header, after which the body starts
 LARGEST: Final = 2**31 - 1 - BODY  # bytes that one frame can hold (c-blosc's BLOSC_MAX_BUFFERSIZE)
 EXPANSION: Final = 1 << 16  # no codec makes more bytes of one; zstd comes to half of it

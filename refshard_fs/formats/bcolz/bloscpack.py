@@ -34,8 +34,6 @@ from refshard_fs.formats.bcolz.blosc import (
 )
 from refshard_fs.formats.bcolz.bloscpack_header import HEADER, Header, parse_header, parse_metadata_header
 
-__all__ = ["Located", "OffsetsIndex", "Superchunk", "WalkIndex", "open_"]
-
 # ----------------------------------------------------------------------------------------------------
 # Where the frames of a bloscpack file lie: by its table of offsets, or from frame to frame where it has none.
 #

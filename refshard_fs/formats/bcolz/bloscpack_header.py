@@ -13,8 +13,6 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.bcolz import MAGIC
 from refshard_fs.formats.bcolz.blosc import BODY, CHECKSUMS, EXPANSION, LARGEST, Checksum
 
-__all__ = ["HEADER", "Header", "MetadataHeader", "parse_header", "parse_metadata_header"]
-
 HEADER: Final = 32  # bytes, of the file's header and of the metadata's
 MOST: Final = 1 << 26  # bytes of metadata, uncompressed
 

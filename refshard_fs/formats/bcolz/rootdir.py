@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, documents
-from refshard_fs.core.dtypes import COUNTABLE, count, counts, parse_dtype, shown
+from refshard_fs.core.dtypes import count, counts, parse_dtype, shown
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Listed, Load, Raw, Span, Stat, Steps
-from refshard_fs.core.zarrmeta import METADATA_NAMES, object_in
+from refshard_fs.core.zarrmeta import COUNTABLE, METADATA_NAMES, object_in
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import COLUMNS, STORAGE
 from refshard_fs.formats.bcolz.blosc import (
@@ -34,8 +34,6 @@ from refshard_fs.formats.bcolz.blosc import (
     parse,
 )
 from refshard_fs.security.policy import protocol_of, relative_to
-
-__all__ = ["ChunkFileIndex", "open_"]
 
 SIZES: Final = "meta/sizes"
 ATTRIBUTES: Final = "__attrs__"

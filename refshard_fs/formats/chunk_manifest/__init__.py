@@ -10,8 +10,6 @@ import re
 
 from refshard_fs.core.format import Format, Probe
 
-__all__ = ["FORMAT", "NAME"]
-
 NAME = "chunk-manifest-json"
 _START = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"name"\s*:\s*"' + NAME.encode() + b'"')
 

@@ -22,8 +22,6 @@ from refshard_fs.formats.chunk_manifest.entries import Source
 from refshard_fs.references.resolving import resolver
 from refshard_fs.security import policy
 
-__all__ = ["Declared", "Key", "MARK", "Origin", "Unmapped", "Url", "declaration", "key_beside"]
-
 MARK = NAME.encode()
 
 

@@ -16,8 +16,6 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.model import Pin
 from refshard_fs.errors import ManifestError
 
-__all__ = ["Entries", "JsonEntry", "JsonPrefix", "PREFIX", "Source", "check", "entries_in", "source_of"]
-
 PREFIX: Final = "prefix"  # the one member of a manifest that is no key
 MOST: Final = 2**63  # offsets and lengths, and their sums, are less
 

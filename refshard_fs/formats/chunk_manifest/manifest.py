@@ -21,8 +21,6 @@ from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.entries import JsonPrefix, Source, entries_in, source_of
 
-__all__ = ["ChunkManifest", "ManifestIndex", "Prefix", "parse"]
-
 _SEPARATORS = (".", "/")
 
 

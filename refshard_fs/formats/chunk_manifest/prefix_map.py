@@ -23,8 +23,6 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.declaration import Key, Origin, Url, declaration
 from refshard_fs.formats.chunk_manifest.entries import Entries, JsonEntry, check, entries_in, source_of
 
-__all__ = ["Composite", "KeyMap", "KeyMapIndex", "open_"]
-
 
 class KeyMap:
     """Entries by key, and URL prefixes by key prefix (a directory; empty: the root)."""

@@ -29,8 +29,6 @@ from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, ManifestI
 from refshard_fs.formats.chunk_manifest.prefix_map import Composite, KeyMapIndex
 from refshard_fs.security import policy
 
-__all__ = ["PENDING", "ManifestView", "PendingIndex", "root_with"]
-
 # ----------------------------------------------------------------------------------------------------
 # A commit to a hierarchy that has been made and not written out: its root says what the other documents are.
 #

@@ -14,8 +14,6 @@ from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.references.partition import Partition
 from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
 
-__all__ = ["MANIFEST", "hierarchy", "manifest_members", "with_manifest"]
-
 MANIFEST = "manifest.json"
 
 

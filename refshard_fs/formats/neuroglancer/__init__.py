@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from refshard_fs.core.format import Format, Probe
 
-__all__ = ["FORMAT", "INFO"]
-
 INFO = "info"
 
 

@@ -15,13 +15,11 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription
-from refshard_fs.core.dtypes import COUNTABLE, count, counts, shown
-from refshard_fs.core.zarrmeta import object_in
+from refshard_fs.core.dtypes import count, counts, shown
+from refshard_fs.core.zarrmeta import COUNTABLE, object_in
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.nested import MortonCode
-
-__all__ = ["Scale", "Volume", "parse_info"]
 
 DIMENSIONS = ["x", "y", "z", "channel"]
 LARGEST = 1 << 31  # bytes of a chunk, as it is decoded

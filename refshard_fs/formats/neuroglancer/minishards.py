@@ -12,8 +12,6 @@ import numpy.typing as npt
 from refshard_fs.sharding.index import BEYOND, PAIR
 from refshard_fs.sharding.layout import MAX_INDEX
 
-__all__ = ["Minishard", "MinishardIndex", "ShardIndex", "Sharding", "inflated", "murmur"]
-
 # ----------------------------------------------------------------------------------------------------
 # MurmurHash3_x86_128 of a 64-bit number, the low half: how neuroglancer spreads chunks over shards. No I/O here.
 

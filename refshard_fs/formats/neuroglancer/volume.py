@@ -31,8 +31,6 @@ from refshard_fs.sharding.index import PAIR
 from refshard_fs.sharding.layout import MAX_INDEX
 from refshard_fs.sharding.nested import MortonCode
 
-__all__ = ["Padded", "open_"]
-
 _NUMBER = r"(-?\d{1,20})"
 _CHUNK = re.compile("_".join([f"{_NUMBER}-{_NUMBER}"] * 3), re.ASCII)
 _BATCH = 64  # minishards whose indexes are asked for at a time when chunks are listed

@@ -5,8 +5,6 @@ from __future__ import annotations
 from refshard_fs.core.format import Format, Probe
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 
-__all__ = ["FORMAT"]
-
 
 def _recognises(probe: Probe) -> bool:
     if not probe.names.isdisjoint(NODE_DOCUMENTS):

@@ -23,8 +23,6 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, Value, grid_of
 
-__all__ = ["pinned", "taken"]
-
 Tell = Callable[[int], object]
 
 TOGETHER: Final = 256  # directories, documents or facts that are asked for at a time

@@ -9,8 +9,6 @@ from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Listed, Names, Steps
 
-__all__ = ["open_"]
-
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a hierarchy of zarr."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from refshard_fs.core.format import Format, Probe
 
-__all__ = ["END", "FORMAT", "MEMBER"]
-
 MEMBER = b"PK\3\4"
 END = b"PK\5\6"
 

@@ -25,20 +25,6 @@ from refshard_fs.core.keys import normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.zip import END
 
-__all__ = [
-    "DEFLATED",
-    "DirectoryIndex",
-    "End",
-    "HEADER",
-    "MAX_DIRECTORY",
-    "Members",
-    "STORED",
-    "SortedNames",
-    "TAIL",
-    "TailIndex",
-    "read_end",
-]
-
 # ----------------------------------------------------------------------------------------------------
 # The end of a ZIP: where its directory lies, and how many members it lists. No I/O here.
 #

@@ -20,8 +20,6 @@ from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.zip import MEMBER
 from refshard_fs.formats.zip.directory import DEFLATED, HEADER, STORED, TAIL, DirectoryIndex, End, Members, TailIndex
 
-__all__ = ["Inflated", "LocalHeader", "ZipKeySpace", "open_"]
-
 _FIELDS = struct.Struct("<2H4x3L2H")
 _FIELD = struct.Struct("<2H")
 _ENCRYPTED, _DESCRIPTOR = 1, 8
