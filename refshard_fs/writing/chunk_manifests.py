@@ -29,7 +29,7 @@ from refshard_fs.session.collect import gather
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.document import Document
 from refshard_fs.writing.committer import Committing, DirectoryCommit
-from refshard_fs.writing.save import JSON_ROWS, absolute
+from refshard_fs.writing.save import absolute, manifest_of
 
 __all__ = ["commit_manifests"]
 
@@ -143,13 +143,10 @@ class _Commit(DirectoryCommit):
                     f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it"
                 )
         stream = FlatStream(refs, lambda url: None if url is None else absolute(url), {path: extras})
-        members: list[str] = []
-        for numbers in self._run(path, partial(stream.ranges, path, JSON_ROWS)):
-            part = self._run(path, partial(stream.partition, path, numbers))
-            members += manifest_writing.manifest_members(grid, numbers, part, path)
+        data = manifest_of(stream, self._run, path)
         name = f"manifest.{self._token}.json"
         self._written.append(join(path, name))
-        self._store.put(join(path, name), (("{" + ",\n".join(members) + "}\n").encode(),))
+        self._store.put(join(path, name), (data,))
         return manifest_writing.with_manifest(doc, name)
 
 

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from refshard_fs.security.policy import LOCAL, protocol_of
+from refshard_fs.security.policy import protocol_of
 from refshard_fs.session.in_memory_source import Held
 from refshard_fs.session.overlay import Overlay, OverlayCopy
 from refshard_fs.session.overlay_sharing import overlay_of
@@ -91,8 +91,3 @@ def overlay_for(mode: str, identity: str | OverlayCopy | None, source: str | Hel
 def takes_objects(url: str) -> bool:
     """Whether objects can be put below ``url``, as far as its protocol tells."""
     return "::" not in url and protocol_of(url) not in _TAKE_NONE
-
-
-def is_local(url: str) -> bool:
-    """Whether ``url`` is a file of this machine."""
-    return protocol_of(url) in (None, *LOCAL)

@@ -28,6 +28,7 @@ from refshard_fs.session.collect import columns_of
 from refshard_fs.session.recognition import beneath
 from refshard_fs.targets.document import Document
 from refshard_fs.writing.committer import Committing, DirectoryCommit
+from refshard_fs.writing.save import as_written
 
 __all__ = ["commit_parquet"]
 
@@ -99,11 +100,11 @@ class _Commit(DirectoryCommit):
         grid = layout.grids[array]
         refs = ReferenceSet(Texts.of(()), {}, {})
         if keeps and self._old is not None:
-            refs = columns_of(self._old, self._run, _as_written, array)
+            refs = columns_of(self._old, self._run, as_written, array)
         side = {key: value for key, value in refs.side.items() if is_within(key, array)}
         metadata = {key: value for key, value in layout.metadata.items() if is_within(key, array)}
         refs = with_edits(ReferenceSet(refs.urls, refs.tables, side | metadata), within(self._edits, array), self._url)
-        stream = FlatStream(refs, _as_written)
+        stream = FlatStream(refs, as_written)
         self._drop(array, 0)
         for numbers in self._run(array, partial(stream.ranges, array, layout.record_size)):
             part = self._run(array, partial(stream.partition, array, numbers))
@@ -156,7 +157,3 @@ class _Commit(DirectoryCommit):
             unique += [join(array, name) for n, name in before.items() if name is not None and now.get(n) != name]
         last.put(document)
         self._store.remove_all(unique)
-
-
-def _as_written(url: str | None) -> str | None:
-    return url

@@ -47,7 +47,7 @@ from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.document import Sink
 from refshard_fs.writing.options import SetFormat
 
-__all__ = ["Compressed", "Streamed", "respelling", "save", "save_json"]
+__all__ = ["Compressed", "Streamed", "absolute", "as_written", "manifest_of", "respelling", "save", "save_json"]
 
 # ----------------------------------------------------------------------------------------------------
 # Documents compressed as their names say when they are written: ``.gz``, ``.bz2``, ``.xz``, ``.zst``.
@@ -127,32 +127,25 @@ def save(
     nothing is written. FileExistsError if a parquet set would go where something is already.
     """
     sink = Sink(url, options)
-    stream: ReferenceStream
-    each = format == "chunk-manifest"  # entry says for itself what its target was
     if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits):
         keyspace = keyspace.base
-    match _to_save(keyspace):
-        case EditedKeySpace(base=base):
-            match beneath(base):
-                case ParquetKeySpace(root=root) | Hierarchy(url=root) if sink.is_at(root):
-                    raise FileExistsError(f"{url} is where these references are read from: commit() writes to it")
-            refs = collect(keyspace, run, respell)
-            stream = FlatStream(refs, lambda written: written, pins_as_extras=each)
+    found = _to_save(keyspace)
+    match beneath(found):
+        case ParquetKeySpace(root=root) | Hierarchy(url=root) if sink.is_at(root):
+            raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
+    stream: ReferenceStream
+    each = format == "chunk-manifest"  # entry says for itself what its target was
+    match found:
+        case EditedKeySpace():
+            stream = FlatStream(collect(found, run, respell), as_written, pins_as_extras=each)
         case FlatKeySpace(refs=refs):
             stream = FlatStream(refs, respell, pins_as_extras=each)
-        case ParquetKeySpace(root=root) as lazy:
-            if sink.is_at(root):
-                raise FileExistsError(f"{url} is where these references are read from: give another place to write to")
-            stream = ParquetStream(lazy, respell)
-        case other:
-            match beneath(other):
-                case Hierarchy(url=root) if sink.is_at(root):
-                    raise FileExistsError(
-                        f"{url} is where these references are read from: give another place to write to"
-                    )
-            refs, extras = run("", partial(gather, other))
+        case ParquetKeySpace():
+            stream = ParquetStream(found, respell)
+        case _:
+            refs, extras = run("", partial(gather, found))
             stream = FlatStream(
-                refs, lambda found: None if found is None else respell(absolute(found)), extras, pins_as_extras=each
+                refs, lambda url: None if url is None else respell(absolute(url)), extras, pins_as_extras=each
             )
     stream = _Counted(stream, callback, 2 if format == "parquet" and stream.is_at_hand else 1)
     match format:
@@ -198,7 +191,13 @@ def respelling(options: OpenOptions, source: str | None, url: str | None) -> Res
     return respell
 
 
+def as_written(url: str | None) -> str | None:
+    """Spell a URL as it is."""
+    return url
+
+
 def absolute(url: str) -> str:
+    """Return a URL, or a path of this machine, as one that means the same from everywhere."""
     return url if policy.protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
 
 
@@ -313,17 +312,22 @@ def _write_json(stream: ReferenceStream, run: Run, sink: Streamed, version: int)
             file.write(end)
 
 
+def manifest_of(stream: ReferenceStream, run: Run, array: str) -> bytes:
+    """Return the chunk manifest of an array."""
+    members: list[str] = []
+    for _, numbers, partition in _of_array(stream, run, array):
+        members += manifest_writing.manifest_members(stream.grids[array], numbers, partition, array)
+    return ("{" + ",\n".join(members) + "}\n").encode()
+
+
 def _save_manifests(stream: ReferenceStream, run: Run, sink: Sink, overwrite: bool) -> None:
     nodes = manifest_writing.hierarchy(stream.documents(), stream.grids)
     names = sink.names()
     if names and not (overwrite and _ROOT in names):
         raise FileExistsError(f"{sink.path} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
     written: dict[str, bytes] = {}
-    for array, grid in stream.grids.items():
-        members: list[str] = []
-        for _, numbers, partition in _of_array(stream, run, array):
-            members += manifest_writing.manifest_members(grid, numbers, partition, array)
-        written[join(array, manifest_writing.MANIFEST)] = ("{" + ",\n".join(members) + "}\n").encode()
+    for array in stream.grids:
+        written[join(array, manifest_writing.MANIFEST)] = manifest_of(stream, run, array)
         nodes[array] = manifest_writing.with_manifest(nodes[array])
     if names:
         sink.remove()
