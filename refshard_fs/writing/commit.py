@@ -55,7 +55,7 @@ def _format_of(source: str | Held, base: Base, options: WriteOptions) -> str | N
             return MANIFESTS if view is not None and view.maps_anything else HIERARCHY
         case _ if base.facts is None and base.url == source:  # there was nothing at its URL
             if options.format is None:
-                return READ_AS[format_named(source)]
+                return READ_AS[format_named(str(source))]
             if options.format not in _NEW:
                 raise ReadOnlyError(f"format={options.format!r} cannot be made: there are {', '.join(_NEW)}")
             return _NEW[options.format]
