@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -121,3 +122,11 @@ def test_targets_alone_open_filesystems() -> None:
                 case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in openers:
                     found.add(top(path))
     assert found - {"cli", "xarray_backend"} == {"targets"}, "users of the public interface open ours, and no other"
+
+
+def test_the_page_on_the_architecture_names_modules_that_there_are() -> None:
+    page = (ROOT.parent / "docs/pages/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:refshard_fs/)?([a-z_]+(?:/[a-z_0-9]+)*/[a-z_0-9]+\.py)`", page))
+    named -= {name for name in named if name.startswith("tests/")}
+    assert named
+    assert not {name for name in named if not (ROOT / name).exists()}
