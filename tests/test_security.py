@@ -381,15 +381,19 @@ def sources(url: str) -> dict[str, tuple[str, dict[str, bytes], str]]:
 
 
 def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
+    from refshard_fs.core.columns import Ranges
     from refshard_fs.formats.kerchunk_parquet.writing import encode
     from refshard_fs.references.partition import Partition
 
     pytest.importorskip("pyarrow")
     import numpy as np
 
-    spans = np.zeros(2, np.uint32), np.zeros(2, np.uint64), np.full(2, 5, np.uint64)
+    spans = Ranges(np.zeros(2, np.uint32), np.zeros(2, np.uint64), np.full(2, 5, np.uint64))
     document = {"metadata": {"a/.zarray": ARRAY}, "record_size": 2}
-    files = {"/p/.zmetadata": json.dumps(document).encode(), "/p/a/refs.0.parq": encode(Partition([url], *spans, {}))}
+    files = {
+        "/p/.zmetadata": json.dumps(document).encode(),
+        "/p/a/refs.0.parq": encode(Partition([url], spans, {})),
+    }
     return "/p", files, "a/0"
 
 

@@ -97,14 +97,9 @@ class FlatStream:
     def partition(self, array: str, numbers: range) -> Steps[Partition]:
         yield from ()
         table = self._tables[array]
-        part, rows = slice(numbers.start, numbers.stop), slice(None)
-        index: Any = rows
-        if table.numbers is not None:
-            first, last = table.numbers.searchsorted(np.array([numbers.start, numbers.stop], np.uint64)).tolist()
-            part = slice(first, last)
-            index = (table.numbers[part] - np.uint64(numbers.start)).astype(np.int64)
+        part = table.part(table.present(numbers.start, numbers.stop))
         builder = PartitionBuilder(len(numbers))
-        builder.put(index, self._urls, table.targets[part], table.offsets[part], table.lengths[part])
+        builder.put(part.numbers.astype(np.int64) - numbers.start, self._urls, part.ranges)
         inline, extras = self._inline.get(array, {}), self._extras.get(array, {})
         builder.inline.update((n - numbers.start, inline[n]) for n in inline.keys() & numbers)
         checks = {} if self._each_pin is None else _checks(self._each_pin, table, numbers)
@@ -134,9 +129,9 @@ def check_representable(array: str, grid: ChunkGrid, numbers: range, partition: 
             if what
             else f"{key!r} is empty on purpose, which a reference set cannot say: only format='chunk-manifest' can"
         )
-    open_ends = (partition.lengths == WHOLE) & (partition.offsets > 0) & (partition.targets != ABSENT)
-    for row in np.flatnonzero(open_ends).tolist():
-        raise open_end(join(array, grid.tail(numbers.start + row)), int(partition.offsets[row]))
+    targets, offsets, lengths = partition.ranges
+    for row in np.flatnonzero((lengths == WHOLE) & (offsets > 0) & (targets != ABSENT)).tolist():
+        raise open_end(join(array, grid.tail(numbers.start + row)), int(offsets[row]))
 
 
 def open_end(key: str, offset: int) -> ManifestError:

@@ -313,13 +313,9 @@ def columns_of(keyspace: ParquetKeySpace, run: Run, respell: Respell, array: str
         for numbers in run(path, partial(stream.ranges, path, ROWS)):
             partition = run(path, partial(stream.partition, path, numbers))
             codes = np.array([urls.setdefault(url, len(urls)) for url in partition.urls], np.uint32)
-            rows = np.flatnonzero(partition.targets != ABSENT)
-            targets = codes[partition.targets[rows]]
-            parts.append(
-                Part(
-                    (rows + numbers.start).astype(np.uint64), targets, partition.offsets[rows], partition.lengths[rows]
-                )
-            )
+            rows = np.flatnonzero(partition.ranges.targets != ABSENT)
+            targets, offsets, lengths = partition.ranges.take(rows)
+            parts.append(Part((rows + numbers.start).astype(np.uint64), codes[targets], offsets, lengths))
             side.update((join(path, grid.tail(numbers.start + row)), data) for row, data in partition.inline.items())
         tables[path] = ChunkTable.from_parts(grid, parts)
     return ReferenceSet(texts_of(list(urls)), tables, side)

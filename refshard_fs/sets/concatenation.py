@@ -147,10 +147,8 @@ class _Concatenation:
     def _part(self, path: str, number: int) -> Part:
         """Return the references of a set to the chunks of an array."""
         table = self.sets[number].refs.tables[path]
-        numbers = table.present()
-        rows: Any = slice(None) if table.numbers is not None or len(numbers) == table.grid.size else numbers
-        targets = table.targets[rows] + np.uint32(self.first_targets[number])
-        return Part(numbers, targets, table.offsets[rows], table.lengths[rows])
+        part = table.part(table.present())
+        return part._replace(targets=part.targets + np.uint32(self.first_targets[number]))
 
     def _join(self, path: str, axis: int) -> None:
         """Put the chunks of all sets into one array."""

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.core.columns import ABSENT, WHOLE, Row
+from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, Row
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
 from refshard_fs.formats.kerchunk_parquet.writing import encode
 from refshard_fs.references.partition import Partition
@@ -160,7 +160,7 @@ def test_a_file_cut_short_anywhere_is_refused() -> None:
 
 
 def test_flipped_bits_never_go_unnoticed_in_the_pages_that_we_write() -> None:
-    part = Partition(["s3://b/a", "s3://b/c"], u4([0, 1] * 20), u8(range(40)), u8([7] * 40), {})
+    part = Partition(["s3://b/a", "s3://b/c"], Ranges(u4([0, 1] * 20), u8(range(40)), u8([7] * 40)), {})
     data = encode(part)
     expected = values(data, 40)
     rng = random.Random(1)
@@ -246,9 +246,11 @@ def test_what_is_written_is_read_again(rows: list[Any]) -> None:
     refs = [row if isinstance(row, tuple) else None for row in rows]
     part = Partition(
         urls,
-        u4(ABSENT if r is None else urls.index(r[0]) for r in refs),
-        u8(r[1] if r and len(r) == 3 else 0 for r in refs),
-        u8(0 if r is None else WHOLE if len(r) == 1 else r[2] for r in refs),
+        Ranges(
+            u4(ABSENT if r is None else urls.index(r[0]) for r in refs),
+            u8(r[1] if r and len(r) == 3 else 0 for r in refs),
+            u8(0 if r is None else WHOLE if len(r) == 1 else r[2] for r in refs),
+        ),
         {i: row for i, row in enumerate(rows) if isinstance(row, bytes)},
     )
     expected = [list(r) if isinstance(r, tuple) else r for r in rows]

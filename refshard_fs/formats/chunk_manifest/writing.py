@@ -72,11 +72,12 @@ def manifest_members(grid: ChunkGrid, numbers: range, partition: Partition, arra
     urls = [None if url is None else zarrmeta.dumps(url).decode() for url in partition.urls]
     odd = {target for target, url in enumerate(partition.urls) if url is not None and not is_utf8(url)}
     out = []
-    rows = partition.present(0, len(partition))
+    rows = partition.present()
+    targets, offsets, lengths = partition.ranges
     empty = [row for row, extras in partition.extras.items() if not extras]
     for row in sorted({*rows, *empty}) if empty else rows:
         key = ".".join(map(str, grid.coords(numbers.start + row))) or "0"
-        target = int(partition.targets[row])
+        target = int(targets[row])
         extras = partition.extras.get(row, {})
         more = "".join(f",{zarrmeta.dumps(k).decode()}:{zarrmeta.dumps(v).decode()}" for k, v in extras.items())
         if target != ABSENT:
@@ -86,7 +87,7 @@ def manifest_members(grid: ChunkGrid, numbers: range, partition: Partition, arra
             if target in odd:
                 key = join(array, grid.tail(numbers.start + row))
                 raise ManifestError(f"{key!r} has the URL {partition.urls[target]!r}, which is no UTF-8")
-            offset, length = int(partition.offsets[row]), int(partition.lengths[row])
+            offset, length = int(offsets[row]), int(lengths[row])
             span = "" if length == WHOLE and not offset else f',"offset":{offset}'
             if length != WHOLE:
                 span += f',"length":{length}'

@@ -45,8 +45,7 @@ def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partit
     stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
     tails = _tails(grid, np.array(rows, np.int64) + numbers.start)
     urls = [_url(url, version) for url in partition.urls]
-    columns = partition.targets[rows], partition.offsets[rows], partition.lengths[rows]
-    values = zip(*(column.tolist() for column in columns), strict=True)
+    values = zip(*(column.tolist() for column in partition.ranges.take(rows)), strict=True)
     out = []
     for row, tail, (target, offset, length) in zip(rows, tails, values, strict=True):
         if target == ABSENT:

@@ -55,12 +55,12 @@ class LazyReferences(Mapping[str, Any]):
         yield from self.keyspace.layout.metadata
         for array, base, partition in self._partitions():
             tail = self.keyspace.grids[array].tail
-            for row in partition.present(0, len(partition)):
+            for row in partition.present():
                 yield join(array, tail(base + row))
 
     def __len__(self) -> int:
         metadata = self.keyspace.layout.metadata
-        chunks = sum(len(partition.present(0, len(partition))) for _, _, partition in self._partitions())
+        chunks = sum(len(partition.present()) for _, _, partition in self._partitions())
         return len(metadata.keys() | {PARQUET}) + chunks
 
     def __repr__(self) -> str:
@@ -125,12 +125,7 @@ class ParquetStream:
             start = number * own  # of the part's rows
             rows = slice(max(numbers.start - start, 0), min(numbers.stop - start, len(part)))
             moved = start - numbers.start
-            builder.put(
-                slice(rows.start + moved, rows.stop + moved),
-                [self._respell(url) for url in part.urls],
-                part.targets[rows],
-                part.offsets[rows],
-                part.lengths[rows],
-            )
+            urls = [self._respell(url) for url in part.urls]
+            builder.put(slice(rows.start + moved, rows.stop + moved), urls, part.ranges.take(rows))
             builder.inline.update((r + moved, data) for r, data in part.inline.items() if rows.start <= r < rows.stop)
         return builder.finish()

@@ -103,16 +103,17 @@ def edited_partition(old: Partition | None, count: int, rows: Mapping[int, Edit]
     builder = PartitionBuilder(count)
     if old is not None:
         kept = slice(min(count, len(old)))
-        builder.put(kept, old.urls, old.targets[kept], old.offsets[kept], old.lengths[kept])
+        builder.put(kept, old.urls, old.ranges.take(kept))
         builder.inline.update((row, data) for row, data in old.inline.items() if row < kept.stop and row not in rows)
+    targets, offsets, lengths = builder.ranges
     for row, edit in rows.items():
-        builder.targets[row], builder.offsets[row], builder.lengths[row] = ABSENT, 0, 0
+        targets[row], offsets[row], lengths[row] = ABSENT, 0, 0
         match edit:
             case Inline(data):
                 builder.inline[row] = data
             case Span(url, start, stop):
-                builder.targets[row] = builder.code(url)
-                builder.offsets[row], builder.lengths[row] = start, WHOLE if stop is None else stop - start
+                targets[row], offsets[row] = builder.code(url), start
+                lengths[row] = WHOLE if stop is None else stop - start
     return builder.finish()
 
 

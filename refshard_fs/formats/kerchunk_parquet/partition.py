@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.columns import ABSENT, WHOLE, UInt32s
+from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, UInt32s
 from refshard_fs.core.model import Quota
 from refshard_fs.formats.kerchunk_parquet.page_guard import Damaged, Footer, MemoryBudget, check_pages
 from refshard_fs.references.partition import Partition
@@ -179,7 +179,7 @@ def _partition(columns: Mapping[str, Column | None], rows: int, chunks: int) -> 
             raise ValueError(f"row {row} is no byte range: offset {offsets[row]}, size {lengths[row]}")
     if not sizes.all():
         sizes = np.where((targets != ABSENT) & (sizes == 0) & (spans == 0), np.uint64(WHOLE), sizes)
-    return Partition(urls, targets, spans, sizes, inline)
+    return Partition(urls, Ranges(targets, spans, sizes), inline)
 
 
 def _paths(column: Column | None, rows: int) -> tuple[tuple[str, ...], UInt32s]:

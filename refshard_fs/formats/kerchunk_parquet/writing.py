@@ -42,7 +42,7 @@ def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> b
 def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Partition, *, dry: bool = False) -> bytes:
     """Return the parquet file of the chunks ``numbers`` of ``array``; ``dry``: only see whether there can be one."""
     check_representable(array, grid, numbers, partition)
-    targets, offsets, lengths = partition.targets, partition.offsets, partition.lengths
+    targets, offsets, lengths = partition.ranges
     there = targets != ABSENT
     beyond = (offsets >= OFFSETS) | (lengths >= OFFSETS) | (offsets + lengths >= OFFSETS)
     for row in np.flatnonzero(there & (lengths != WHOLE) & beyond).tolist():
@@ -67,15 +67,18 @@ def encode(partition: Partition) -> bytes:
     empty range at offset 0, which would mean the whole target.
     """
     pa, parquet = require_pyarrow()
-    absent = partition.targets == ABSENT
-    empty = ~absent & (partition.lengths == 0) & (partition.offsets == 0)
+    targets, offsets, lengths = partition.ranges
+    absent = targets == ABSENT
+    empty = ~absent & (lengths == 0) & (offsets == 0)
     inline = dict(partition.inline) | dict.fromkeys(np.flatnonzero(empty).tolist(), b"")
     absent |= empty
-    lengths = np.where(absent | (partition.lengths == WHOLE), 0, partition.lengths).astype(np.int64)
-    offsets = np.where(absent, 0, partition.offsets).astype(np.int64)
-    codes = pa.array(np.where(absent, 0, partition.targets).astype(np.int32), mask=absent)
+    codes = pa.array(np.where(absent, 0, targets).astype(np.int32), mask=absent)
     urls = pa.array(partition.urls or [""], pa.string())
-    columns = [pa.DictionaryArray.from_arrays(codes, urls).cast(pa.string()), pa.array(offsets), pa.array(lengths)]
+    columns = [
+        pa.DictionaryArray.from_arrays(codes, urls).cast(pa.string()),
+        pa.array(np.where(absent, 0, offsets).astype(np.int64)),
+        pa.array(np.where(absent | (lengths == WHOLE), 0, lengths).astype(np.int64)),
+    ]
     fields = [
         pa.field("path", pa.string()),
         pa.field("offset", pa.int64(), nullable=False),  # or else pandas makes inexact fractions of them
