@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import Any, Final, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from refshard_fs.core.columns import ChunkTable, UInt64s
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
@@ -22,8 +21,6 @@ __all__ = [
     "chunks_below",
     "has_chunks_below",
 ]
-
-MERGED: Final = 1 << 12  # spellings of several dimensions that are made beforehand
 
 _BARE: Final = ChunkKeyEncoding("v2", ".")
 
@@ -69,7 +66,8 @@ class Listing(Sequence[Listed]):
 def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list[str], UInt64s]:
     """Return ``stem`` and the relative key of each of the chunks ``numbers``, in order, and the numbers in that order.
 
-    Separators sort before digits, and so keys sort as the spellings of their coordinates do, one after the other.
+    Separators sort before digits, and so keys sort as the spellings of their coordinates do, one after the other: where
+    most chunks exist, all keys are spelled in that order.
     """
     head, separator = ("c" if grid.encoding.name == "default" else ""), grid.encoding.separator
     if not grid.counts:
@@ -77,38 +75,13 @@ def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list
     stem += head + separator if head else ""
     if grid.size <= 2 * len(numbers):
         return _most_names(grid, numbers, stem)
-    left = numbers
-    spelled: list[npt.NDArray[np.object_]] = []
-    ranks = np.zeros(len(numbers), np.uint64)
-    weight = 1
-    dimensions = list(grid.counts)
-    while dimensions:
-        # The spellings of the last dimensions together, as many as are few enough.
-        count = dimensions.pop()
-        if not dimensions:
-            count = int(left.max(initial=0)) + 1  # as far as there are any
-        labels = [str(i) for i in range(count)] if count <= 2 * len(numbers) + MERGED else None
-        while dimensions and labels is not None and count * dimensions[-1] <= min(MERGED, len(numbers)):
-            outer = dimensions.pop()
-            labels = [f"{i}{separator}{label}" for i in range(outer) for label in labels]
-            count *= outer
-        left, places = np.divmod(left, np.uint64(count)) if dimensions else (left, left)
-        if labels is None:
-            coords, places = np.unique(places, return_inverse=True)
-            labels = list(map(str, coords.tolist()))
-        order = np.argsort(np.array(labels), kind="stable")
-        rank = np.empty(len(labels), np.uint64)
-        rank[order] = np.arange(len(labels), dtype=np.uint64)
-        ranks += rank[places] * np.uint64(weight)
-        weight *= len(labels)
-        before = separator if dimensions else stem
-        spelled.append(np.array([before + label for label in labels], object)[places])
-    order = np.argsort(ranks, kind="stable")
-    names = spelled.pop()[order]
-    while spelled:
-        names = names + spelled.pop()[order]
-    out: list[str] = names.tolist()
-    return out, numbers[order]
+    left, spelled = numbers, list[list[str]]()
+    for count in reversed(grid.counts):
+        left, coords = np.divmod(left, np.uint64(count))
+        spelled.insert(0, list(map(str, coords.tolist())))
+    names = [stem + separator.join(parts) for parts in zip(*spelled, strict=True)]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    return [names[i] for i in order], numbers[order]
 
 
 def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str], UInt64s]:

@@ -96,26 +96,13 @@ class ReferenceBuilder:
             self._add_regular(members)
             return
         regular: dict[str, Any] = {}
-        of_default: dict[str, Any] = {}
         others: dict[Any, Any] = {}
         for key, value in members.items():
             kind = type(value)
-            if type(key) is not str:
-                others[key] = value
-            elif kind is str or ((kind is list or kind is tuple) and len(value) in (1, 3) and type(value[0]) is str):
-                regular[key] = value
-            elif (kind is list or kind is tuple) and len(value) == 3 and value[0] is None:
-                of_default[key] = ("", value[1], value[2])
-            else:
-                others[key] = value
+            is_list = (kind is list or kind is tuple) and len(value) in (1, 3) and type(value[0]) is str
+            (regular if type(key) is str and (is_list or kind is str) else others)[key] = value
         self._add_singly(others)
         self._add_regular(regular)
-        records = _compact(of_default, Urls()) if len(of_default) > FEW else None
-        if records is None:
-            self._add_singly({key: members[key] for key in of_default})
-        else:
-            records.ranges.targets[:] = self._urls.number(None)
-            self._add_records(records)
 
     def _add_regular(self, members: Mapping[str, Any]) -> None:
         """Take members that are texts, or lists that begin with one."""

@@ -12,7 +12,18 @@ from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 
-__all__ = ["GridReader", "METADATA", "Value", "check_name", "decode", "grid_of", "is_utf8", "object_in", "spelled"]
+__all__ = [
+    "GridReader",
+    "METADATA",
+    "Value",
+    "check_name",
+    "decode",
+    "from_base64",
+    "grid_of",
+    "is_utf8",
+    "object_in",
+    "spelled",
+]
 
 METADATA: Final = (".zarray", "zarr.json")
 
@@ -54,18 +65,31 @@ def decode(value: Value) -> bytes:
     """Return the bytes of an inline value; ValueError if it is no valid base64 or text."""
     match value:
         case str():
-            if not value.startswith("base64:"):
-                return value.encode()
-            try:
-                return base64.b64decode("".join(value[7:].split()), validate=True)
-            except binascii.Error as e:
-                raise ValueError(f"its base64 text is damaged: {e}") from e
+            return from_base64(value) if value.startswith("base64:") else value.encode()
         case bytes():
             return value
         case dict():
-            return zarrmeta.dumps(value)
+            return _text_of(value)
         case _:
             raise TypeError(f"{value!r} is a reference, not data")
+
+
+def from_base64(text: str) -> bytes:
+    """Return the bytes that ``text`` spells, which may begin with "base64:"; ValueError where it is damaged."""
+    try:
+        return base64.b64decode("".join(text.removeprefix("base64:").split()), validate=True)
+    except binascii.Error as e:
+        raise ValueError(f"its base64 text is damaged: {e}") from e
+
+
+def _text_of(value: dict[str, Any]) -> bytes:
+    """Return the text of an object as fsspec makes it where there is ujson."""
+    import ujson  # few sets have objects
+
+    try:
+        return bytes(ujson.dumps(value), "ascii")
+    except (TypeError, OverflowError, RecursionError):  # bytes, for one
+        return zarrmeta.dumps(value)
 
 
 def object_in(value: Value, where: str) -> dict[str, Any]:

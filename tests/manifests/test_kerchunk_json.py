@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.reference import ReferenceFileSystem
 from numcodecs.zstd import Zstd
 
 from refshard_fs import ManifestError, RefShardFileSystem
@@ -40,7 +41,7 @@ def v1(refs: dict[str, Any], **more: Any) -> dict[str, Any]:
         ("a\0b", b"a\0b"),
         ("é ☃", "é ☃".encode()),
         ("base64:" + base64.b64encode(b"\xff\x00").decode(), b"\xff\x00"),
-        ({"zarr_format": 2, "a": [1, "é"]}, '{"zarr_format":2,"a":[1,"é"]}'.encode()),
+        ({"zarr_format": 2, "a": [1, "é"]}, rb'{"zarr_format":2,"a":[1,"\u00e9"]}'),
         (["{t}"], TARGET),
         (["{t}", 10, 5], TARGET[10:15]),
         (["{t}", 0, 0], b""),
@@ -242,3 +243,17 @@ def test_relative_urls_start_from_the_manifest_or_base_url(
     monkeypatch.chdir("/")
     if where == "file":
         assert opened.cat_file("k") == b"beside"
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_objects_are_the_text_that_the_incumbent_makes_of_them(tmp_path: Path, version: int) -> None:
+    pytest.importorskip("ujson")
+    objects = {".zgroup": {"zarr_format": 2}, ".zattrs": {"units": "m/s", "é": [1e-7, 0.1, None, True], "n": {"a": {}}}}
+    document = {"version": 1, "refs": objects} if version else objects
+    path = tmp_path / "refs.json"
+    path.write_text(json.dumps(document))
+    theirs = ReferenceFileSystem(str(path), remote_protocol="file", skip_instance_cache=True)
+    for fo in (str(path), document):
+        ours = RefShardFileSystem(fo)
+        assert ours.cat(list(objects)) == theirs.cat(list(objects))
+        assert {key: ours.info(key)["size"] for key in objects} == {key: len(theirs.cat(key)) for key in objects}

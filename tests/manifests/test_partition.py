@@ -109,7 +109,7 @@ def test_data_goes_before_a_path() -> None:
 def test_text_of_a_raw_column_is_spelled_as_in_json_but_bytes_are_themselves() -> None:
     assert values(written(raw=["base64:AAE="]), 1) == [b"\0\1"]
     assert values(written(raw=[b"base64:AAE="]), 1) == [b"base64:AAE="]
-    with pytest.raises(ValueError, match="base64 text of row 0 is damaged"):
+    with pytest.raises(ValueError, match="row 0: its base64 text is damaged"):
         PartitionIndex(1, 1).decode(written(raw=["base64:A"]))
 
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +13,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.model import Pin
 from refshard_fs.errors import ManifestError
+from refshard_fs.references.values import from_base64
 
 PREFIX: Final = "prefix"  # the one member of a manifest that is no key
 MOST: Final = 2**63  # offsets and lengths, and their sums, are less
@@ -136,6 +135,6 @@ def _data(data: str | dict[str, Any], key: str, where: str) -> bytes:
     if not data.startswith("base64:"):
         return data.encode("utf-8", "surrogatepass")
     try:
-        return base64.b64decode("".join(data[7:].split()), validate=True)
-    except binascii.Error as e:
-        raise ManifestError(f"{where}: {key!r}: its base64 text is damaged: {e}") from e
+        return from_base64(data)
+    except ValueError as e:
+        raise ManifestError(f"{where}: {key!r}: {e}") from e

@@ -6,8 +6,6 @@ with pyarrow, which is an extra and imported at the first use; `page_guard` look
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +17,7 @@ from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, UInt32s
 from refshard_fs.core.model import Quota
 from refshard_fs.formats.kerchunk_parquet.page_guard import Damaged, Footer, MemoryBudget, check_pages
 from refshard_fs.references.partition import Partition
+from refshard_fs.references.values import from_base64
 
 __all__ = ["OFFSETS", "Column", "PartitionIndex", "read_columns", "require_pyarrow"]
 
@@ -230,8 +229,8 @@ def _data(value: str | bytes, row: int) -> bytes:
             return value
         case str() if value.startswith("base64:"):
             try:
-                return base64.b64decode("".join(value[7:].split()), validate=True)
-            except binascii.Error as e:
-                raise ValueError(f"the base64 text of row {row} is damaged: {e}") from e
+                return from_base64(value)
+            except ValueError as e:
+                raise ValueError(f"row {row}: {e}") from e
         case str():
             return value.encode()

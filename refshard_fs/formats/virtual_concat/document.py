@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -16,6 +15,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
+from refshard_fs.references.values import from_base64
 
 __all__ = ["ConcatDocument", "ConcatIndex", "Part", "spelled_first"]
 
@@ -125,6 +125,6 @@ def _part(entry: Any, spelled: _Spelled) -> Part:
     if values is None:
         return Part(url, length)
     try:
-        return Part(url, length, base64.b64decode(values.removeprefix("base64:"), validate=True))
-    except binascii.Error as e:
-        raise ValueError(f"the coordinate of the set {url!r} is damaged: {e}") from e
+        return Part(url, length, from_base64(values))
+    except ValueError as e:
+        raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
