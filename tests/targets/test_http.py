@@ -304,17 +304,10 @@ def test_a_name_that_is_not_resolved_is_an_error(monkeypatch: pytest.MonkeyPatch
         asked.append(host)
         raise socket.gaierror(code, "no such name")
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolve)
-    get_client = _client_with_threaded_resolver
-    reader = Reader(by_protocol={"http": {"get_client": get_client}}, retry=Retry(retries=2, timeout=60))
+    monkeypatch.setattr(aiohttp.DefaultResolver, "resolve", resolve)
     with pytest.raises((Unreadable, ConnectionLost)):
-        reader.read("http://nowhere.invalid/x", 0, 5)
+        Reader(retry=Retry(retries=2, timeout=60)).read("http://nowhere.invalid/x", 0, 5)
     assert len(asked) == tries
-
-
-async def _client_with_threaded_resolver(**options: Any) -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(resolver=aiohttp.ThreadedResolver())
-    return aiohttp.ClientSession(connector=connector, **options)
 
 
 # ---------------------------------------------------------------------------------------- versions

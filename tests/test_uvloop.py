@@ -1,0 +1,32 @@
+"""uvloop's loops are loops: some tests of each kind of remote read run once more with every loop one of its."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvloop")
+pytestmark = pytest.mark.skipif("REFSHARD_UVLOOP" in os.environ, reason="it is so already")
+
+TESTS = [
+    "tests/targets/test_wire.py",
+    "tests/targets/test_http.py::test_what_is_meant_for_one_server_goes_to_no_other",
+    "tests/targets/test_http.py::test_what_passes_is_tried_again",
+    "tests/targets/test_s3.py::test_certificates_are_verified_as_botocore_does",
+    "tests/test_s3.py",
+    "tests/test_filesystem.py",
+    "tests/test_dask.py::test_local_schedulers_read_the_values[threads-zarr-dict]",
+    "tests/test_dask.py::test_a_cluster_reads_the_values[zarr-path]",
+]
+
+
+def test_remote_reads_work_on_loops_of_uvloop() -> None:
+    environment = {**os.environ, "REFSHARD_UVLOOP": "1", "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
+    root = Path(__file__).resolve().parents[1]
+    run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-5000:]
