@@ -12,8 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Mode", "chunk_numbers"]
-
 Integers = npt.NDArray[np.int64]
 Mode = Literal["numpy", "orthogonal", "block"]
 

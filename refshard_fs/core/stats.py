@@ -9,8 +9,6 @@ from typing import Any
 
 from refshard_fs.core.formatting import bytes_text
 
-__all__ = ["Counters", "Stats"]
-
 NAMES = (
     "keys",
     "requests",

@@ -16,8 +16,6 @@ from fsspec.asyn import AsyncFileSystem
 from refshard_fs.session.in_memory_source import settle
 from refshard_fs.session.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS, shared
 
-__all__ = ["NormalizingMeta", "SESSION", "check_names", "configured"]
-
 SESSION: Final = "session"  # the argument that names the session which copies of a filesystem share
 _PLAIN: Final = {"int": int, "float": float, "bool": bool}  # annotations of arguments that text can spell
 

@@ -34,8 +34,6 @@ from refshard_fs.references.values import Value
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView
 
-__all__ = ["Extras", "Run", "collect", "gather", "pin", "respelled", "texts_of"]
-
 # ----------------------------------------------------------------------------------------------------
 # Any key space as references: its metadata read, its chunks looked up and put into columns. No I/O here.
 #

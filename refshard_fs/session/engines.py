@@ -24,8 +24,6 @@ from refshard_fs.reading.loading import Keep
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.targets import Given, Pool, Versions
 
-__all__ = ["Engines", "INDEXES", "running_loop"]
-
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
 

@@ -12,8 +12,6 @@ from fsspec.spec import AbstractBufferedFile
 
 from refshard_fs.errors import ReferenceNotReachable
 
-__all__ = ["RefShardFile", "RefShardMap", "WrittenFile"]
-
 
 class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped
     """A key as a read-only file; ranges come through the engine like all other reads."""

@@ -17,8 +17,6 @@ from refshard_fs.formats.virtual_concat.document import spelled_first
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
 
-__all__ = ["Held", "Source", "digest_of", "settle"]
-
 _MARK = "refshard-held"  # the one key of a held source's JSON form that no reference set has beside a "json"
 _SPELLED = 1 << 20  # bytes; larger ones are named in JSON, not spelled out
 

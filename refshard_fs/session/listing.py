@@ -13,8 +13,6 @@ from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
 from refshard_fs.session.session import Session
 
-__all__ = ["find", "info", "ls"]
-
 KIND = ("file", "directory")
 
 

@@ -19,8 +19,6 @@ from refshard_fs.session.in_memory_source import Held
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.targets import PoolOptions
 
-__all__ = ["Routes", "SessionOptions", "route"]
-
 
 class SessionOptions(msgspec.Struct, frozen=True, eq=False):
     """Everything that decides what a source shows and how its targets are read."""

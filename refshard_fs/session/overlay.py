@@ -23,9 +23,6 @@ from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.spool import Spool, Spooled
 from refshard_fs.core.zarrmeta import is_metadata
 
-__all__ = ["Base", "Overlay", "OverlayCopy", "Reader", "Worker"]
-
-
 # ------------------------------------------------------------------ an overlay on its way to another process
 
 

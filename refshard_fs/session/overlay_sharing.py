@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from refshard_fs.session.overlay import Overlay, OverlayCopy
 
-__all__ = ["BY_URL", "FSSPEC_ARGUMENTS", "overlay_of", "shared"]
-
 BY_URL: Final = "by_url"  # the argument that fsspec adds to those of a URL, and no filesystem keeps
 # What fsspec's base classes take.
 FSSPEC_ARGUMENTS: Final = frozenset(

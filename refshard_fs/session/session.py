@@ -36,8 +36,6 @@ from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, references_of
 
-__all__ = ["Session", "SessionOptions"]
-
 T = TypeVar("T")
 
 PIECE = 8 * MIB  # of a large key, where it is read in order

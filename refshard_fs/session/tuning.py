@@ -8,8 +8,6 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
-__all__ = ["hook_zarr", "pipeline_problem", "tune_zarr"]
-
 VARIABLE = "REFSHARD_ZARR_PIPELINE"  # 0 in the environment leaves zarr's own pipeline
 
 _hooked = False  # once in a process: whoever sets zarr's pipeline after that is left alone
