@@ -1,10 +1,10 @@
-"""Whatever a source is, as one reference set in columns: URLs absolute, metadata at hand."""
+"""Any source as one reference set in columns: its URLs absolute, its metadata inline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,57 +30,54 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.stream import Respell
-from refshard_fs.references.values import Value
+from refshard_fs.references.values import METADATA, Value, grid_of
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView
 
-# ----------------------------------------------------------------------------------------------------
-# Any key space as references: its metadata read, its chunks looked up and put into columns. No I/O here.
-#
-# What is no range of an object and no data (chunks that are made from other bytes) is a ManifestError that names the
-# key.
-
-
+# What only a chunk manifest can say of chunks (checksums, ETags), by array and number.
 Extras = Mapping[str, Mapping[int, Mapping[str, str]]]
+# Returns what a look-up (made anew for each try) returns, on behalf of a key.
+Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
-ROWS_GATHERED = 1 << 16  # references that become columns at a time
+ROWS_AS_OBJECTS = 1 << 16  # references of one array that are kept as Python objects before they become columns
+ROWS = 1 << 17  # references of a parquet set that are read at a time
 
 
-class _Array(NamedTuple):
-    grid: ChunkGrid
-    parts: list[Part]
-    rows: list[tuple[int, Row]]
-    extras: dict[int, dict[str, str]]
+class _Array:
+    """The references to chunks of one array, found so far."""
+
+    def __init__(self, grid: ChunkGrid) -> None:
+        self.grid = grid
+        self.extras: dict[int, dict[str, str]] = {}
+        self._parts: list[Part] = []
+        self._rows: list[tuple[int, Row]] = []
 
     def add(self, number: int, row: Row) -> None:
-        self.rows.append((number, row))
-        if len(self.rows) == ROWS_GATHERED:
-            self.parts.append(Part.from_rows(self.rows))
-            self.rows.clear()
+        self._rows.append((number, row))
+        if len(self._rows) == ROWS_AS_OBJECTS:
+            self._parts.append(Part.from_rows(self._rows))
+            self._rows.clear()
 
     def table(self) -> ChunkTable:
-        return ChunkTable.from_parts(self.grid, [*self.parts, Part.from_rows(self.rows)])
+        return ChunkTable.from_parts(self.grid, [*self._parts, Part.from_rows(self._rows)])
 
 
 def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Extras]]:
-    """Return all that ``keyspace`` holds below ``prefix``, and what only a chunk manifest can say of chunks.
+    """Return references to all that ``keyspace`` holds below ``prefix``, by looking up each key.
 
-    The latter by array and number.
+    ManifestError, which names the key, where bytes are neither data nor a range of an object.
     """
-    gathering = _Gathering(keyspace)
-    yield from gathering.directory(prefix, None)
-    arrays = gathering.arrays
-    urls = Texts.of(url.encode("utf-8", "surrogatepass") for url in gathering.urls)
-    refs = ReferenceSet(
-        urls,
-        {path: array.table() for path, array in arrays.items()},
-        gathering.side,
-        pins=Pins.matched(gathering.pins, urls),
-    )
-    return refs, {path: array.extras for path, array in arrays.items() if array.extras}
+    walk = _Walk(keyspace)
+    yield from walk.directory(prefix, None)
+    tables = {path: array.table() for path, array in walk.arrays.items()}
+    urls = texts_of(list(walk.urls))
+    refs = ReferenceSet(urls, tables, walk.side, pins=Pins.matched(walk.pins, urls))
+    return refs, {path: array.extras for path, array in walk.arrays.items() if array.extras}
 
 
-class _Gathering:
+class _Walk:
+    """Goes through all directories of a key space, and keeps what its keys refer to."""
+
     def __init__(self, keyspace: KeySpace) -> None:
         self.urls: dict[str, int] = {}
         self.pins: dict[str, Pin] = {}
@@ -90,14 +87,14 @@ class _Gathering:
         self._manifests: set[str] = set()
 
     def directory(self, prefix: str, within: str | None) -> Steps[None]:
-        """Take in all keys below ``prefix``, which lies in the array ``within``, if in one."""
+        """Keep all keys below ``prefix``, which lies in the array ``within``, if in one."""
         names = (yield from self._keyspace.children(prefix)) or ()
         documents = [n.name for n in names if not n.is_directory and zarrmeta.is_metadata(n.name)]
         for name in documents:
             yield from self._document(prefix, name)
         if prefix in self.arrays:
             within = prefix
-            if (yield from self._mapped(prefix)):
+            if (yield from self._manifest(prefix)):
                 return
         for listed in names:
             key = join(prefix, listed.name)
@@ -109,26 +106,16 @@ class _Gathering:
     def _document(self, prefix: str, name: str) -> Steps[None]:
         key = join(prefix, name)
         entry = yield from self._keyspace.lookup(key)
-        match entry:
-            case None:
-                return
-            case Inline(data):
-                pass
-            case _:
-                data = yield Load(entry, Raw())
+        if entry is None:
+            return
+        data = entry.data if isinstance(entry, Inline) else (yield Load(entry, Raw()))
         self.side[key] = data
-        if name not in (".zarray", "zarr.json"):
-            return
-        try:
-            doc: Any = zarrmeta.loads(data)
-        except ValueError:
-            return
-        meta = zarrmeta.array_meta(doc, repr(key)) if isinstance(doc, dict) else None
-        if meta is not None and meta.grid is not None:
-            self.arrays[prefix] = _Array(meta.grid, [], [], {})
+        grid = grid_of(key, data, "the source") if name in METADATA else None
+        if grid is not None:
+            self.arrays[prefix] = _Array(grid)
 
-    def _mapped(self, path: str) -> Steps[bool]:
-        """Take in the array ``path`` if it has a manifest: what else lies in it are not its chunks."""
+    def _manifest(self, path: str) -> Steps[bool]:
+        """Keep the chunks of the array ``path`` if it has a manifest: nothing else that lies in it is a chunk."""
         view = self._keyspace
         if not isinstance(view, ManifestView):
             return False
@@ -142,9 +129,8 @@ class _Gathering:
         present, empty = found
         array = self.arrays[path]
         for number in present.tolist():
-            yield from self._chunk(array, number, join(path, array.grid.tail(number)), checks=True)
-        for number in empty.tolist():
-            array.extras[number] = {}
+            yield from self._chunk(array, number, join(path, array.grid.tail(number)), with_pins=True)
+        array.extras.update((number, {}) for number in empty.tolist())
         return True
 
     def _file(self, key: str, within: str | None) -> Steps[None]:
@@ -152,29 +138,26 @@ class _Gathering:
             array = self.arrays[within]
             number = array.grid.number(key[len(within) + 1 :] if within else key)
             if number is not None:
-                yield from self._chunk(array, number, key, checks=False)
+                yield from self._chunk(array, number, key, with_pins=False)
                 return
-        if key in self._manifests:
-            return
-        entry = yield from self._keyspace.lookup(key)
-        if entry is not None:
-            value, _ = self._value(key, entry, checks=False)
-            self.side[key] = value
+        if key not in self._manifests:
+            entry = yield from self._keyspace.lookup(key)
+            if entry is not None:
+                self.side[key], _ = self._value(key, entry, with_pins=False)
 
-    def _chunk(self, array: _Array, number: int, key: str, *, checks: bool) -> Steps[None]:
+    def _chunk(self, array: _Array, number: int, key: str, *, with_pins: bool) -> Steps[None]:
         entry = yield from self._keyspace.lookup(key)
         if entry is None:
             return
-        value, extras = self._value(key, entry, checks=checks)
-        match value:
-            case Row():
-                array.add(number, value)
-            case _:
-                self.side[key] = value
+        value, extras = self._value(key, entry, with_pins=with_pins)
+        if isinstance(value, Row):
+            array.add(number, value)
+        else:
+            self.side[key] = value
         if extras:
             array.extras[number] = extras
 
-    def _value(self, key: str, entry: Entry, *, checks: bool) -> tuple[Row | bytes, dict[str, str]]:
+    def _value(self, key: str, entry: Entry, *, with_pins: bool) -> tuple[Row | bytes, dict[str, str]]:
         extras: dict[str, str] = {}
         match entry:
             case Packed(source=source, recipe=Checked(checksum), start=None, stop=None):
@@ -186,18 +169,12 @@ class _Gathering:
             case Span(url, start, stop, pin=pin) if start >= 0:
                 if pin is not None and pin.exact:
                     self.pins[url] = pin
-                elif checks and pin is not None:
-                    pinned = {"etag": pin.etag, "last_modified": pin.last_modified}
-                    extras |= {name: value for name, value in pinned.items() if value is not None}
+                elif with_pins and pin is not None:
+                    facts = {"etag": pin.etag, "last_modified": pin.last_modified}
+                    extras |= {name: value for name, value in facts.items() if value is not None}
                 target = self.urls.setdefault(url, len(self.urls))
                 return Row(target, start, None if stop is None else stop - start), extras
         raise ManifestError(f"{key!r} is made from other bytes: no reference can stand for it")
-
-
-# Returns what a look-up (made anew for each try) returns, on behalf of a key.
-Run = Callable[[str, Callable[[], Steps[Any]]], Any]
-
-ROWS = 1 << 17  # references of a parquet set that are taken at a time
 
 
 def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
@@ -239,8 +216,8 @@ def pin(
 ) -> ReferenceSet:
     """Return all references of ``keyspace`` pinned to what their targets are now, as `snapshots` does.
 
-    ``tell`` hears of how many more objects are known. With ``shard_options`` sharded arrays become arrays of their
-    inner chunks.
+    ``tell`` is called with how many more objects are known. ``shard_options`` has sharded arrays become arrays of
+    their inner chunks.
     """
     found: ReferenceSet
     if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits):
@@ -276,8 +253,8 @@ def respelled(refs: ReferenceSet, respell: Respell) -> ReferenceSet:
     return refs if new == urls else msgspec.structs.replace(refs, urls=texts_of(new))
 
 
-def texts_of(urls: list[str | None]) -> Texts:
-    """Return URLs as they lie in a set."""
+def texts_of(urls: Sequence[str | None]) -> Texts:
+    """Return URLs as a set stores them."""
     return Texts.of(None if url is None else url.encode("utf-8", "surrogatepass") for url in urls)
 
 
