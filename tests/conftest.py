@@ -16,7 +16,6 @@ import fsspec
 import pytest
 from botocore.loaders import JSONFileLoader
 
-from refshard_fs.reading import dispatch as paces
 from tests.fault_matrix import MATRIX, summary
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer, nginx_binary
@@ -28,7 +27,6 @@ from tests.servers.s3 import SeaweedServer, weed_binary
 def http_server() -> Iterator[RangeServer]:
     """An empty HTTP server: fill it with ``put``, harm it with ``fault``, read its log."""
     with RangeServer() as server:
-        paces.SHARED.clear()  # the system may have given it the port of an earlier one
         yield server
 
 

@@ -37,12 +37,11 @@ class Reader(NamedTuple):
 class Block:
     """One run of bytes of one target: who waits for it, and what of it was fetched ahead (range → bytes unread)."""
 
-    __slots__ = ("begun", "buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span", "spare")
+    __slots__ = ("begun", "buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span")
 
     def __init__(self, span: Span, shared: bool) -> None:
         self.span = span
         self.shared = shared  # other readers may join it
-        self.spare = False  # it was merged over gaps that hold what may well be wanted next
         self.readers: list[Reader] = []
         self.held: dict[tuple[int, int], int] = {}
         self.begun = 0  # for so many who do not know yet what of it they will read
@@ -95,10 +94,9 @@ class Host:
     at once: `limit` grows where they do not.
     """
 
-    __slots__ = ("active", "answered", "later", "limit", "name", "patience", "sizes", "times", "urgent", "waits")
+    __slots__ = ("active", "answered", "later", "limit", "patience", "sizes", "times", "urgent", "waits")
 
-    def __init__(self, name: str, limit: int) -> None:
-        self.name = name
+    def __init__(self, limit: int) -> None:
         self.active = 0
         self.answered = 0
         self.limit = limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -15,46 +15,15 @@ from refshard_fs.reading.blocks import OVER, QUEUED, UNDER_WAY, Block, Host, Job
 from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import Answer, Pool, check
 
-__all__ = ["Budget", "Dispatch", "Paces", "SHARED", "Taker"]
+__all__ = ["Budget", "Dispatch", "Taker"]
 
 logger = logging.getLogger("refshard_fs")
 
-FEW = 10  # requests that are begun to a host of which it is not known that answers take time: what zarr asks at once
+FEW = 10  # requests under way to a host, until it is seen that answers take time: connections cost more than they bring
 SPREAD = 16  # requests under way to a host that is waited for, up to which there are rather more than large ones
-PATIENCE = 0.003  # seconds
-SAMPLE = 64  # answers, of which the pace of one is remembered
+PATIENCE = 0.003  # seconds without an answer that show it
+SLOW = 0.006  # seconds that answers take from which on more requests bring bytes sooner
 UNSIZED_AT_ONCE = 8  # whole objects under way at once, until answers of their host have told how large such are
-REMEMBERED: Final = 256  # servers, of which the paces are known to the process,
-LATEST: Final = 4  # and of each so many
-
-
-class Paces:
-    """How long servers take to answer, in seconds: what one filesystem has seen, the next one in the process knows.
-
-    An answer may come late for many reasons, but early for none: of the latest the shortest counts. Threads need no
-    lock: each step is one operation of a dict.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[float, ...]] = {}
-
-    def of(self, server: str) -> float | None:
-        """Return the seconds that an answer of ``server`` took of late; None if that is not known."""
-        known = self._known.get(server)
-        return None if known is None else min(known)
-
-    def note(self, server: str, seconds: float) -> None:
-        """Take note that an answer of ``server`` takes ``seconds``."""
-        self._known[server] = (*self._known.pop(server, ()), seconds)[-LATEST:]
-        if len(self._known) > REMEMBERED:
-            self._known.pop(next(iter(self._known)), None)
-
-    def clear(self) -> None:
-        """Know nothing."""
-        self._known.clear()
-
-
-SHARED: Final = Paces()
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -99,18 +68,15 @@ class Dispatch:
         self._changed: asyncio.Future[None] | None = None
 
     def latency(self, url: str) -> float | None:
-        """Return the seconds that the fastest of the last requests to the host of ``url`` took; before the first, those
-        that it is known for, if it is slow.
-        """
-        host = self.host(url)
-        return min(host.times) if host.times else _slowness(host.name)
+        """Return the seconds of the fastest of the last requests to the host of ``url``; None before the first."""
+        return min(self.host(url).times, default=None)
 
     def spare(self, url: str) -> int:
         """Return how many more requests to the host of ``url`` bring bytes sooner than few: where answers are known to
         take time, a connection may be slow, too.
         """
         host = self.host(url)
-        return SPREAD - host.active if _slowness(host.name) is not None else 0
+        return SPREAD - host.active if min(host.waits, default=0.0) > SLOW else 0
 
     @property
     def queued(self) -> bool:
@@ -134,8 +100,7 @@ class Dispatch:
         name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)
         if host is None:
-            most = self.budget.requests
-            host = self._hosts[name] = Host(name, min(FEW, most) if _slowness(name) is None else most)
+            host = self._hosts[name] = Host(min(FEW, self.budget.requests))
         return host
 
     def queue(self, jobs: Iterable[Job], *, urgent: bool) -> None:
@@ -262,15 +227,7 @@ class Dispatch:
         host.waits.append(took if answer.waited is None else answer.waited)
         if job.stop is None and most is None:  # documents are small, and tell nothing of chunks
             host.sizes.append(len(answer.data))
-        if host.answered % SAMPLE == SAMPLE // 8:  # the first answers wait for connections
-            SHARED.note(host.name, min(host.waits))
         if logger.isEnabledFor(logging.DEBUG):
             where, size = redacted(span.url), len(answer.data)
             logger.debug("%s [%s:%s] %d bytes, %.1f ms", where, job.start, job.stop, size, took * 1e3)
         return answer
-
-
-def _slowness(host: str) -> float | None:
-    """Return the seconds that answers of the host are known to take, if that is long."""
-    known = SHARED.of(host)
-    return known if known is not None and known > 2 * PATIENCE else None

@@ -20,7 +20,6 @@ from refshard_fs.targets import Answer, Pool, Unfit
 
 __all__ = ["Fetcher", "Reader"]
 
-SPARE = 16 * plan.MIB  # bytes fetched in vain, or between dense ranges, that are held in case they are wanted yet
 FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
 LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
 
@@ -38,8 +37,6 @@ class Fetcher:
         self._shelf = Shelf()
         self._waiting: dict[asyncio.Future[bytes], Block] = {}
         self._idle: dict[Block, None] = {}  # held and complete, oldest first
-        self._spare: dict[Block, int] = {}  # those of them that nobody is known to want, oldest first, and their bytes
-        self._spare_bytes = 0
         self.progress = 0  # so many requests were answered, and so much was read of what was held
         self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
 
@@ -73,7 +70,6 @@ class Fetcher:
                 fresh.setdefault(span.url, []).append((span, None))
             else:
                 block.expect(span)
-                self._spare_bytes -= self._spare.pop(block, 0)
         for url, members in fresh.items():
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits
@@ -119,9 +115,9 @@ class Fetcher:
         return block is not None and block.data is None
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
-        """Hold ``spans`` no longer than others need the room, and do not begin to fetch them.
+        """Hold ``spans`` no longer, and do not begin to fetch them; with ``stop``, break off what is under way.
 
-        With ``stop`` not at all; then requests that are under way for nobody are stopped, too.
+        Else that runs to its end, for nobody: a request that is broken off costs its connection.
         """
         for span in spans:
             block = self._shelf.covering(span)
@@ -134,14 +130,9 @@ class Fetcher:
                 block.held[piece] -= unread  # it was announced more than once
                 continue
             block.held.pop(piece, None)
-            begun = block.data is not None or any(job.state != QUEUED for job in block.jobs)
-            block.spare = block.spare or (begun and not stop)  # threads read in strange orders, and may yet come to it
-            if block.is_wanted:
-                continue
-            if stop or not begun:
+            is_under_way = block.data is None and any(job.state != QUEUED for job in block.jobs)
+            if not block.is_wanted and (stop or not is_under_way):
                 self._forget(block)
-            elif block.data is not None:
-                self._settle(block)
         self.requests.pump()
 
     def drop_unread(self) -> None:
@@ -180,7 +171,6 @@ class Fetcher:
         whole = span.stop is None or not span.exact  # where it ends is not known, so neither are its parts
         limits = self.limits.dense if span.dense else self.limits
         cuts = [(span.start, span.stop)] if whole else plan.parts(span.start, span.stop or 0, limits)
-        block.spare = span.dense and sum(member.size or 0 for member, _ in members) < (span.size or 0)
         block.jobs = [Job(block, host, start, stop) for start, stop in cuts]
         block.missing = len(block.jobs)
         if shared:
@@ -201,7 +191,6 @@ class Fetcher:
             block.shared = False
             self._shelf.take(block)
         self._idle.pop(block, None)
-        self._spare_bytes -= self._spare.pop(block, 0)
         self.requests.free(block.reserved)
         block.reserved = 0
         block.data = block.buffer = None  # a block and its jobs know each other, so its bytes would live on
@@ -264,17 +253,9 @@ class Fetcher:
         """Keep an arrived block while something of it is unread."""
         if block.held or block.begun:
             self._idle.setdefault(block)
-            return
-        if block.spare and block.shared:
-            if block not in self._spare:
-                self._spare[block] = len(block.data or b"")
-                self._spare_bytes += self._spare[block]
-            self._idle.setdefault(block)
-            while self._spare_bytes > SPARE:
-                self._forget(next(iter(self._spare)))
         else:
             self._forget(block)
-        self.requests.pump()
+            self.requests.pump()
 
     # ------------------------------------------------------------------ what becomes of requests
 

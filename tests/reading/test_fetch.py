@@ -10,11 +10,10 @@ import pytest
 from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import dispatch, fetch, plan
-from refshard_fs.reading import dispatch as paces
 from refshard_fs.reading.dispatch import FEW, Budget
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.plan import Limits
-from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
+from refshard_fs.targets import Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import Unfit
 from tests.servers.http import RangeServer
 
@@ -121,22 +120,17 @@ def test_what_nobody_reads_is_not_held(http_server: RangeServer) -> None:
     run(use)
 
 
-@pytest.mark.parametrize(("seconds", "begun"), [(None, FEW), (0.0001, FEW), (0.05, 20)])
-def test_many_are_begun_at_once_where_answers_are_known_to_take_time(
-    http_server: RangeServer, seconds: float | None, begun: int
-) -> None:
+def test_few_are_begun_at_once_until_answers_are_seen_to_take_time(http_server: RangeServer) -> None:
+    http_server.latency = 0.2
     spans = [Span(http_server.put(f"/{i}", DATA), 0, 5) for i in range(20)]
-    if seconds is not None:
-        paces.SHARED.note(http_server.url, seconds)
 
     async def use(fetcher: Fetcher) -> None:
         futures = read(fetcher, *spans)
-        assert fetcher.requests.active == begun
+        assert fetcher.requests.active == FEW
         assert await asyncio.gather(*futures) == [DATA[:5]] * 20
 
     run(use)
-    assert seconds is None or paces.SHARED.of(http_server.url) != 0.05  # the shortest of the last times counts
-    assert paces.SHARED.of(http_server.url) is not None
+    assert http_server.log.peak == 20
 
 
 @pytest.mark.parametrize(
@@ -146,13 +140,15 @@ def test_few_bytes_of_a_server_that_is_waited_for_come_by_as_many_connections_as
     http_server: RangeServer, seconds: float, under_way: int, sizes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "SMALL", 10)
-    paces.SHARED.note(http_server.url, seconds)
     http_server.latency = 0.05
     url = http_server.put("/x", DATA)
     others = [Span(http_server.put(f"/{i}", DATA), 0, 5) for i in range(under_way)]
     pieces = [Span(url, start, start + 10) for start in range(0, 640, 10)]
 
     async def use(fetcher: Fetcher) -> None:
+        host = fetcher.requests.host(url)
+        host.waits.append(seconds)
+        host.limit = 20
         before = read(fetcher, *others)
         fetcher.limits = Limits(block=160)
         after = read(fetcher, *pieces)
@@ -161,21 +157,6 @@ def test_few_bytes_of_a_server_that_is_waited_for_come_by_as_many_connections_as
         assert b"".join(await asyncio.gather(*after)) == DATA[:640]
 
     run(use)
-
-
-def test_the_paces_of_few_servers_are_remembered() -> None:
-    known = paces.Paces()
-    for i in range(paces.REMEMBERED + 1):
-        known.note(f"http://{i}", i)
-    assert known.of("http://0") is None
-    assert known.of("http://1") == 1
-
-
-def test_a_server_is_as_fast_as_the_fastest_of_its_last_answers() -> None:
-    known = paces.Paces()
-    for seconds, expected in [(0.3, 0.3), (0.1, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.2)]:
-        known.note("http://1", seconds)
-        assert known.of("http://1") == expected
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -220,70 +201,6 @@ def test_what_several_begin_is_fetched_once_and_held_until_all_have_read(
 
     run(use)
     assert ranges(http_server) == [(0, 100)]
-
-
-def test_what_thousands_of_unread_pieces_take_is_not_summed_up_anew_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-
-    class Counted(bytes):
-        def __len__(self) -> int:
-            nonlocal looks
-            looks += 1
-            return super().__len__()
-
-    class Target:
-        async def read(self, path: str, start: int, stop: int, pin: Pin | None, most: int | None) -> Answer:
-            return Answer(Counted(stop - start))
-
-    monkeypatch.setattr(Pool, "place", lambda self, url: (Target(), url))
-    monkeypatch.setattr(fetch, "SPARE", 500)
-
-    async def use(fetcher: Fetcher) -> None:
-        nonlocal looks
-        fetcher.limits = Limits(gap=-1)
-        spans = [Span("memory://x", 100 * i, 100 * i + 1) for i in range(1000)]
-        fetcher.read((), spans)
-        while fetcher.requests.active:
-            await fetcher.requests.change()
-        looks = 0
-        fetcher.drop(spans)
-        assert fetcher.requests.used == 500  # and no more is held of what nobody wants
-        while fetcher.make_room():
-            pass
-
-    run(use)
-    assert looks < 5000
-
-
-def test_what_is_expected_of_a_spare_block_is_spare_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = 0
-
-    class Target:
-        async def read(self, path: str, start: int, stop: int, pin: Pin | None, most: int | None) -> Answer:
-            nonlocal requests
-            requests += 1
-            return Answer(bytes(stop - start))
-
-    monkeypatch.setattr(Pool, "place", lambda self, url: (Target(), url))
-    monkeypatch.setattr(fetch, "SPARE", 250)
-
-    def dense(start: int, stop: int) -> Span:
-        return Span("memory://x", start, stop, dense=True)
-
-    async def use(fetcher: Fetcher) -> None:
-        fetcher.limits = Limits(gap=1)
-        for start in (0, 1000):  # over the gap between two ranges, and so spare once these are read
-            await asyncio.gather(*read(fetcher, dense(start, start + 40), dense(start + 60, start + 100)))
-        fetcher.read((), [dense(45, 55)])
-        await asyncio.gather(*read(fetcher, dense(2000, 2040), dense(2060, 2100)))
-        assert requests == 3
-        (found,) = read(fetcher, dense(45, 55))
-        assert await found == bytes(10)
-        assert requests == 3
-        while fetcher.make_room():
-            pass
-
-    run(use)
 
 
 @pytest.mark.parametrize("size", [50, 400])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.reading import dispatch as paces
 from refshard_fs.reading import prefetch
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
@@ -39,20 +38,11 @@ def test_announced_keys_are_fetched_together_and_read_without_a_request(chunked:
 
 def test_a_hundred_chunks_that_lie_apart_are_waited_for_once(chunked: Chunked) -> None:
     keys = chunked.keys(range(0, 256, 2))
-    chunked.server.latency = 0.05
-    paces.SHARED.note(chunked.server.url, 0.05)
-
-    async def read() -> list[bytes]:
-        fs = RefShardFileSystem(chunked.refs(), asynchronous=True, skip_instance_cache=True, max_gap=-1)
-        await fs._cat_file("a/.zarray")
-        requests = fs._session.engine().fetcher.requests
-        await fs._prefetch(keys, wait=False)
-        while not requests.active:  # noqa: ASYNC110  # `change` would wait for an answer
-            await asyncio.sleep(0)
-        assert requests.active == len(keys)
-        return await asyncio.gather(*map(fs._cat_file, keys))
-
-    assert asyncio.run(read()) == [chunked.chunk(i) for i in range(0, 256, 2)]
+    chunked.server.latency = 0.5
+    fs = RefShardFileSystem(chunked.refs(), skip_instance_cache=True, max_gap=-1)
+    fs.prefetch(keys)
+    assert chunked.server.log.peak == len(keys)
+    assert fs.cat(keys) == {key: chunked.chunk(i) for i, key in zip(range(0, 256, 2), keys, strict=True)}
 
 
 def test_what_was_read_is_held_no_longer(chunked: Chunked) -> None:
