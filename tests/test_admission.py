@@ -241,3 +241,27 @@ def test_addresses_of_version_6_are_judged_as_others_are() -> None:
     assert allowing.admit("http://[::1]:9/x") == ("http://[::1]:9/x", Access.OWN)
     with pytest.raises(TargetNotAllowed):
         allowing.admit("http://[::1]:90/x")
+
+
+LOGIN = "http://user:pass@host.example:81/sets/refs.json"
+
+
+@pytest.mark.parametrize("url", ["http://user:pass@host.example:81/x.bin", "http://user:pass@host.example:81/sets/a"])
+def test_a_set_may_point_beside_itself_with_the_login_that_the_user_gave(url: str) -> None:
+    assert Admission.of(LOGIN, None, (), ()).admit(url) == (url, Access.OWN)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:pass@host.example/x", "http://user:pass@other.example:81/x", "https://user:pass@host.example:81/x",
+        "http://user:guess@host.example:81/x", "http://user@host.example:81/x", "http://user:pass@host.example:81/../x",
+        "http://user:pass@host.example:81@other.example/x", "http://user:pass@host.example:81\\@other.example/x",
+        "http://us\ner:pass@host.example:81/x", "zip://a::http://user:pass@host.example:81/x",
+    ],
+)  # fmt: skip
+def test_no_other_url_may_carry_a_login(url: str) -> None:
+    with pytest.raises(TargetNotAllowed):
+        Admission.of(LOGIN, None, (), ()).admit(url)
+    with pytest.raises(TargetNotAllowed):
+        Admission.of(LOGIN, ["http://host.example:81/"], (), ()).admit("http://user:pass@host.example:81/x")

@@ -196,6 +196,8 @@ class Admission(msgspec.Struct, frozen=True):
         if self.source is not None and self._is_source(url):
             return url, Access.OWN
         try:
+            if self.allow is None and (beside := self._with_own_login(url)) is not None:
+                return beside, Access.OWN
             url = "::".join(map(canonical, links(url)))
         except ValueError as e:
             raise TargetNotAllowed(url, str(e), "correct the manifest, or pass allow='any' if you trust it") from e
@@ -227,6 +229,15 @@ class Admission(msgspec.Struct, frozen=True):
         return url == source or (
             url.startswith(below) and not any(map(_DOTS.fullmatch, url[len(below) :].split("/"))) and "\\" not in url
         )
+
+    def _with_own_login(self, url: str) -> str | None:
+        """Return ``url``, canonical, where it has the name and password that the user gave for the source's server."""
+        source, there = urlsplit(self.source or ""), urlsplit(url)
+        login, at, _ = source.netloc.rpartition("@")
+        if not at or source.scheme not in WEB or (there.scheme, there.netloc) != (source.scheme, source.netloc):
+            return None
+        head, separator, rest = canonical(url.replace(login + at, "", 1)).partition("://")
+        return f"{head}{separator}{login}{at}{rest}"
 
     def _is_named(self, url: str) -> bool:
         """Whether the user named ``url``; of a chain, every link, since each opens something."""
