@@ -9,7 +9,7 @@ byte for byte.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -17,11 +17,11 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid, join, parent
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import Grids, KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
-from refshard_fs.errors import ManifestError
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED
 
-NAMES: Final = ("zarr.json", ".zarray", ".zmetadata")
+NAMES: Final = (*ARRAY_DOCUMENTS, CONSOLIDATED)
 
 _views = count()  # numbers of views: what one has read, another does not take for its own
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
@@ -81,7 +81,7 @@ class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
         if not isinstance(doc, dict):
             return Document(data, {}, {})
         reader = _Reader(self.rewrite.over(data))
-        shown = reader.consolidated(doc, self.path) if self.name == ".zmetadata" else reader.node(doc, self.path)
+        shown = reader.consolidated(doc, self.path) if self.name == CONSOLIDATED else reader.node(doc, self.path)
         return Document(data if shown is doc else zarrmeta.dumps(shown), reader.arrays, reader.groups)
 
 
@@ -113,7 +113,7 @@ class _Reader(Generic[K]):
                 shown = dict(members)
                 for key, member in members.items():
                     directory, name = parent(key)
-                    if name in (".zarray", "zarr.json"):
+                    if name in ARRAY_DOCUMENTS:
                         shown[key] = self._member(member, join(path, directory))
                 if any(shown[k] is not members[k] for k in members):
                     return {**doc, "metadata": shown}
@@ -151,7 +151,7 @@ class Documents(Generic[K]):
             self.arrays.update((path, plain(grid)) for path, grid in grids.items())
             return
         for path, grid in grids.items():
-            for name in ("zarr.json", ".zarray"):
+            for name in ARRAY_DOCUMENTS:
                 match (yield from self.base.lookup(join(path, name))):
                     case Inline(data) if any(mark in data for mark in marks):
                         self._adopt(DocumentIndex(path, name, self.view, self._rewrite).decode(data))
@@ -216,36 +216,24 @@ class Documents(Generic[K]):
     def _discover(self, key: str) -> Steps[None]:
         """Read the metadata of the arrays that ``key``, as it is spelled, may belong to, as a chunk or a directory."""
         for paths in _candidates(key):
-            yield from together([self.lookup(join(path, name)) for path in paths for name in NAMES[:2]])
+            yield from together([self.lookup(join(path, name)) for path in paths for name in ARRAY_DOCUMENTS])
             if any(path in self.arrays for path in paths):
                 return
 
 
-class _Grids(Mapping[str, ChunkGrid]):
+class _Grids(Grids):
     """The grids of arrays seen so far, before those of the base; it grows as more are seen."""
-
-    __slots__ = ("_base", "_known")
 
     def __init__(self, known: Mapping[str, Known], base: KeySpace) -> None:
         self._known = known
         self._base = base
 
-    def get(self, path: str, default: Any = None) -> Any:
+    def find(self, path: str) -> ChunkGrid | None:
         known = self._known.get(path)
-        return self._base.grids.get(path, default) if known is None or known.grid is None else known.grid
+        return self._base.grids.get(path) if known is None or known.grid is None else known.grid
 
-    def __getitem__(self, path: str) -> ChunkGrid:
-        grid: ChunkGrid | None = self.get(path)
-        if grid is None:
-            raise KeyError(path)
-        return grid
-
-    def __iter__(self) -> Iterator[str]:
-        seen = {path: None for path, known in list(self._known.items()) if known.grid}
-        return iter({**dict.fromkeys(self._base.grids), **seen})
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    def paths(self) -> Iterable[str]:
+        return dict.fromkeys([*self._base.grids, *list(self._known)])
 
 
 def _candidates(key: str) -> Iterator[list[str]]:
@@ -260,12 +248,3 @@ def _candidates(key: str) -> Iterator[list[str]]:
         yield ["/".join(parts[:-1])]
     if first < len(parts):
         yield ["/".join(parts[:end]) for end in range(first, len(parts))]
-
-
-def grid_of(doc: Mapping[str, Any]) -> ChunkGrid | None:
-    """Return the grid that an array's metadata gives it; None where it is not known, or contradicts itself."""
-    try:
-        meta = zarrmeta.array_meta(doc, "its metadata")
-    except ManifestError:
-        return None
-    return None if meta is None else meta.grid

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import REMOVED, Edits
 from refshard_fs.core.keys import ChunkGrid, join, parent
-from refshard_fs.core.keyspace import KeySpace, LookUp, View
+from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Span, Steps
 from refshard_fs.core.spool import Spooled
-from refshard_fs.errors import ManifestError
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
 __all__ = ["EditedKeySpace", "grid_of"]
 
@@ -116,18 +116,16 @@ def _listed(path: str) -> tuple[str, Listed]:
     return directory, Listed(name, None, True)
 
 
-class _Grids(Mapping[str, ChunkGrid]):
+class _Grids(Grids):
     """The grids of the base, but for arrays whose metadata was written or removed since."""
-
-    __slots__ = ("_base", "_edits", "_known")
 
     def __init__(self, base: KeySpace, edits: Edits) -> None:
         self._base = base
         self._edits = edits
         self._known: dict[str, tuple[Any, ChunkGrid | None]] = {}
 
-    def get(self, path: str, default: Any = None) -> Any:
-        for name in ("zarr.json", ".zarray"):
+    def find(self, path: str) -> ChunkGrid | None:
+        for name in ARRAY_DOCUMENTS:
             key = join(path, name)
             edit = self._edits.get(key)
             match edit:
@@ -135,33 +133,21 @@ class _Grids(Mapping[str, ChunkGrid]):
                     known = self._known.get(key)
                     if known is None or known[0] is not edit:
                         known = self._known[key] = edit, grid_of(data, key)
-                    return default if known[1] is None else known[1]
+                    return known[1]
                 case Span():
-                    return default
+                    return None
         if self._edits.hides(path) or self._edits.get(join(path, ".zarray")) is REMOVED:
-            return default
-        return self._base.grids.get(path, default)
+            return None
+        return self._base.grids.get(path)
 
-    def __getitem__(self, path: str) -> ChunkGrid:
-        grid: ChunkGrid | None = self.get(path)
-        if grid is None:
-            raise KeyError(path)
-        return grid
-
-    def __iter__(self) -> Iterator[str]:
-        written = [parent(key) for key in self._edits.changes()]
-        paths = dict.fromkeys(path for path, name in written if name in ("zarr.json", ".zarray"))
-        return iter([path for path in {**dict.fromkeys(self._base.grids), **paths} if self.get(path) is not None])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    def paths(self) -> Iterable[str]:
+        written = [parent(key)[0] for key in self._edits.changes() if is_array_document(key)]
+        return dict.fromkeys([*self._base.grids, *written])
 
 
 def grid_of(data: bytes, key: str) -> ChunkGrid | None:
     """Return the chunk grid that the document ``key`` gives an array; None if it is that of none."""
     try:
-        doc = zarrmeta.loads(data)
-        meta = zarrmeta.array_meta(doc, repr(key)) if isinstance(doc, dict) else None
-    except (ValueError, ManifestError):
+        return zarrmeta.grid_of(zarrmeta.loads(data))
+    except ValueError:
         return None
-    return None if meta is None else meta.grid

@@ -7,8 +7,8 @@ wrapping one another: a sharded view asks its base for the shard's entry, and so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Listed, Span, Steps
@@ -117,6 +117,34 @@ class KeySpace(ABC):
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
         """Return whether the metadata of the root and of all arrays is known to have none of ``marks`` in its text."""
         return False
+
+
+class Grids(Mapping[str, ChunkGrid]):
+    """The chunk grids of arrays, found as they are asked for; ``paths`` names all that there may be."""
+
+    def find(self, path: str) -> ChunkGrid | None:
+        """Return the grid of the array ``path``, if it is known."""
+        raise NotImplementedError
+
+    def paths(self) -> Iterable[str]:
+        """Return the paths of all arrays that may be known, each once."""
+        raise NotImplementedError
+
+    def get(self, path: str, default: Any = None) -> Any:
+        found = self.find(path)
+        return default if found is None else found
+
+    def __getitem__(self, path: str) -> ChunkGrid:
+        found = self.find(path)
+        if found is None:
+            raise KeyError(path)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([path for path in self.paths() if self.find(path) is not None])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class View(KeySpace):

@@ -241,6 +241,11 @@ class Facts(msgspec.Struct, frozen=True):
     last_modified: str | None = None
 
     @property
+    def pin(self) -> Pin:
+        """What tells this version of the object."""
+        return Pin(self.etag, self.last_modified, self.size)
+
+    @property
     def named_etag(self) -> str | None:
         """The ETag that the target itself gives the object."""
         return None if self.etag is None or self.etag.startswith(OWN) else self.etag

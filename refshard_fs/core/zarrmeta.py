@@ -106,6 +106,15 @@ def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
     return None
 
 
+def grid_of(doc: object) -> ChunkGrid | None:
+    """Return the grid that an array's metadata gives it; None where it is not known, or contradicts itself."""
+    try:
+        meta = array_meta(doc, "its metadata") if isinstance(doc, Mapping) else None
+    except ManifestError:
+        return None
+    return None if meta is None else meta.grid
+
+
 class _Plain(msgspec.Struct, gc=False):
     """Metadata of version 2 that has nothing unusual."""
 

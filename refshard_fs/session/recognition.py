@@ -9,7 +9,7 @@ import msgspec
 
 from refshard_fs.core.format import HEAD, IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
 from refshard_fs.core.keyspace import KeySpace, View
-from refshard_fs.core.model import Facts, Load, Pin, Raw, Span, Stat, Steps
+from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, redacted
@@ -129,7 +129,7 @@ def _probe(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
     if facts is not None and not url.endswith("/"):
         head = b""
         if facts.size != 0:
-            head = yield Load(Span(url, 0, HEAD, exact=False, pin=_pin(facts)), Raw())
+            head = yield Load(Span(url, 0, HEAD, exact=False, pin=facts.pin), Raw())
         return Probe(url, facts, head)
     return (yield from _probe_directory(url, known, most))
 
@@ -156,13 +156,9 @@ def _documents(below: Callable[[str], str], facts: dict[str, Facts | None], most
     there = {name: f for name, f in facts.items() if f is not None}
     for name, found in there.items():
         check_size(found.size, most, below(name))
-    spans = [Span(below(name), optional=True, pin=_pin(f)) for name, f in there.items()]
+    spans = [Span(below(name), optional=True, pin=f.pin) for name, f in there.items()]
     read = yield tuple(Load(span, Raw()) for span in spans)
     return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}
-
-
-def _pin(facts: Facts) -> Pin:
-    return Pin(facts.etag, facts.last_modified, facts.size)
 
 
 def beneath(keyspace: KeySpace) -> KeySpace:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from refshard_fs.core.documents import Documents, Shown, grid_of
+from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, together
-from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, grid_of
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.sharding.layout import Level, ShardLayout, Step, Table, TableIndex, shard_formats
 from refshard_fs.sharding.places import (

@@ -10,12 +10,12 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.checksums import checked
-from refshard_fs.core.documents import Shown, grid_of
+from refshard_fs.core.documents import Shown
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Span, Steps
-from refshard_fs.core.zarrmeta import lost, names_codecs
+from refshard_fs.core.zarrmeta import grid_of, lost, names_codecs
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest.entries import Source

@@ -13,11 +13,11 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.directories import by_name
-from refshard_fs.core.format import OpenOptions, Probe, check_size
+from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import add_to_tree, join, normalise, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Steps
 from refshard_fs.core.version_3 import group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.declaration import Key, Origin, Url, declaration
@@ -175,11 +175,6 @@ class Composite(KeySpace):
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a key map."""
-    facts = probe.facts or Facts(None)
-    whole = facts.size == len(probe.head)
-    check_size(facts.size, options.max_manifest_bytes, probe.url)
-    pin = Pin(facts.etag, facts.last_modified, facts.size)
-    entry = Inline(probe.head) if whole else Span(probe.url, pin=pin)
-    keys: KeyMap = yield Load(entry, _DocumentIndex(probe.url))
+    keys: KeyMap = yield Load(probe.document(options.max_manifest_bytes), _DocumentIndex(probe.url))
     origin = Origin("", None if probe.is_in_memory else Span(probe.url), options, has_keys=False)
     return Composite(None, keys, origin, probe.url)

@@ -21,7 +21,7 @@ from refshard_fs.core.edits import REMOVED, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, join, normalise
 from refshard_fs.core.keyspace import KeySpace, View
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Pin, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.declaration import MARK as DECLARED
 from refshard_fs.formats.chunk_manifest.declaration import Declared, Key, Origin, Unmapped, Url, key_beside
@@ -352,8 +352,7 @@ def _pinned(entry: Entry | None) -> Steps[Entry | None]:
             facts: Facts | None = yield Stat(url, fresh=True)
             if facts is None:
                 return None
-            pin = Pin(facts.etag, facts.last_modified, facts.size)
-            return msgspec.structs.replace(entry, optional=False, pin=pin)
+            return msgspec.structs.replace(entry, optional=False, pin=facts.pin)
     return entry
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_size
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Facts, Inline, Load, Pin, Span, Steps
+from refshard_fs.core.model import Load, Steps
 from refshard_fs.errors import ManifestError, TargetNotAllowed, redacted
 from refshard_fs.formats.kerchunk_json.blocks import Reader
 from refshard_fs.formats.kerchunk_json.decompress import MAGIC, DamagedStream, Inflate, inflate_for
@@ -193,9 +193,5 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
             "Add the set's own URL to allow= if you trust it, or leave simple_templates=False out",
         )
     index = JsonIndex(where, options.template_overrides, options.simple_templates, options.max_manifest_bytes)
-    whole = probe.facts is not None and probe.facts.size == len(probe.head)
-    facts = probe.facts or Facts(None)
-    check_size(facts.size, options.max_manifest_bytes, where)
-    pin = Pin(facts.etag, facts.last_modified, facts.size)
-    refs: ReferenceSet = yield Load(Inline(probe.head) if whole else Span(probe.url, pin=pin), index)
+    refs: ReferenceSet = yield Load(probe.document(options.max_manifest_bytes), index)
     return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), probe.url)

@@ -17,13 +17,13 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.directories import by_name
-from refshard_fs.core.documents import Documents, Shown, grid_of
+from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import dtype_of, plain_document
-from refshard_fs.core.format import OpenOptions, Probe, check_size
+from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_number, join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Pin, Raw, Span, Steps, together
-from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps, together
+from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.compatibility import Described, check_metadata
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, ConcatIndex
@@ -326,11 +326,7 @@ def _document(space: KeySpace, key: str, where: str) -> Steps[dict[str, Any] | N
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a document, and its first part."""
-    facts = probe.facts or Facts(None)
-    check_size(facts.size, options.max_manifest_bytes, probe.url)
-    pin = Pin(facts.etag, facts.last_modified, facts.size)
-    entry = Inline(probe.head) if facts.size == len(probe.head) else Span(probe.url, pin=pin)
-    document: ConcatDocument = yield Load(entry, ConcatIndex(probe.url))
+    document: ConcatDocument = yield Load(probe.document(options.max_manifest_bytes), ConcatIndex(probe.url))
     if options.depth > DEEPEST:
         raise ManifestError(f"{probe.url} joins sets that join sets, more than {DEEPEST} deep")
     if options.open_other is None:

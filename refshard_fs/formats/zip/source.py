@@ -15,7 +15,7 @@ import msgspec
 
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Span, Steps
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.zip import MEMBER
 from refshard_fs.formats.zip.directory import DEFLATED, HEADER, STORED, TAIL, DirectoryIndex, End, Members, TailIndex
@@ -175,7 +175,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         raise ManifestError(f"{probe.url} is a directory, and no ZIP")
     facts = probe.facts or Facts(None)
     size = facts.size
-    source = Span(probe.url, 0, size, pin=Pin(facts.etag, facts.last_modified, size))
+    source = Span(probe.url, 0, size, pin=facts.pin)
     held = Inline(probe.head) if size is not None and size == len(probe.head) else source
     tail = held.window(-TAIL) if size is None or size > TAIL else held
     found: Members | End = yield Load(tail, TailIndex(probe.url, size))
