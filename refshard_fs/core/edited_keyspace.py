@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edits import REMOVED, Edits
+from refshard_fs.core.edits import REMOVED, Edits, entry_of
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Span, Steps
@@ -28,24 +28,12 @@ class EditedKeySpace(View):
         self.in_memory = base.in_memory
 
     def lookup(self, key: str) -> Steps[Entry | None]:
-        match self.edits.get(key):
-            case None:
-                return (yield from self.base.lookup(key))
-            case Inline() | Span() as entry:
-                return entry
-            case Spooled() as aside:
-                return Inline(aside.read())
-        return None
+        edit = self.edits.get(key)
+        return (yield from self.base.lookup(key)) if edit is None else entry_of(edit)
 
     def find(self, key: str) -> Entry | None:
-        match self.edits.get(key):
-            case None:
-                return self.base.find(key)
-            case Inline() | Span() as entry:
-                return entry
-            case Spooled() as aside:
-                return Inline(aside.read())
-        return None
+        edit = self.edits.get(key)
+        return self.base.find(key) if edit is None else entry_of(edit)
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``."""

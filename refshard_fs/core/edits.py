@@ -1,13 +1,13 @@
 """What was written and removed since a source was opened, by key: an overlay that knows no I/O. Any thread may use it.
 
-An edit is what a key holds now (bytes at hand, `Inline` or `Spooled`, or a `Span` of an object that has them) or
+An edit is what a key holds now (bytes, as `Inline` or `Spooled`, or a `Span` of an object that has them) or
 `REMOVED`. Removing a whole prefix hides what the source has below it, at the cost of one entry.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -15,7 +15,7 @@ from refshard_fs.core.keys import is_within, parent
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.spool import Spooled
 
-__all__ = ["REMOVED", "Change", "Edit", "Edits", "Removed"]
+__all__ = ["REMOVED", "Change", "Edit", "Edits", "Removed", "entry_of"]
 
 
 class Removed(Enum):
@@ -27,6 +27,16 @@ class Removed(Enum):
 REMOVED: Final = Removed.REMOVED
 
 Edit: TypeAlias = Inline | Spooled | Span | Removed
+
+
+def entry_of(edit: Edit) -> Inline | Span | None:
+    """Return what readers find at a key that holds ``edit``; None if it was removed."""
+    match edit:
+        case Spooled():
+            return Inline(edit.read())
+        case Removed():
+            return None
+    return edit
 
 
 class Change(NamedTuple):
@@ -55,7 +65,7 @@ class Edits:
         return key in self._changes
 
     def get(self, key: str) -> Edit | None:
-        """Return what is known of ``key``; None if it was not edited, and the source has the word."""
+        """Return what is known of ``key``; None if it was not edited: the source knows it."""
         change = self._changes.get(key)
         if change is not None:
             return change.edit
@@ -128,15 +138,10 @@ class Edits:
 
     def loaded(self) -> Edits:
         """Return a savepoint in which all values are in memory."""
-        return self.resolved(lambda _, edit: Inline(edit.read()) if isinstance(edit, Spooled) else edit)
-
-    def resolved(self, resolve: Callable[[str, Edit], Edit]) -> Edits:
-        """Return a savepoint in which each edit is what ``resolve`` makes of it and its key."""
         new = self.copy()
         for key, (edit, number) in new._changes.items():
-            found = resolve(key, edit)
-            if found is not edit:
-                new._changes[key] = Change(found, number)
+            if isinstance(edit, Spooled):
+                new._changes[key] = Change(Inline(edit.read()), number)
         return new
 
     def since(self, earlier: int) -> Edits:

@@ -20,7 +20,7 @@ import msgspec
 from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
-from refshard_fs.core.spool import Spool, Spooled
+from refshard_fs.core.spool import Spool
 from refshard_fs.core.zarrmeta import is_metadata
 
 # ------------------------------------------------------------------ an overlay on its way to another process
@@ -76,8 +76,6 @@ def _parts(edit: Edit) -> bytes | _SpanParts | None:
     match edit:
         case Inline(data):
             return data
-        case Spooled():
-            return edit.read()
         case Span(url, start, stop):
             return url, start, stop
     return None

@@ -19,11 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from refshard_fs.core.edits import Edit, Edits
+from refshard_fs.core.edits import Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Facts, Inline, Load, Raw, Span, Steps
+from refshard_fs.core.model import Facts, Inline, Span, Steps
 from refshard_fs.core.spool import Spooled, buffers
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
@@ -171,18 +171,12 @@ class HierarchyCommit:
 
     def _planned(self) -> Plan:
         try:
-            plan: Plan = self._run("", partial(planned, self._keyspace, self._edits.resolved(self._loaded)))
+            plan: Plan = self._run(
+                "", partial(planned, self._keyspace, self._edits, self._overlay.spool, loads_all=True)
+            )
         except TargetChanged as e:
             raise ConflictError(f"{e.target} {_SINCE}") from e
         return plan
-
-    def _loaded(self, _: str, edit: Edit) -> Edit:
-        """Return the bytes of a reference: the object may be one that this commit replaces."""
-        match edit:
-            case Span():
-                data: bytes = self._run("", partial(_read, edit))
-                return self._overlay.spool.keep(data)
-        return edit
 
     def _commit(self, plan: Plan) -> None:
         removed = self._to_remove(plan)
@@ -365,11 +359,6 @@ def _above(name: str) -> Iterator[str]:
     while "/" in name:
         name = parent(name)[0]
         yield name
-
-
-def _read(span: Span) -> Steps[bytes]:
-    found: bytes = yield Load(span, Raw())
-    return found
 
 
 def _weight(shard: ShardPlan) -> int:

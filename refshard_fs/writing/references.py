@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
 from refshard_fs.core.columns import Row
-from refshard_fs.core.edits import REMOVED, Edits
+from refshard_fs.core.edits import REMOVED, Edits, entry_of
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.core.spool import Spooled
 from refshard_fs.references.values import decode
 
 __all__ = ["WritableReferences"]
@@ -38,13 +37,12 @@ class WritableReferences(MutableMapping[str, Any]):
         self._edits = edits
 
     def __getitem__(self, key: str) -> Any:
-        match self._edits().get(key):
-            case None:
-                return self._base()[key]
+        edit = self._edits().get(key)
+        if edit is None:
+            return self._base()[key]
+        match entry_of(edit):
             case Inline(data):
                 return _text(data)
-            case Spooled() as aside:
-                return _text(aside.read())
             case Span(url, start, stop):
                 return Row(0, start, None if stop is None else stop - start).spelled(url)
         raise KeyError(key)

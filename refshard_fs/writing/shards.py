@@ -1,9 +1,8 @@
 """What edits of keys mean for what is stored: which objects are put, which shards are rewritten, what goes.
 
-Keys are those that the view shows. `planned` gathers inner chunks by shard, turns documents back into those of the
-sharded arrays, and prefixes that were removed into the objects below them; `packed` puts a shard together. A set of
-references has no place for a shard: `shard_edits` makes each one that changes an object of its own (or, if it is
-small, a value), which the set then refers to. `CostlyWrites` warns of what could take fewer reads and writes.
+Keys are those that the view shows. `planned` collects inner chunks by shard, and turns documents back into those of
+sharded arrays; `packed` puts a shard together. Sets of references cannot hold shards: `shard_edits` makes a new object
+(or, if it is small, a value) of each one that changes. `CostlyWrites` warns of what could take fewer requests.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
-from refshard_fs.core.spool import Spooled, buffers
+from refshard_fs.core.spool import Spool, Spooled, buffers
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import CostlyPattern, DamagedIndex, ManifestError
 from refshard_fs.session.collect import Run
@@ -39,9 +38,9 @@ __all__ = ["Growth", "Plan", "ShardPlan", "costs_of", "packed", "planned", "shar
 
 
 class Growth(NamedTuple):
-    """The chunks of the array ``path`` before and after, as they are shown, and how they lie in shards.
+    """An array that a commit makes longer: its chunks before and after, as they are shown, and its shards' layout.
 
-    It begins empty there, whatever a commit that was cut short left.
+    It begins empty where it grows, whatever a commit that was cut short left there.
     """
 
     path: str
@@ -59,7 +58,7 @@ class Growth(NamedTuple):
         return any(map(int.__ge__, coords, self.before)) and all(map(int.__lt__, coords, self.after.counts))
 
     def has(self, name: str) -> bool:
-        """Whether ``name`` is that of an object of which no chunk was of the array before."""
+        """Whether ``name`` is that of an object that holds none of the chunks before."""
         tail = name[len(self.path) + 1 :] if self.path else name
         coords = self.after.encoding.decode(tail, len(self.before))
         if coords is None or self.layout is None:
@@ -106,9 +105,9 @@ _LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # of the root,
 
 
 class ShardPlan(NamedTuple):
-    """A shard that changes: payloads by place (None: left out). ``old`` is whether chunks of the old one may be kept.
+    """A shard that changes, and its new chunks by place (None: left out).
 
-    Of its places, those before ``inside`` are of the array.
+    ``old`` says whether chunks of the stored shard may stay. Places before ``inside`` belong to the array.
     """
 
     key: str
@@ -121,8 +120,14 @@ class ShardPlan(NamedTuple):
 
     @property
     def goes(self) -> bool:
-        """Whether nothing is left of it, whatever there was."""
+        """Whether no chunk is left in it, whatever was stored."""
         return not self.old and all(edit is None for edit in self.changes.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every chunk of the array that belongs into it was written."""
+        written = sum(all(map(int.__lt__, place, self.inside)) for place in self.changes)
+        return written == math.prod(self.inside)
 
 
 class Plan(NamedTuple):
@@ -141,12 +146,19 @@ class Plan(NamedTuple):
         return [*(shard.key for shard in self.shards), *self.data, *(name for name, _ in self.documents)]
 
 
-def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
+def planned(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bool) -> Steps[Plan]:
     """Return what ``edits`` of the keys of ``keyspace`` mean for the objects beneath it.
 
-    Documents, and chunks that belong into shards, are read where they were written as references. Raises ManifestError
-    where the shards of an array cannot hold it as its metadata was written.
+    References that were written as documents, or as chunks of shards, are loaded into ``spool``; all of them with
+    ``loads_all``. Raises ManifestError where the shards of an array cannot hold it as its metadata was written.
     """
+
+    def loaded(edit: Inline | Spooled | Span) -> Steps[Inline | Spooled]:
+        if isinstance(edit, Span):
+            data: bytes = yield Load(edit, Raw())
+            return spool.keep(data)
+        return edit
+
     changes = {key: change.edit for key, change in edits.changes().items()}
     view = keyspace if isinstance(keyspace, ShardView) else None
     documents: dict[str, bytes] = {}
@@ -154,7 +166,7 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
     grown: dict[str, Growth] = {}
     for key, edit in changes.items():
         if zarrmeta.is_metadata(key) and edit is not REMOVED:
-            documents[key] = written = bytes_of((yield from _held(edit)))
+            documents[key] = written = bytes(buffers([(yield from loaded(edit))])[0])
             if view is not None and parent(key)[1] in _NODES:
                 found = yield from restored(view, key, documents[key])
                 documents[key] = found.data
@@ -175,14 +187,16 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
         path, layout = yield from arrays.of(key)
         at = None if layout is None else in_shard(layout, path, key)
         if layout is not None and at is not None:
-            payload = None if edit is REMOVED else (yield from _held(edit))
-            _gather(shards, at, path, layout, payload, grown.get(path), hidden=edits.hides(path))
+            shard = shards.get(at.shard)
+            if shard is None:
+                shard = shards[at.shard] = _begun(at, path, layout, grown.get(path), old=not edits.hides(path))
+            shard.changes[at.place] = None if edit is REMOVED else (yield from loaded(edit))
         elif edit is REMOVED:
             removed.append(key)
         else:
-            data[key] = edit
+            data[key] = (yield from loaded(edit)) if loads_all else edit
     return Plan(
-        [_without_old_where_full(shard) for shard in shards.values()],
+        [shard._replace(old=shard.old and not shard.is_full) for shard in shards.values()],
         data,
         sorted(documents.items(), key=lambda item: _order(item[0])),
         sorted(removed, key=lambda key: (not zarrmeta.is_metadata(key), key)),
@@ -193,7 +207,10 @@ def planned(keyspace: KeySpace, edits: Edits) -> Steps[Plan]:
 
 
 class _Arrays:
-    """Which array a key lies below once the edits are made, and how that is sharded; ``replaced`` were, and are not."""
+    """Which array a key belongs to once the edits are made, and the layout of its shards.
+
+    ``replaced`` are arrays that were sharded and are no longer.
+    """
 
     def __init__(self, view: ShardView | None, edits: Edits, written: Mapping[str, ShardLayout | None]) -> None:
         self._view = view
@@ -231,7 +248,7 @@ class _Arrays:
 
 
 def _above(key: str) -> Iterator[str]:
-    """Yield the directories that ``key`` lies in, the nearest first."""
+    """Yield the directories above ``key``, the nearest first."""
     path = key
     while path:
         path = parent(path)[0]
@@ -239,7 +256,7 @@ def _above(key: str) -> Iterator[str]:
 
 
 def _prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tuple[list[str], list[str]]]:
-    """Return the removed prefixes that are such of objects, and the keys in those that lie within sharded arrays."""
+    """Return the removed prefixes of objects, and the keys below those that are inside of sharded arrays."""
     whole: list[str] = []
     within: list[str] = []
     for prefix in edits.prefixes():
@@ -262,66 +279,32 @@ def keys_of(view: KeySpace, prefix: str) -> Steps[list[str]]:
     return found
 
 
-def _gather(
-    shards: dict[str, ShardPlan],
-    at: ChunkInShard,
-    array: str,
-    layout: ShardLayout,
-    payload: Inline | Spooled | None,
-    grown: Growth | None,
-    *,
-    hidden: bool,
-) -> None:
-    shard = shards.get(at.shard)
-    if shard is None:
-        limits = inside(layout, at.coords)
-        shard = shards[at.shard] = ShardPlan(at.shard, array, layout, at.lengths, {}, not hidden, limits)
-        if grown is not None:
-            begins = [cut.chunks(number).start for cut, number in zip(layout.cuts, at.coords, strict=True)]
-            for place in itertools.product(*map(range, limits)):
-                if grown.is_new(tuple(map(int.__add__, begins, place))):
-                    shard.changes[place] = None
-    shard.changes[at.place] = payload
-
-
-def _without_old_where_full(shard: ShardPlan) -> ShardPlan:
-    """Return ``shard`` as one that need not be read, if every chunk of the array that lies in it has been written."""
-    written = sum(all(map(int.__lt__, place, shard.inside)) for place in shard.changes)
-    return shard._replace(old=False) if written == math.prod(shard.inside) else shard
+def _begun(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth | None, *, old: bool) -> ShardPlan:
+    """Return the plan of a shard before any of its chunks was written: those by which the array grows are left out."""
+    limits = inside(layout, at.coords)
+    shard = ShardPlan(at.shard, array, layout, at.lengths, {}, old, limits)
+    if grown is not None:
+        begins = [cut.chunks(number).start for cut, number in zip(layout.cuts, at.coords, strict=True)]
+        for place in itertools.product(*map(range, limits)):
+            if grown.is_new(tuple(map(int.__add__, begins, place))):
+                shard.changes[place] = None
+    return shard
 
 
 def packed(shard: ShardPlan, old: Buffer | None, url: str) -> list[Buffer] | None:
     """Return the parts of ``shard``, of which ``old`` (None: nothing) is at ``url``; None if no chunk is left in it.
 
-    Raises DamagedIndex where the old one is damaged, ManifestError where a chunk cannot lie in such a shard.
+    Raises DamagedIndex where the old one is damaged, ManifestError where such a shard cannot hold a chunk.
     """
-    held = {place: edit for place, edit in shard.changes.items() if edit is not None}
+    written = {place: edit for place, edit in shard.changes.items() if edit is not None}
     payloads: dict[tuple[int, ...], Buffer | None] = dict.fromkeys(shard.changes)
-    payloads |= dict(zip(held, buffers(list(held.values())), strict=True))
+    payloads |= dict(zip(written, buffers(list(written.values())), strict=True))
     try:
         return shard.layout.rewrite(shard.lengths, old, payloads)
     except Misfit as e:
         raise ManifestError(f"shard {shard.key!r} of array {shard.array!r}: {e}") from e
     except ValueError as e:
         raise DamagedIndex(shard.key, url, str(e)) from e
-
-
-def _held(edit: Inline | Spooled | Span) -> Steps[Inline | Spooled]:
-    """Return ``edit``, or, of a reference, the bytes that it refers to."""
-    match edit:
-        case Span():
-            data: bytes = yield Load(edit, Raw())
-            return Inline(data)
-    return edit
-
-
-def bytes_of(edit: Inline | Spooled) -> bytes:
-    """Return the bytes that ``edit`` says a key has."""
-    match edit:
-        case Inline(data):
-            return data
-        case aside:
-            return aside.read()
 
 
 def _order(key: str) -> tuple[bool, int, int, str]:
@@ -340,14 +323,7 @@ def shard_edits(view: ShardView, edits: Edits, run: Run, overlay: Overlay, value
     Raises ManifestError where the shards of an array cannot hold it as it was written, DamagedIndex for an old shard
     that is damaged.
     """
-
-    def at_hand(key: str, edit: Edit) -> Edit:
-        match edit:
-            case Span() if view.is_inner(key):
-                return overlay.spool.keep(run(key, partial(_bytes, edit)))
-        return edit
-
-    plan: Plan = run("", partial(planned, view, edits.resolved(at_hand)))
+    plan: Plan = run("", partial(planned, view, edits, overlay.spool, loads_all=False))
     made = Edits()
     for prefix in plan.prefixes:
         made.remove_below(prefix)
@@ -376,7 +352,7 @@ def _put(shard: ShardPlan, view: ShardView, run: Run, overlay: Overlay, values: 
 
 
 def _old(view: ShardView, key: str) -> Steps[tuple[str, Buffer | None]]:
-    """Return where the shard ``key`` lies, and its bytes; None if there is none."""
+    """Return the URL and the bytes of the stored shard ``key``; None if there is none."""
     entry = yield from view.base.lookup(key)
     match entry:
         case None:
@@ -386,11 +362,6 @@ def _old(view: ShardView, key: str) -> Steps[tuple[str, Buffer | None]]:
         case Span(url) | Packed(Span(url)):
             found: bytes | None = yield Load(entry, Raw())
             return url, found
-
-
-def _bytes(span: Span) -> Steps[bytes]:
-    found: bytes = yield Load(span, Raw())
-    return found
 
 
 # ------------------------------------------------------------------ costly patterns
