@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import os
 import warnings
@@ -14,10 +13,10 @@ from typing import Any
 
 import fsspec
 import pytest
-from botocore.loaders import JSONFileLoader
 
 from tests.fault_matrix import MATRIX, summary
 from tests.servers.http import RangeServer
+from tests.servers.models import share_models
 from tests.servers.nginx import NginxServer, nginx_binary
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer, weed_binary
@@ -86,10 +85,9 @@ def _registered() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _service_models_are_parsed_once() -> Iterator[None]:
-    """Let all S3 clients of the session share what botocore otherwise parses anew for each: a tenth of a second."""
+def _service_models_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JSONFileLoader, "load_file", staticmethod(functools.cache(JSONFileLoader().load_file)))
+        share_models(patch)
         yield
 
 

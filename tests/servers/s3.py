@@ -9,8 +9,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +53,7 @@ class SeaweedServer:
         self._child: Child | None = None
         self._folder: Path | None = None
         self._sockets: list[Path] = []
+        self._client: Any = None  # one for all that tests ask
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -67,30 +67,26 @@ class SeaweedServer:
 
     def create_bucket(self, name: str) -> None:
         """Make a bucket, at least three characters long; one that exists already is as good."""
-        with self._client() as client:
-            try:
-                _retried(lambda: client.create_bucket(Bucket=name))
-            except ClientError as error:
-                if error.response["Error"]["Code"] not in ("BucketAlreadyExists", "BucketAlreadyOwnedByYou"):
-                    raise
+        try:
+            _retried(lambda: self._client.create_bucket(Bucket=name))
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("BucketAlreadyExists", "BucketAlreadyOwnedByYou"):
+                raise
 
     def put(self, path: str, data: bytes) -> str:
         """Store ``data`` as ``bucket/key``; its URL."""
         bucket, _, key = path.partition("/")
-        with self._client() as client:
-            _retried(lambda: client.put_object(Bucket=bucket, Key=key, Body=data))
+        _retried(lambda: self._client.put_object(Bucket=bucket, Key=key, Body=data))
         return f"s3://{path}"
 
     def delete(self, path: str) -> None:
         bucket, _, key = path.partition("/")
-        with self._client() as client:
-            client.delete_object(Bucket=bucket, Key=key)
+        self._client.delete_object(Bucket=bucket, Key=key)
 
     def presign(self, path: str, *, seconds: int = 3600) -> str:
         """An HTTP URL that reads ``bucket/key`` without further credentials."""
         bucket, _, key = path.partition("/")
-        with self._client() as client:
-            signed = client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}, ExpiresIn=seconds)
+        signed = self._client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}, ExpiresIn=seconds)
         return str(signed)
 
     def __enter__(self) -> Self:
@@ -159,37 +155,38 @@ class SeaweedServer:
             environment={"HOME": str(folder), "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},
         )
         self.endpoint_url = f"http://127.0.0.1:{http['s3']}"
+        self._client = self._new_client()
         self._await_write(self._child)
 
     def _await_write(self, child: Child) -> None:
         """Return when the store takes writes. Raises RuntimeError, with what it printed, when it does not."""
         deadline = time.monotonic() + _START_SECONDS
-        with self._client() as client:
-            while True:
-                try:
-                    client.create_bucket(Bucket="first-write")
-                    client.put_object(Bucket="first-write", Key="probe", Body=b"probe")
-                    client.delete_object(Bucket="first-write", Key="probe")
-                    client.delete_bucket(Bucket="first-write")
-                    return
-                except (BotoCoreError, ClientError) as error:
-                    if not child.alive or time.monotonic() > deadline:
-                        raise RuntimeError(f"SeaweedFS did not start ({error}):\n{child.printed()}") from error
-                time.sleep(0.1)
+        while True:
+            try:
+                self._client.create_bucket(Bucket="first-write")
+                self._client.put_object(Bucket="first-write", Key="probe", Body=b"probe")
+                self._client.delete_object(Bucket="first-write", Key="probe")
+                self._client.delete_bucket(Bucket="first-write")
+                return
+            except (BotoCoreError, ClientError) as error:
+                if not child.alive or time.monotonic() > deadline:
+                    raise RuntimeError(f"SeaweedFS did not start ({error}):\n{child.printed()}") from error
+            time.sleep(0.1)
 
     def _stop(self) -> None:
+        if self._client is not None:
+            self._client.close()
         if self._child is not None:
             self._child.stop()
         for socket in self._sockets:
             socket.unlink(missing_ok=True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._child = self._folder = None
+        self._child = self._folder = self._client = None
         self._sockets = []
 
-    @contextmanager
-    def _client(self) -> Iterator[Any]:
-        client = Session().create_client(
+    def _new_client(self) -> Any:
+        return Session().create_client(
             "s3",
             endpoint_url=self.endpoint_url,
             region_name="us-east-1",
@@ -203,10 +200,6 @@ class SeaweedServer:
                 signature_version="s3v4",
             ),
         )
-        try:
-            yield client
-        finally:
-            client.close()
 
 
 def _retried(call: Callable[[], Any]) -> None:

@@ -7,6 +7,7 @@ Each prints its number when all is written and commits when it is told to;
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -17,11 +18,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
+import pytest
 import s3fs  # noqa: F401  # once, not in each process
+from aiobotocore.session import AioSession
 
 import refshard_fs.formats.kerchunk_parquet.partition
 import refshard_fs.writing.commit  # as above
 from refshard_fs import RefShardFileSystem
+from tests.servers.models import share_models
 from tests.shards.test_packing import sharding, version_3
 from tests.writes import overwriting
 from tests.writes.model import array_document, group_document
@@ -95,8 +99,15 @@ def commit(url: str, format: str, endpoint: str, value: str) -> None:
     fs.commit()
 
 
+async def _make_a_client() -> None:
+    async with AioSession().create_client("s3", region_name="us-east-1"):
+        pass
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
+    share_models(pytest.MonkeyPatch())
+    asyncio.run(_make_a_client())  # so that each process finds the models
     refshard_fs.formats.kerchunk_parquet.partition.require_pyarrow()
     while line := sys.stdin.readline():
         child = os.fork()
