@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import weakref
 from collections import deque
@@ -43,6 +44,15 @@ PIECES = 4  # in memory at a time
 _ARRAY_DOCUMENTS = ("zarr.json", ".zarray")
 _named: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 _naming = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _naming
+    _naming = threading.Lock()  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Session(Engines):
