@@ -19,7 +19,7 @@ from refshard_fs.reading.failures import ABSENT, blame, note
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.loading import Answers, Keep, load, naming, sized
 from refshard_fs.targets import Pool, check_size
-from refshard_fs.targets.opened import Opened
+from refshard_fs.targets.versioned import VersionedObject
 
 __all__ = ["Lookups"]
 
@@ -187,9 +187,9 @@ class Lookups:
                         return None
                     raise
             case Stat(url):
-                value, weight = await self._asked(url, Opened.facts), 256
+                value, weight = await self._asked(url, VersionedObject.facts), 256
             case Names(url):
-                return await self._asked(url, Opened.names)
+                return await self._asked(url, VersionedObject.names)
         if value is not None:
             self._answers.put(need, value, weight, self.pool)
         return value
@@ -223,7 +223,7 @@ class Lookups:
         readers, self._soon = self._soon, []
         self.fetcher.read(readers)
 
-    async def _asked(self, url: str, ask: Callable[[Opened, str], Awaitable[T]]) -> T | None:
+    async def _asked(self, url: str, ask: Callable[[VersionedObject, str], Awaitable[T]]) -> T | None:
         """Return what an object's server answers to ``ask``; None if there is no such object."""
         place = self.pool.place(url)
         if place is None:

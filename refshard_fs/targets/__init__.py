@@ -2,8 +2,8 @@
 
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import Retry, TooLarge, Unfit
-from refshard_fs.targets.opened import Seen, Versions
 from refshard_fs.targets.pool import Given, Pool, PoolOptions
+from refshard_fs.targets.versioned import Seen, Versions
 
 __all__ = [
     "Answer",

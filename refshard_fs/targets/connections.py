@@ -25,7 +25,7 @@ from refshard_fs.security.admission import is_private
 
 __all__ = ["CONNECTING", "GuardedResolver", "LoopConnections", "close_connections", "close_with", "in_context"]
 
-CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `Opened` bounds
+CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `VersionedObject` bounds
 _BUFFER = (
     1 << 18
 )  # bytes of a body that are received before they are taken: of fewer, long bodies stop and go too often

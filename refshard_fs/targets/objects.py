@@ -30,8 +30,8 @@ from refshard_fs.errors import ConflictError
 from refshard_fs.security.policy import locator
 from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.local import facts_of, in_memory, is_draft, locked, replacing, sync_file
-from refshard_fs.targets.pool import AT_HAND, Given
-from refshard_fs.targets.s3 import as_os_error, is_s3fs, speaking
+from refshard_fs.targets.pool import IMMEDIATE, Given
+from refshard_fs.targets.s3 import as_os_error, is_s3fs, os_errors
 from refshard_fs.targets.transfers import LARGE, Buffer, Fetched, fetch_any, fetch_local, fetch_s3, put_s3
 
 __all__ = ["ABSENT", "Absent", "Buffer", "Condition", "Fetched", "Objects", "is_version"]
@@ -170,7 +170,7 @@ class Objects:
 
     # ------------------------------------------------------------------ reading
 
-    @speaking()
+    @os_errors()
     def fetch(self, name: str) -> Fetched | None:
         """Return the object ``name``, with one request; None if there is none."""
         path = self.path(name)
@@ -179,7 +179,7 @@ class Objects:
                 case LocalFileSystem():
                     return fetch_local(path)
                 case MemoryFileSystem():
-                    answer = AT_HAND[MemoryFileSystem].read_now(path, 0, None)
+                    answer = IMMEDIATE[MemoryFileSystem].read_now(path, 0, None)
                     return None if answer is None else Fetched(answer.data, Facts(answer.size, answer.etag))
                 case fs if is_s3fs(fs):
                     return fetch_s3(fs, path)
@@ -188,19 +188,19 @@ class Objects:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    @speaking()
+    @os_errors()
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the objects ``names``, all requested at once."""
         paths = {self.path(name): name for name in names}
         found: Mapping[str, bytes] = self.fs.cat(list(paths)) if paths else {}
         return {paths[path]: data for path, data in found.items()}
 
-    @speaking()
+    @os_errors()
     def facts(self, name: str) -> Facts | None:
         """Return what tells the version of the object ``name`` from others; None if there is none."""
         return _facts(self.fs, self.path(name))
 
-    @speaking()
+    @os_errors()
     def found(self, below: str) -> dict[str, Facts]:
         """Return all objects below the directory ``below`` (empty: all there are), by name, as listings tell them.
 
@@ -230,7 +230,7 @@ class Objects:
         if not is_met:
             raise _conflict(self.url_of(name), condition)
 
-    @speaking()
+    @os_errors()
     def put(
         self, name: str, parts: Sequence[Buffer], condition: Condition = None, *, durable: bool = True
     ) -> Facts | None:
@@ -289,7 +289,7 @@ class Objects:
         for path in [*paths, *{os.path.dirname(path) for path in paths}]:
             sync_file(path)
 
-    @speaking()
+    @os_errors()
     def copy(self, name: str, new: str) -> None:
         """Copy the object ``name`` to ``new``, whole or not at all."""
         if type(self.fs) is LocalFileSystem:
@@ -297,7 +297,7 @@ class Objects:
         else:
             self.fs.cp_file(self.path(name), self.path(new))
 
-    @speaking()
+    @os_errors()
     def remove(self, name: str, condition: Condition = None) -> None:
         """Let there be no object ``name``; one that is not there, whatever it was, is none already.
 
@@ -329,11 +329,11 @@ class Objects:
         if not paths:
             return
         try:
-            with speaking():
+            with os_errors():
                 self.fs.rm(paths)
         except OSError:
             for path in paths:  # one that is gone does not keep the others
-                with contextlib.suppress(OSError), speaking():
+                with contextlib.suppress(OSError), os_errors():
                     self.fs.rm_file(path)
         self.tidy(names)
 
@@ -400,7 +400,7 @@ def _facts(fs: Any, path: str) -> Facts | None:
                 found = os.stat(path)
                 return None if stat.S_ISDIR(found.st_mode) else facts_of(found)
             case MemoryFileSystem():
-                answer = AT_HAND[MemoryFileSystem].read_now(path, 0, 0)
+                answer = IMMEDIATE[MemoryFileSystem].read_now(path, 0, 0)
                 return None if answer is None else Facts(answer.size, answer.etag, answer.last_modified)
             case _ if is_s3fs(fs):
                 bucket, key, _ = fs.split_path(path)

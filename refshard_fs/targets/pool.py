@@ -27,14 +27,14 @@ from refshard_fs.targets.generic import ChainTarget, FsspecTarget
 from refshard_fs.targets.http import AsyncHttp, HttpTarget
 from refshard_fs.targets.in_memory import DataTarget, MemoryTarget
 from refshard_fs.targets.local import LocalTarget
-from refshard_fs.targets.opened import Opened, Versions
 from refshard_fs.targets.s3 import S3Target, has_own_hooks, is_s3fs
+from refshard_fs.targets.versioned import VersionedObject, Versions
 
 __all__ = ["Given", "Pool", "PoolOptions"]
 
 # These belong to no event loop: the process shares them.
 LOCAL = LocalTarget()
-AT_HAND: dict[type[AbstractFileSystem], Target] = {
+IMMEDIATE: dict[type[AbstractFileSystem], Target] = {
     LocalFileSystem: LOCAL,
     MemoryFileSystem: MemoryTarget(),
     DataFileSystem: DataTarget(),
@@ -100,9 +100,9 @@ class Pool:
         self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
         self._targets: dict[object, Target] = {}
-        self._places: dict[str, tuple[Opened, str] | None] = {}
+        self._places: dict[str, tuple[VersionedObject, str] | None] = {}
 
-    def place(self, url: str) -> tuple[Opened, str] | None:
+    def place(self, url: str) -> tuple[VersionedObject, str] | None:
         """Return the object at ``url`` and its path there; None where that takes an event loop.
 
         Raises TargetNotAllowed if it may not be read.
@@ -116,7 +116,7 @@ class Pool:
         self._places[url] = place
         return place
 
-    def _place(self, url: str) -> tuple[Opened, str] | None:
+    def _place(self, url: str) -> tuple[VersionedObject, str] | None:
         admitted, access = self._admitted(url)
         found = self._find(admitted, access)
         if found is None:
@@ -124,7 +124,7 @@ class Pool:
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
         hint = _NOBODY if access is Access.NONE else ""
-        return Opened(target, self.versions.of(url), retry, self._stats, hint), path
+        return VersionedObject(target, self.versions.of(url), retry, self._stats, hint), path
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -159,17 +159,17 @@ class Pool:
             return self._kept((*token, "::", repr(given_of)), lambda _: ChainTarget(options), url)
         if protocol in _NEED_NO_LOOP and not options:
             cls = fsspec.get_filesystem_class(protocol)
-            at_hand = AT_HAND.get(cls)
-            if at_hand is not None:
-                return at_hand, cls._strip_protocol(url)
+            immediate = IMMEDIATE.get(cls)
+            if immediate is not None:
+                return immediate, cls._strip_protocol(url)
         return self._own(token, protocol, options, url)
 
     def _instance(self, token: tuple[str, ...], fs: AbstractFileSystem, url: str) -> tuple[Target, str] | None:
         while type(fs) is AsyncFileSystemWrapper:
             fs = fs.sync_fs
-        at_hand = AT_HAND.get(type(fs))
-        if at_hand is not None:
-            return at_hand, fs._strip_protocol(url)
+        immediate = IMMEDIATE.get(type(fs))
+        if immediate is not None:
+            return immediate, fs._strip_protocol(url)
         return self._kept((*token, "instance"), lambda loop: self._for_loop(fs, loop), fs._strip_protocol(url))
 
     def _own(

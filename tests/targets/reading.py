@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from refshard_fs.core.model import Facts, Listed, Pin
 from refshard_fs.core.stats import Stats
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, Versions, check
-from refshard_fs.targets.opened import Opened
+from refshard_fs.targets.versioned import VersionedObject
 
 __all__ = ["AT_ONCE", "Reader", "with_pool"]
 
@@ -32,7 +32,7 @@ class Reader:
         return self.answer(url, start, stop, pin).data
 
     def answer(self, url: str, start: int = 0, stop: int | None = None, pin: Pin | None = None) -> Answer:
-        async def read(opened: Opened, path: str) -> Answer:
+        async def read(opened: VersionedObject, path: str) -> Answer:
             answer = await opened.read(path, start, stop, pin)
             check(answer, start, stop, exact=True)
             return answer
@@ -45,7 +45,7 @@ class Reader:
     def names(self, url: str) -> tuple[Listed, ...] | None:
         return self.run(url, lambda opened, path: opened.names(path))
 
-    def run(self, url: str, use: Callable[[Opened, str], Awaitable[T]]) -> T:
+    def run(self, url: str, use: Callable[[VersionedObject, str], Awaitable[T]]) -> T:
         async def go(pool: Pool) -> T:
             place = pool.place(url)
             assert place is not None

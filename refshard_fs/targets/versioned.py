@@ -18,7 +18,7 @@ from refshard_fs.errors import RefShardError, TargetChanged
 from refshard_fs.targets.answer import OWN, Answer, Target, check
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
 
-__all__ = ["Opened", "Seen", "Version", "Versions", "strong"]
+__all__ = ["Seen", "Version", "VersionedObject", "Versions"]
 
 # ----------------------------------------------------------------------------------------------------
 # One session reads one version of each object: what the first answer said of it is held against all later ones.
@@ -199,7 +199,7 @@ _NO_SUFFIX = frozenset([400, 416, 501])
 _SLOWEST = 8192  # bytes per second; a server that sends fewer, behind a connection that is shared by many, has stalled
 
 
-class Opened:
+class VersionedObject:
     """An object of ``target``: it answers like one, and knows what was seen of the object before."""
 
     __slots__ = ("_hint", "_retry", "_stats", "_version", "target")
