@@ -14,18 +14,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
+from refshard_fs.core.directories import by_name
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, add_to_tree, join, normalise, parent
+from refshard_fs.core.keys import ChunkGrid, join, normalise, parent
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
+from refshard_fs.core.strings import Texts
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, require_pyarrow
+from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.partition import Partition
+from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.resolving import resolver
 from refshard_fs.security.policy import directory_of, locator, relative_to
 
@@ -127,8 +132,11 @@ class ParquetKeySpace(KeySpace):
         self._quota = Quota(root, cache_size)
         self._loads: dict[tuple[str, int, str], Load] = {}
         self._absent: set[tuple[str, int]] = set()  # partitions that were looked for in vain
-        self._resolved: dict[str | None, str] = {}
-        self._tree: dict[str, dict[str, bool]] | None = None
+        self._absolute = lru_cache(MEMO)(resolve)
+        members: dict[str, dict[str, Any] | bytes] = dict(self.layout.metadata)
+        if not all(key.endswith("zarr.json") for key in members):
+            members.setdefault(PARQUET, document)  # to zarr version 3 it is no part of a hierarchy
+        self._documents = FlatKeySpace(ReferenceSet(Texts.of(()), {}, members), resolve, root)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         value = yield from self.value(key)
@@ -236,20 +244,15 @@ class ParquetKeySpace(KeySpace):
         return ()
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
-        names = self._directories().get(prefix)
-        found = {name: Listed(name, None if is_dir else 0, is_dir) for name, is_dir in (names or {}).items()}
-        for name, listed in found.items():
-            if not listed.is_directory:
-                found[name] = Listed(name, self._metadata_size(join(prefix, name)))
+        documents = yield from self._documents.children(prefix)
+        found = {listed.name: listed for listed in documents or ()}
         for array, rest in self._arrays_at(prefix):
             for listed in (yield from self._chunks_below(array, rest)):
                 found.setdefault(listed.name, listed)
-        if names is None and not found:
-            return None
-        return sorted(found.values(), key=lambda listed: listed.name)
+        return None if documents is None and not found else sorted(found.values(), key=by_name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
-        if prefix in self._directories():
+        if (yield from self._documents.is_directory(prefix)):
             return True
         for array, rest in self._arrays_at(prefix):
             level = self.grids[array].directory(rest)
@@ -294,29 +297,6 @@ class ParquetKeySpace(KeySpace):
             if partition is not None and partition.present(max(start - base, 0), min(stop - base, len(partition))):
                 return True
         return False
-
-    def _absolute(self, url: str | None) -> str:
-        resolved = self._resolved.get(url)
-        if resolved is None:
-            if len(self._resolved) > MEMO:
-                self._resolved.clear()
-            resolved = self._resolved[url] = self.resolve(url)
-        return resolved
-
-    def _metadata_size(self, key: str) -> int:
-        value = self.layout.metadata.get(key)
-        return len(self.document) if value is None else len(zarrmeta.dumps(value))
-
-    def _directories(self) -> dict[str, dict[str, bool]]:
-        """Directory → name → whether that is one, of all but chunks; built at the first listing."""
-        if self._tree is None:
-            tree: dict[str, dict[str, bool]] = {"": {}}
-            if PARQUET in self.layout.metadata or not all(key.endswith("zarr.json") for key in self.layout.metadata):
-                tree[""][PARQUET] = False  # to zarr version 3 it is no part of a hierarchy
-            for key in self.layout.metadata:
-                add_to_tree(tree, key)
-            self._tree = tree
-        return self._tree
 
     def _arrays_at(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Yield (array, rest) for each array that directory ``prefix`` may be part of."""
