@@ -32,7 +32,7 @@ class ReferenceStream(Protocol):
     def pins(self) -> dict[str, Any] | None:
         """Return the JSON value of the set's pins; None if it has none."""
 
-    is_at_hand: bool  # whether going through it takes no reads
+    in_memory: bool  # whether no reads are needed to go through it
 
     @property
     def grids(self) -> Mapping[str, ChunkGrid]:
@@ -51,7 +51,7 @@ class ReferenceStream(Protocol):
 class FlatStream:
     """The stream of a set in columns."""
 
-    is_at_hand = True
+    in_memory = True
 
     def __init__(
         self,

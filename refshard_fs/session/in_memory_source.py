@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.document import spelled_first
+from refshard_fs.formats.virtual_concat.document import with_marker_first
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
 
@@ -107,7 +107,7 @@ def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | 
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _recall(fo)
         case {"refshard": str()}:
-            return settle(spelled_first(fo), target_protocol, overrides, simple)
+            return settle(with_marker_first(fo), target_protocol, overrides, simple)
         case Mapping():
             from refshard_fs.formats.kerchunk_json import (
                 source as kerchunk_json,  # a reader as any other: imported when there is one to read

@@ -25,7 +25,7 @@ from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import concatenate
-from refshard_fs.sets.lazy import beside, looked_at, named_url
+from refshard_fs.sets.lazy import concat_document, relative_urls, url_of_set
 from refshard_fs.sets.made_set import opened
 from refshard_fs.sets.sources import read_sets, with_coordinates
 from refshard_fs.sets.variables import Named, VariableReader
@@ -47,7 +47,7 @@ def append(
 
     ``target`` is the URL of a JSON or parquet set, of a hierarchy with chunk manifests, or of a document that `concat`
     made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``options`` are further arguments of
-    `RefShardFileSystem` for both. The set is as it was until it has all of the new one, whatever happens.
+    `RefShardFileSystem` for both. The set does not change until it has all of the new one, whatever happens.
 
     Raises SourceNotReachable if there is no set yet, ManifestError where the two do not fit, ConflictError if somebody
     else wrote the target meanwhile, and ReadOnlyError where it cannot be written: then nothing is changed.
@@ -106,62 +106,48 @@ def _edits(
         )
     name = f"the set at {url}"
     old = with_coordinates(Named(name, before, VariableReader().read(before, name)), fs)
-    (new,) = read_sets([fo], options, _nobody)
+    (new,) = read_sets([fo], options, _ignore)
     new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
     if new.refs.pins is not None and not holds_pins:
         raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
     opens = (lambda: fs), (lambda: opened(fo, options))
     parts = with_digests([old, new], lambda number: opens[number](), [dim], same)
     whole = concatenate(parts, dim, same).refs
-    spans = _spans(whole)
     for path, table in whole.tables.items():
         known = before.tables.get(path)
         if known is not None and path in old.variables and dim in old.variables[path].dims:
-            yield from _gone(path, known, whole, before)
-        first = len(before.urls) if known is not None else 0
-        for number, row in _from(table, first):
-            yield join(path, table.grid.tail(number)), spans(row)
+            yield from _removed(path, known, whole, before)
+        part = table.part(table.present())
+        chosen = part.targets >= (0 if known is None else len(before.urls))  # targets of the new set come last
+        for number in part.numbers[chosen].tolist():
+            row = table.row(number)
+            if row is not None:
+                yield join(path, table.grid.tail(number)), _span(whole, row)
     for key, value in whole.side.items():
         if key == ".zmetadata" and not holds_pins:
             continue  # a parquet set has its own
         if type(value) is Row:
             if value.target >= len(before.urls):
-                yield key, spans(value)
+                yield key, _span(whole, value)
         elif not _is_same(before.side.get(key), value):
             yield key, Inline(decode(value))
 
 
-def _from(table: ChunkTable, first: int) -> Iterator[tuple[int, Row]]:
-    """Yield number and reference of the chunks whose target is ``first`` or a later one."""
-    numbers = table.present()
-    targets = table.targets if table.numbers is not None else table.targets[numbers]
-    for number in numbers[targets >= first].tolist():
-        row = table.row(number)
-        if row is not None:
-            yield number, row
-
-
-def _gone(path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet) -> Iterator[tuple[str, Edit]]:
+def _removed(path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet) -> Iterator[tuple[str, Edit]]:
     """Yield the chunks of an array that are no longer there: those of a coordinate that is now in one."""
-    table = whole.tables[path]
-    if len(table) and len(known):
+    if len(whole.tables[path]):
         return  # references go on where they are
     keys = {join(path, known.grid.tail(number)) for number in known.present().tolist()}
     keys |= {key for key in before.side if key.startswith(path + "/") and not zarrmeta.is_metadata(key)}
-    for key in sorted(keys):
-        if key not in whole.side and not len(table):
-            yield key, REMOVED
+    yield from ((key, REMOVED) for key in sorted(keys) if key not in whole.side)
 
 
-def _spans(refs: ReferenceSet) -> Any:
-    def span(row: Row) -> Span:
-        url = refs.urls[row.target]
-        if url is None:
-            raise ManifestError("a reference without a URL cannot be appended: give target=")
-        pin = None if refs.pins is None else refs.pins.pin(row.target)
-        return Span(url, row.offset, None if row.length is None else row.offset + row.length, pin=pin)
-
-    return span
+def _span(refs: ReferenceSet, row: Row) -> Span:
+    url = refs.urls[row.target]
+    if url is None:
+        raise ManifestError("a reference without a URL cannot be appended: give target=")
+    pin = None if refs.pins is None else refs.pins.pin(row.target)
+    return Span(url, row.offset, None if row.length is None else row.offset + row.length, pin=pin)
 
 
 def _is_same(before: Value | None, now: Value) -> bool:
@@ -184,11 +170,10 @@ def _append_line(
     document = joined.document
     if document.dim != dim:
         raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
-    new = named_url(fo, options, base.url)
+    new = url_of_set(fo, options, base.url)
     ends = [document.parts[0], *document.parts[1:][-1:]]
-    urls = [joined.resolve(part.url) for part in ends]
-    urls.append(new)
-    found = looked_at(urls, dim, same, options, _nobody)
+    urls = [*(joined.resolve(part.url) for part in ends), new]
+    found = concat_document(urls, dim, same, options, _ignore)
     for part, now in zip(ends, found.parts, strict=False):
         if part.length != now.length:
             raise ManifestError(
@@ -199,9 +184,9 @@ def _append_line(
             f"{base.url} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
-    line = msgspec.structs.replace(found.parts[-1], url=beside(base.url)(new))
+    line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(new))
     Document(base.url, fs._session.given(base.url), base.facts).put(document.with_parts([line]).dumps())
 
 
-def _nobody(count: int) -> None:
-    """Tell nobody how many sets were opened."""
+def _ignore(count: int) -> None:
+    """Take no notice of how many sets were opened."""

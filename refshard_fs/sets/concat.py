@@ -10,7 +10,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import concatenate
-from refshard_fs.sets.lazy import LazySet, lazily
+from refshard_fs.sets.lazy import LazySet, concat_lazily
 from refshard_fs.sets.made_set import MadeSet, made, opened
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import Named
@@ -91,7 +91,7 @@ def concat(
     if lazy:
         if len(order) != 1 or dim is None:
             raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
-        return lazily(leaves, dim, unchecked, options, callback.relative_update)
+        return concat_lazily(leaves, dim, unchecked, options, callback.relative_update)
     read = read_sets(leaves, options, callback.relative_update)
     parts = iter(with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, places))
 

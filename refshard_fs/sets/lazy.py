@@ -25,7 +25,7 @@ from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import Named, Variable
 from refshard_fs.targets.document import Sink
 
-__all__ = ["LazySet", "beside", "lazily", "lazy_set", "looked_at", "named_url"]
+__all__ = ["LazySet", "relative_urls", "concat_lazily", "lazy_set", "concat_document", "url_of_set"]
 
 
 class LazySet(Held, frozen=True, eq=False, weakref=True):
@@ -45,7 +45,7 @@ class LazySet(Held, frozen=True, eq=False, weakref=True):
 
     def save(self, url: str, **storage_options: Any) -> None:
         """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole."""
-        data = self.document.dumps(beside(url))
+        data = self.document.dumps(relative_urls(url))
         with Sink(url, storage_options).stream() as file:
             file.write(data)
 
@@ -59,7 +59,7 @@ def lazy_set(document: ConcatDocument) -> LazySet:
     return LazySet(data, hashlib.sha256(data).hexdigest())
 
 
-def beside(url: str) -> Callable[[str], str]:
+def relative_urls(url: str) -> Callable[[str], str]:
     """Return how URLs are spelled in a document at ``url``."""
     absolute = url if protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
     directory = directory_of(absolute)
@@ -73,14 +73,14 @@ def beside(url: str) -> Callable[[str], str]:
     return respell
 
 
-def lazily(
+def concat_lazily(
     sets: Sequence[Any], dim: str, same: frozenset[str], options: Mapping[str, Any], count: Callable[[int], object]
 ) -> LazySet:
     """Return the document that joins the sets at URLs ``sets`` along ``dim``, seen to fit as those of `concat` must."""
-    return lazy_set(looked_at([named_url(fo, options, "lazy=True") for fo in sets], dim, same, options, count))
+    return lazy_set(concat_document([url_of_set(fo, options, "lazy=True") for fo in sets], dim, same, options, count))
 
 
-def named_url(fo: Any, options: Mapping[str, Any], who: str) -> str:
+def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
     """Return the URL of the set ``fo``; TypeError where it has none that ``who`` could name."""
     url = settle(os.fspath(fo), options.get("target_protocol"), None, True) if isinstance(fo, str | os.PathLike) else fo
     if not isinstance(url, str):
@@ -88,7 +88,7 @@ def named_url(fo: Any, options: Mapping[str, Any], who: str) -> str:
     return url
 
 
-def looked_at(
+def concat_document(
     urls: Sequence[str], dim: str, same: frozenset[str], options: Mapping[str, Any], count: Callable[[int], object]
 ) -> ConcatDocument:
     """Return the document that joins the sets at ``urls``, as they are now; ManifestError where they do not fit."""

@@ -147,7 +147,7 @@ def save(
             stream = FlatStream(
                 refs, lambda url: None if url is None else respell(absolute(url)), extras, pins_as_extras=each
             )
-    stream = _Counted(stream, callback, 2 if format == "parquet" and stream.is_at_hand else 1)
+    stream = _Counted(stream, callback, 2 if format == "parquet" and stream.in_memory else 1)
     match format:
         case "parquet":
             _save_parquet(stream, run, sink, record_size, overwrite)
@@ -229,7 +229,7 @@ def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: in
             "them as JSON or as chunk manifests, or give them up with unpinned()"
         )
     document = parquet_writing.layout_document(stream.documents(), record_size)
-    if stream.is_at_hand:
+    if stream.in_memory:
         for array, numbers, partition in _partitions(stream, run, record_size, 0):
             parquet_writing.parquet_partition(array, stream.grids[array], numbers, partition, dry=True)
     _make_room(sink, overwrite)
@@ -268,7 +268,7 @@ class _Counted:
     """A stream that tells a callback how many chunks it has gone through, ``times`` over."""
 
     def __init__(self, stream: ReferenceStream, callback: Callback, times: int) -> None:
-        self.grids, self.is_at_hand = stream.grids, stream.is_at_hand
+        self.grids, self.in_memory = stream.grids, stream.in_memory
         self.pins, self.documents, self.ranges = stream.pins, stream.documents, stream.ranges
         self._stream, self._callback = stream, callback
         callback.set_size(times * sum(grid.size for grid in stream.grids.values()))

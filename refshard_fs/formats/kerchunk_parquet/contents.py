@@ -88,7 +88,7 @@ def _spelled(value: Value | None) -> Any:
 class ParquetStream:
     """The stream of a parquet set, of which a partition at a time is loaded."""
 
-    is_at_hand = False
+    in_memory = False
 
     def __init__(self, keyspace: ParquetKeySpace, respell: Respell) -> None:
         self.grids = keyspace.grids

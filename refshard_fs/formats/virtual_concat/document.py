@@ -17,18 +17,18 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
 from refshard_fs.references.values import from_base64
 
-__all__ = ["ConcatDocument", "ConcatIndex", "Part", "spelled_first"]
+__all__ = ["ConcatDocument", "ConcatIndex", "Part", "with_marker_first"]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are at hand."""
+    """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given."""
 
     url: str
     length: int
     values: bytes | None = None
 
 
-class _Spelled(msgspec.Struct, forbid_unknown_fields=True):
+class _Members(msgspec.Struct, forbid_unknown_fields=True):
     refshard: str
     dim: str
     axes: dict[str, int]
@@ -57,17 +57,17 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     def read(cls, data: bytes, where: str) -> ConcatDocument:
         """Return the document in ``data``; ManifestError, which begins with ``where``, where it breaks the format."""
         try:
-            spelled = msgspec.convert(zarrmeta.loads(data), _Spelled)
-            parts = tuple(_part(entry, spelled) for entry in spelled.sets)
+            given = msgspec.convert(zarrmeta.loads(data), _Members)
+            parts = tuple(_part(entry, given) for entry in given.sets)
         except (ValueError, msgspec.ValidationError) as e:
             raise ManifestError(f"{where}: {e}") from e
-        if spelled.refshard != NAME or not parts:
+        if given.refshard != NAME or not parts:
             raise ManifestError(f'{where}: it is no "refshard": "{NAME}" with one set or more')
-        if any(axis < 0 for axis in spelled.axes.values()):
+        if any(axis < 0 for axis in given.axes.values()):
             raise ManifestError(f"{where}: an axis is less than 0")
-        if spelled.coordinate is not None and spelled.axes.get(spelled.coordinate) != 0:
-            raise ManifestError(f"{where}: the coordinate {spelled.coordinate!r} is not in axes, with axis 0")
-        return cls(spelled.dim, spelled.axes, parts, spelled.coordinate)
+        if given.coordinate is not None and given.axes.get(given.coordinate) != 0:
+            raise ManifestError(f"{where}: the coordinate {given.coordinate!r} is not in axes, with axis 0")
+        return cls(given.dim, given.axes, parts, given.coordinate)
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
@@ -97,12 +97,12 @@ class ConcatIndex(msgspec.Struct, frozen=True):
         return ConcatDocument.read(data, self.where)
 
 
-def spelled_first(document: Mapping[str, Any]) -> bytes:
-    """Return a document that is at hand as JSON that is recognised, whatever the order of its members."""
+def with_marker_first(document: Mapping[str, Any]) -> bytes:
+    """Return a decoded document as JSON that is recognised: the member that tells the format comes first."""
     return zarrmeta.dumps({"refshard": document["refshard"], **document})
 
 
-def _part(entry: Any, spelled: _Spelled) -> Part:
+def _part(entry: Any, given: _Members) -> Part:
     length: int | None = None
     values: str | None = None
     match entry:
@@ -115,13 +115,11 @@ def _part(entry: Any, spelled: _Spelled) -> Part:
         case _:
             raise ValueError(f"{entry!r} is no URL, [URL, length] or [URL, length, coordinate]")
     if length is None:
-        length = spelled.length
+        length = given.length
     if isinstance(length, bool) or length is None or length < 1:
-        raise ValueError(
-            f"the set {url!r} has no length along {spelled.dim!r}: give [url, length], or a length for all"
-        )
-    if spelled.coordinate is not None and values is None:
-        raise ValueError(f"the set {url!r} lacks the values of the coordinate {spelled.coordinate!r}")
+        raise ValueError(f"the set {url!r} has no length along {given.dim!r}: give [url, length], or a length for all")
+    if given.coordinate is not None and values is None:
+        raise ValueError(f"the set {url!r} lacks the values of the coordinate {given.coordinate!r}")
     if values is None:
         return Part(url, length)
     try:
