@@ -267,6 +267,11 @@ def test_a_cache_that_is_given_for_targets_caches_them(tmp_path: Path, http_serv
     assert list(tmp_path.iterdir())
 
 
+def test_options_for_a_protocol_are_for_its_other_names_too() -> None:
+    fs = RefShardFileSystem({"k": ["s3a://bucket/x", 0, 1]}, remote_protocol="s3", remote_options={"anon": True})
+    assert fs.fss["s3a"] == fs.fss["s3"] == {"anon": True}
+
+
 def test_a_source_that_is_not_there_makes_no_key_look_missing(tmp_path: Path, http_server: Any) -> None:
     for fo in (tmp_path / "none.json", f"{http_server.url}/none.json"):
         fs = RefShardFileSystem(fo=fo)

@@ -41,6 +41,7 @@ class SessionOptions(msgspec.Struct, frozen=True, eq=False):
 # Which options open which URLs, as the constructor's arguments say: by protocol, by prefix, for the source itself.
 
 
+_SYNONYMS = (("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss"))  # protocols that fsspec has one filesystem for
 _OF_THE_SOURCE = ("compression", "protocol")  # options that its filesystem does not take
 
 
@@ -119,4 +120,7 @@ def _by_protocol(
         if isinstance(cached, str):
             protocols.append(cached)
         return {**dict.fromkeys(protocols, fs), None: fs}
-    return {} if remote_protocol is None else {remote_protocol: dict(remote_options or {})}
+    if remote_protocol is None:
+        return {}
+    names = next((names for names in _SYNONYMS if remote_protocol in names), (remote_protocol,))
+    return {name: dict(remote_options or {}) for name in names}
