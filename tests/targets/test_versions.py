@@ -9,7 +9,7 @@ import pytest
 from refshard_fs.core.model import Pin
 from refshard_fs.errors import TargetChanged
 from refshard_fs.targets import Versions
-from refshard_fs.targets import opened as versions
+from refshard_fs.targets import versioned as versions
 from refshard_fs.targets.versioned import Version, seconds
 
 MONDAY, TUESDAY = "Mon, 16 Nov 2026 00:00:00 GMT", "Tue, 17 Nov 2026 00:00:00 GMT"
