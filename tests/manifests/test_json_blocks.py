@@ -46,7 +46,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     monkeypatch.setattr(url_column, "FEW", 2 if small else 256)
     monkeypatch.setattr(json_blocks, "BLOCK", 512)
     monkeypatch.setattr(json_blocks, "PART", 128)
-    monkeypatch.setattr(json_blocks, "SAMPLE", 64)
     monkeypatch.setattr(builder, "FEW", 2)
     monkeypatch.setattr(builder, "BATCH", 8)
 

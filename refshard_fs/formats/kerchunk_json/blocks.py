@@ -22,8 +22,7 @@ from refshard_fs.references.builder import ReferenceBuilder
 __all__ = ["Reader"]
 
 BLOCK: Final = 1 << 20  # bytes of a block,
-PART: Final = 1 << 16  # and of its parts, where it is not compact throughout
-SAMPLE: Final = 1 << 10  # bytes looked at of each part, to tell whether it is worth while
+PART: Final = 1 << 16  # bytes in which the end of a value is looked for
 LONGEST: Final = 1 << 30  # bytes of one member
 TRIES: Final = 8  # places where "refs" seems to begin: beyond them, all is read at once
 SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")
@@ -142,8 +141,6 @@ class Reader:
             self._slowly(final=final)
         elif self._add_block(end):
             self._advance(end)
-        elif self._is_regular(end):
-            self._in_parts(end, final=final)
         else:
             self._slowly(final=final, first=end)
 
@@ -154,36 +151,9 @@ class Reader:
         block = memoryview(self._text)[self._at : end]
         return self._into.add_block(block, () if self._within_refs else _SPECIAL)
 
-    def _is_regular(self, end: int) -> bool:
-        """Whether samples of what comes before ``end`` are mostly references as `json_fast` knows them."""
-        sample = b"".join(self._text[at : at + SAMPLE] for at in range(self._at, end, PART))
-        known = sample.count(b'":["') + sample.count(b'": ["')
-        return known * 8 > sample.count(b'"')
-
     def _advance(self, end: int) -> None:
         self._at = end
         self._state = "next"
-
-    def _in_parts(self, end: int, *, final: bool) -> None:
-        """Read a block that is compact for the most part; where it turns out not to be, all of it slowly."""
-        failures = 0
-        while self._at < end:
-            stop = self._cut(self._at + PART)
-            if stop is not None and self._add_block(stop):
-                self._advance(stop)
-                failures = 0
-            else:
-                failures += 1
-                self._slowly(final=final, first=stop if failures < 3 else end)
-            if self._state != "next" or self._text[self._at : self._at + 1] != b",":
-                return
-            after = _SPACE.match(self._text, self._at + 1)
-            begin = after.end() if after else self._at
-            if self._text[begin : begin + 1] != b'"':
-                return
-            self._at, self._state = begin, "member"
-            if not self._within_refs and _SPECIAL_MEMBER.match(self._text, begin):
-                return
 
     def _cut(self, limit: int) -> int | None:
         """Return the end of the last value before ``limit`` (as it seems), or None if there is none."""

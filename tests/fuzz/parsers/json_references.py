@@ -67,7 +67,7 @@ def seeds() -> list[bytes]:
 def configured() -> Iterator[None]:
     """Cut documents into blocks that are small enough for many false cuts."""
     with (
-        mock.patch.multiple(json_blocks, BLOCK=256, PART=64, SAMPLE=32),
+        mock.patch.multiple(json_blocks, BLOCK=256, PART=64),
         mock.patch.multiple(gathering, FEW=2, BATCH=8),
         mock.patch.object(kerchunk_json, "expand_gen", partial(expand_gen, limits=_LIMITS)),
     ):
