@@ -34,7 +34,7 @@ from refshard_fs.session import listing
 from refshard_fs.session.arguments import SESSION, NormalizingMeta, check_names
 from refshard_fs.session.async_filesystem import AsyncFileSystem
 from refshard_fs.session.files import RefShardFile, RefShardMap, WrittenFile
-from refshard_fs.session.in_memory_source import Held, Source
+from refshard_fs.session.in_memory_source import InMemorySource, Source
 from refshard_fs.session.options import SessionOptions, route
 from refshard_fs.session.overlay import OverlayCopy
 from refshard_fs.session.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS
@@ -235,7 +235,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         check_options(shard_options or {})
         if zarr_format not in (2, 3):
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
-        fo = cast("str | Held", fo)  # what the metaclass made of it
+        fo = cast("str | InMemorySource", fo)  # what the metaclass made of it
         self.fo = fo
         self.mode = mode = mode or ("r" if overlay is None else "a")
         source = fo if isinstance(fo, str) else None
@@ -335,7 +335,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def __reduce__(self) -> Any:
         make, (cls, args, options) = super().__reduce__()
-        if isinstance(self.fo, Held):  # dask names arrays by pickles: those of equal filesystems are to be equal
+        # dask names arrays by pickles: those of equal filesystems are to be equal
+        if isinstance(self.fo, InMemorySource):
             named = repr((cls, args, self._arguments)).encode()
             options = {**options, SESSION: hashlib.sha256(named).hexdigest()}
         overlay_copy = None if self._writer is None else self._writer.overlay_copy()
@@ -892,7 +893,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
 
 def _spelled(argument: Any) -> Any:
-    return argument.spelled() if isinstance(argument, Held) else argument
+    return argument.spelled() if isinstance(argument, InMemorySource) else argument
 
 
 def _create(path: str) -> BinaryIO:

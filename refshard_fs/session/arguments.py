@@ -13,7 +13,7 @@ import fsspec
 import msgspec
 from fsspec.asyn import AsyncFileSystem
 
-from refshard_fs.session.in_memory_source import settle
+from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS, shared
 
 SESSION: Final = "session"  # the argument that names the session which copies of a filesystem share
@@ -49,7 +49,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
                 kwargs["target_options"] = options
             fo = fo.fs.unstrip_protocol(fo.path)
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
-        settled = settle(fo, named.get("target_protocol"), overrides, simple)
+        settled = source_of(fo, named.get("target_protocol"), overrides, simple)
         # Among the arguments, so that whoever is made anew from them shares it.
         overlay, known_by = shared(cls.constructor, {**named, "fo": settled}, by_url=by_url)
         if overlay is not None:

@@ -17,19 +17,19 @@ from refshard_fs.formats.virtual_concat.document import with_marker_first
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
 
-_MARK = "refshard-held"  # the one key of a held source's JSON form that no reference set has beside a "json"
+_MARK = "refshard-held"  # the one key of such a source's JSON form that no reference set has beside a "json"
 _SPELLED = 1 << 20  # bytes; larger ones are named in JSON, not spelled out
 
 
-class Held(msgspec.Struct, frozen=True, eq=False, weakref=True):
+class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """A reference set or the bytes of a document, and a digest of its content."""
 
     content: ReferenceSet | bytes
     digest: str
 
     def spelled(self) -> dict[str, str]:
-        """Return a JSON value that `settle` takes back: in this process by name, elsewhere by its content if small."""
-        _held[self.digest] = self
+        """Return a JSON value of it, for `source_of`: in this process its name, elsewhere its content if small."""
+        _known[self.digest] = self
         out = {_MARK: self.digest}
         size = len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
         if size <= _SPELLED:
@@ -46,40 +46,40 @@ class Held(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return _unpickled, (self.digest, packed)
 
     def __repr__(self) -> str:  # fsspec tells instances apart by this
-        return f"<held in memory: {self.digest}>"
+        return f"<in memory: {self.digest}>"
 
     __str__ = __repr__
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and self.digest == other.digest
+        return isinstance(other, InMemorySource) and self.digest == other.digest
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
 
-_held: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[str, InMemorySource] = weakref.WeakValueDictionary()
 
 # What was pickled is pickled again: dask does it twice to name an array, and once more for each graph.
-_packed: weakref.WeakKeyDictionary[Held, bytes | list[bytes]] = weakref.WeakKeyDictionary()
+_packed: weakref.WeakKeyDictionary[InMemorySource, bytes | list[bytes]] = weakref.WeakKeyDictionary()
 
 
-def _unpickled(digest: str, content: bytes | list[bytes]) -> Held:
+def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
     """Return what this process has under ``digest``; only where it has nothing is the content unpacked."""
-    held = _held.get(digest)
-    if held is None:
-        held = Held(pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content), digest)
-        _held[digest] = held
-    return held
+    found = _known.get(digest)
+    if found is None:
+        unpacked = pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content)
+        found = _known[digest] = InMemorySource(unpacked, digest)
+    return found
 
 
-def _remembered(content: ReferenceSet | bytes, digest: str) -> Held:
-    return _held.setdefault(digest, Held(content, digest))
+def _remembered(content: ReferenceSet | bytes, digest: str) -> InMemorySource:
+    return _known.setdefault(digest, InMemorySource(content, digest))
 
 
-def _recall(spelled: Mapping[str, Any]) -> Held:
-    held = _held.get(spelled[_MARK])
-    if held is not None:
-        return held
+def _recall(spelled: Mapping[str, Any]) -> InMemorySource:
+    found = _known.get(spelled[_MARK])
+    if found is not None:
+        return found
     if "base64" not in spelled:
         raise ManifestError(
             "this JSON only names its references: another process holds them in memory, or nobody any longer, and they "
@@ -91,13 +91,15 @@ def _recall(spelled: Mapping[str, Any]) -> Held:
 
 
 # What a filesystem can be opened on.
-Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | BinaryIO | Held
+Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | BinaryIO | InMemorySource
 
 
-def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool) -> str | Held:
-    """Return ``fo`` as an absolute URL or as `Held`: a value that means the same in every process, whatever happens."""
+def source_of(
+    fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool
+) -> str | InMemorySource:
+    """Return what ``fo`` says as an absolute URL, or in memory: a value that means the same in every process."""
     match fo:
-        case Held():
+        case InMemorySource():
             return fo
         case str() | PurePath():
             return _absolute(str(fo), target_protocol)
@@ -107,7 +109,7 @@ def settle(fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | 
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _recall(fo)
         case {"refshard": str()}:
-            return settle(with_marker_first(fo), target_protocol, overrides, simple)
+            return source_of(with_marker_first(fo), target_protocol, overrides, simple)
         case Mapping():
             from refshard_fs.formats.kerchunk_json import (
                 source as kerchunk_json,  # a reader as any other: imported when there is one to read

@@ -15,7 +15,7 @@ from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, longest_prefix, protocol_of
-from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.targets import PoolOptions
 
@@ -23,7 +23,7 @@ from refshard_fs.targets import PoolOptions
 class SessionOptions(msgspec.Struct, frozen=True, eq=False):
     """Everything that decides what a source shows and how its targets are read."""
 
-    source: str | Held
+    source: str | InMemorySource
     open: OpenOptions
     format: str | None
     pool: PoolOptions

@@ -32,7 +32,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session import recognition as catalog
 from refshard_fs.session.engines import INDEXES, Engines
-from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, references_of
@@ -110,7 +110,7 @@ class Session(Engines):
         base = None if overlay is None else overlay.base
         if base is not None:
             self._adopt(base, opening)
-        elif isinstance(self.options.source, Held):
+        elif isinstance(self.options.source, InMemorySource):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
                 found = self.look_now("", catalog.open_references(content, self._how()))
@@ -157,9 +157,9 @@ class Session(Engines):
                 if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
                     INDEXES.discard((options.token, Stat(url)))
                 steps = catalog.open_source(url, self._how(), options.format, self._recognised)
-            case Held(bytes(data)):
+            case InMemorySource(bytes(data)):
                 steps = catalog.open_bytes(data, self._how(), options.format, self._recognised)
-            case Held(ReferenceSet() as refs):
+            case InMemorySource(ReferenceSet() as refs):
                 steps = catalog.open_references(refs, self._how())
             case other:
                 raise TypeError(f"{other!r} is no source")

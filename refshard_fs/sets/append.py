@@ -20,7 +20,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import Value, decode
-from refshard_fs.session.in_memory_source import settle
+from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sets.compatibility import with_digests
@@ -63,7 +63,7 @@ def append(
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
     """
-    url = settle(os.fspath(target), options.get("target_protocol"), None, True)
+    url = source_of(os.fspath(target), options.get("target_protocol"), None, True)
     fs = RefShardFileSystem(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )

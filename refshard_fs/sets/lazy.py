@@ -17,7 +17,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
-from refshard_fs.session.in_memory_source import Held, settle
+from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.made_set import opened
@@ -28,7 +28,7 @@ from refshard_fs.targets.document import Sink
 __all__ = ["LazySet", "relative_urls", "concat_lazily", "lazy_set", "concat_document", "url_of_set"]
 
 
-class LazySet(Held, frozen=True, eq=False, weakref=True):
+class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute."""
 
     @property
@@ -82,7 +82,8 @@ def concat_lazily(
 
 def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
     """Return the URL of the set ``fo``; TypeError where it has none that ``who`` could name."""
-    url = settle(os.fspath(fo), options.get("target_protocol"), None, True) if isinstance(fo, str | os.PathLike) else fo
+    is_path = isinstance(fo, str | os.PathLike)
+    url = source_of(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
     if not isinstance(url, str):
         raise TypeError(f"{who} names its parts: {reprlib.repr(fo)} is no URL or path; save it first")
     return url

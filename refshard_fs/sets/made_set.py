@@ -11,13 +11,13 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References, ReferenceSet
-from refshard_fs.session.in_memory_source import Held, digest_of
+from refshard_fs.session.in_memory_source import InMemorySource, digest_of
 from refshard_fs.writing.options import RECORD_SIZE, SetFormat
 
 __all__ = ["MadeSet", "made", "opened"]
 
 
-class MadeSet(Held, frozen=True, eq=False, weakref=True):
+class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A reference set in memory: an ``fo`` for `RefShardFileSystem`, and for everything that takes one. Immutable.
 
     URLs in it are absolute. Equal if the content is.
@@ -57,7 +57,7 @@ class MadeSet(Held, frozen=True, eq=False, weakref=True):
         RefShardFileSystem(self).save(url, format, record_size, overwrite, callback, **storage_options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        remember, arguments = Held.__reduce__(self)
+        remember, arguments = InMemorySource.__reduce__(self)
         return _again, (remember, arguments)
 
 
@@ -67,7 +67,7 @@ def made(refs: ReferenceSet) -> MadeSet:
 
 
 def _again(remember: Any, arguments: tuple[Any, ...]) -> MadeSet:
-    held: Held = remember(*arguments)
+    held: InMemorySource = remember(*arguments)
     return MadeSet(held.content, held.digest)
 
 

@@ -21,7 +21,7 @@ from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import collect
-from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView
@@ -42,12 +42,12 @@ MANIFESTS: Final = "chunk-manifest"
 _NEW: Final = READ_AS | {name: name for name in READ_AS.values()} | {MANIFESTS: MANIFESTS}
 
 
-def waits(source: str | Held, base: Base, options: WriteOptions) -> bool:
+def waits(source: str | InMemorySource, base: Base, options: WriteOptions) -> bool:
     """Whether values are kept until the commit, which has a place for them: that of a hierarchy without manifests."""
     return _format_of(source, base, options) == HIERARCHY
 
 
-def _format_of(source: str | Held, base: Base, options: WriteOptions) -> str | None:
+def _format_of(source: str | InMemorySource, base: Base, options: WriteOptions) -> str | None:
     """Return what a commit writes: the source's format, or that in which it is to be made. None: it takes no writes."""
     match beneath(base.keyspace):
         case Hierarchy():

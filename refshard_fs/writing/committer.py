@@ -10,7 +10,7 @@ import msgspec
 from refshard_fs.core.edits import Edits
 from refshard_fs.errors import ConflictError
 from refshard_fs.session.collect import Run
-from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.overlay import Base, Overlay
 from refshard_fs.targets import Given
 from refshard_fs.targets.document import Document
@@ -24,7 +24,7 @@ __all__ = ["Committing", "DirectoryCommit"]
 class Committing(msgspec.Struct, frozen=True, eq=False):
     """What a committer has at hand: the source as it was opened, the edits, and what opens its URLs."""
 
-    source: str | Held
+    source: str | InMemorySource
     base: Base
     edits: Edits  # a savepoint: it does not change
     overlay: Overlay

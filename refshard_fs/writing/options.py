@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.session.in_memory_source import Held
+from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.overlay import Overlay, OverlayCopy
 from refshard_fs.session.overlay_sharing import overlay_of
 
@@ -62,7 +62,7 @@ class WriteOptions(msgspec.Struct, frozen=True):
     record_size: int = RECORD_SIZE
 
 
-def data_url_of(source: str | Held, given: str | None) -> str | None:
+def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:
     """Return the directory of new objects: ``given``, or one beside the source, named after it; None if there is none.
 
     ``s3://bucket/refs.json`` has its data in ``s3://bucket/refs.json.data``.
@@ -75,7 +75,7 @@ def data_url_of(source: str | Held, given: str | None) -> str | None:
     return f"file://{beside}" if protocol_of(source) is None else beside
 
 
-def overlay_for(mode: str, identity: str | OverlayCopy | None, source: str | Held) -> Overlay | None:
+def overlay_for(mode: str, identity: str | OverlayCopy | None, source: str | InMemorySource) -> Overlay | None:
     """Return what a filesystem of this ``mode`` writes to; "w" begins with nothing, whatever the source holds."""
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}: it is 'r', 'a' (reads and writes) or 'w' (begins with an empty source)")

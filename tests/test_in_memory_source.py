@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.session import in_memory_source as held
+from refshard_fs.session import in_memory_source
 
 ARRAY = {"zarr_format": 2, "shape": [300, 10], "chunks": [1, 1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -31,7 +31,7 @@ def test_a_pickle_is_compact_and_whole(step: int, monkeypatch: pytest.MonkeyPatc
     fs = RefShardFileSystem(refs)
     data = pickle.dumps(fs)
     assert len(data) < len(pickle.dumps(refs)) / 8 or step > 1
-    held._held.clear()  # as in another process
+    in_memory_source._known.clear()  # as in another process
     other = pickle.loads(data)
     assert other.fo is not fs.fo
     assert other == fs
@@ -42,7 +42,7 @@ def test_a_pickle_is_compact_and_whole(step: int, monkeypatch: pytest.MonkeyPatc
 def test_a_process_that_has_it_does_not_unpack_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(references())
     data = pickle.dumps(fs)
-    monkeypatch.delattr(held.pickled, "swell")
+    monkeypatch.delattr(in_memory_source.pickled, "swell")
     assert pickle.loads(data).fo is fs.fo
     again = fsspec.AbstractFileSystem.from_json(fs.to_json())
     assert again.fo is fs.fo
@@ -54,7 +54,7 @@ def test_a_process_that_has_it_does_not_unpack_it(monkeypatch: pytest.MonkeyPatc
 def test_what_was_pickled_is_not_packed_again(source: Any, packs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(source)
     data = pickle.dumps(fs)
-    monkeypatch.delattr(held.pickled, packs)
+    monkeypatch.delattr(in_memory_source.pickled, packs)
     assert pickle.dumps(fs) == data
     assert pickle.dumps(RefShardFileSystem(source)) == data
 
@@ -62,11 +62,11 @@ def test_what_was_pickled_is_not_packed_again(source: Any, packs: str, monkeypat
 def test_the_packed_form_goes_with_its_source() -> None:
     fs = RefShardFileSystem({**references(), "raw": b"of this test alone"})
     pickle.dumps(fs)
-    count, digest = len(held._packed), fs.fo.digest
+    count, digest = len(in_memory_source._packed), fs.fo.digest
     del fs
     gc.collect()
-    assert digest not in {source.digest for source in held._packed}
-    assert len(held._packed) < count
+    assert digest not in {source.digest for source in in_memory_source._packed}
+    assert len(in_memory_source._packed) < count
 
 
 def test_equal_references_are_held_once() -> None:
@@ -79,7 +79,7 @@ def test_bytes_pickle_too() -> None:
     fs = RefShardFileSystem(json.dumps({"a": "text" * 1000}).encode())
     data = pickle.dumps(fs)
     assert len(data) < 1000
-    held._held.clear()
+    in_memory_source._known.clear()
     assert pickle.loads(data).cat("a") == b"text" * 1000
 
 
