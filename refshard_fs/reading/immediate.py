@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Load, Names, Need, Packed, Pin, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Need, Packed, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.cache import Cache
@@ -21,7 +21,6 @@ from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 
 __all__ = ["Found", "Immediate", "SMALL"]
 
-FACTS: Final = 256  # bytes of memory that facts are taken to need
 SMALL: Final = 16 * KIB  # bytes of a range, at most, that is read together with others,
 TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # where they lie so near
 SLOW: Final = 0.001  # seconds of one read; a thread costs 0.1 ms, and what the system has cached takes 0.02 ms
@@ -172,24 +171,7 @@ class Immediate:
         known = self._answers.get(need, self._pool)
         if known is not None:
             return Found(known)
-        if not may_load:
-            return None
-        match need:
-            case Load():
-                return self._load(need)
-            case Stat(url) | Names(url):
-                place = self._pool.place(url)
-                if place is None:
-                    return None
-                opened, path = place
-                try:
-                    if isinstance(need, Names):
-                        return Found(opened.names_now(path))
-                    facts = opened.facts_now(path)
-                except ABSENT:
-                    return Found(None)
-                self._answers.put(need, facts, FACTS, self._pool)
-                return Found(facts)
+        return self._load(need) if may_load and isinstance(need, Load) else None
 
     def _load(self, need: Load) -> Found | None:
         """Return the answer to ``need``; None where an event loop is needed, or is to find out what went wrong."""

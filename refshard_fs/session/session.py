@@ -118,28 +118,9 @@ class Session(Engines):
                     self._adopt(Base(found.value, found.value.urls, None), opening)
         return self._keyspace
 
-    def opened_now(self) -> KeySpace | None:
-        """Return the key space as `opened`, or open it if no event loop is needed for that; for callers that block."""
-        keyspace = self.opened()
-        options, source = self.options, self.options.source
-        if keyspace is not None or not isinstance(source, str) or options.fallback or options.overlay is not None:
-            return keyspace
-        if protocol_of(source) not in (None, *LOCAL):
-            return None
-        opening = self._openings
-        INDEXES.discard((options.token, Stat(source)))
-        steps = catalog.open_source(source, options.open, options.format, self._recognised)
-        try:
-            found = self._at_once_reader().run(steps)
-        except RefShardError:  # the event loop finds out again, and says what is wrong
-            return None
-        if found is not None:
-            self._adopt(Base(found.value, (), None), opening)
-        return self._keyspace
-
     def open(self) -> KeySpace:
         """Return the opened source, for callers outside of event loops."""
-        keyspace = self.opened_now()
+        keyspace = self.opened()
         return self.wait(self.keyspace) if keyspace is None else keyspace
 
     async def _open(self) -> KeySpace:
@@ -407,7 +388,7 @@ class Session(Engines):
 
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
-        keyspace = self._keyspace or self.opened_now()
+        keyspace = self._keyspace or self.opened()
         return (
             None
             if keyspace is None

@@ -8,9 +8,9 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from refshard_fs.core.model import Facts, Listed, Pin
 from refshard_fs.core.stats import Stats
@@ -271,17 +271,6 @@ class VersionedObject:
         """Return what lies directly below ``path``, or None if the target cannot list."""
         return await self._persist(math.inf, self.target.names, path)
 
-    def facts_now(self, path: str) -> Facts:
-        """Return the same facts as `facts` at once, of a target that needs no event loop."""
-        facts: Facts = _at_once(self.target.facts(path))
-        self._version.observe(facts.etag, facts.last_modified, facts.size, None)
-        return facts
-
-    def names_now(self, path: str) -> tuple[Listed, ...] | None:
-        """Return the same as `names` at once, of a target that needs no event loop."""
-        names: tuple[Listed, ...] | None = _at_once(self.target.names(path))
-        return names
-
     def read_now(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
     ) -> Answer | None:
@@ -332,14 +321,3 @@ class VersionedObject:
                 raise failure
             self._stats.add(retries=1)
             await asyncio.sleep(wait)
-
-
-def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns that never waits."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    coroutine.close()
-    raise RuntimeError("a target that needs no event loop waited for one")
