@@ -419,7 +419,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         callback = kwargs.get("callback", DEFAULT_CALLBACK)
         callback.set_size(len(keys))
         requests = [Request(key, kwargs.get("start"), kwargs.get("end")) for key in keys]
-        tell = None if callback is DEFAULT_CALLBACK else callback.relative_update  # which nobody hears
+        tell = None if callback is DEFAULT_CALLBACK else callback.relative_update  # the default shows nothing
         out = await self._session.read_all(requests, tell)
         for value in out:
             if isinstance(value, BaseException) and (

@@ -28,14 +28,15 @@ from refshard_fs.sharding.view import ShardView
 Tell = Callable[[str], object]
 
 
-def _nobody(name: str) -> None:
-    """Hear the name of a format, and forget it."""
+def _ignore(name: str) -> None:
+    """Do nothing with the name of a format."""
 
 
-def open_source(url: str, options: OpenOptions, format: str | None = None, tell: Tell = _nobody) -> Steps[KeySpace]:
-    """Open what lies at ``url``, in a format that it is recognised as, or that ``format`` names; ``tell`` hears which.
+def open_source(url: str, options: OpenOptions, format: str | None = None, tell: Tell = _ignore) -> Steps[KeySpace]:
+    """Open what lies at ``url``, in the format called ``format``, or in the one that recognises it.
 
-    SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
+    ``tell`` is called with the format's name. SourceNotReachable if there is nothing; UnknownSource if no format, or
+    more than one, fits.
     """
     known = known_formats()
     most = options.max_manifest_bytes
@@ -48,13 +49,13 @@ def open_source(url: str, options: OpenOptions, format: str | None = None, tell:
     return (yield from _open(probe, options, format, tell))
 
 
-def open_bytes(data: bytes, options: OpenOptions, format: str | None = None, tell: Tell = _nobody) -> Steps[KeySpace]:
-    """Open a document that is at hand."""
+def open_bytes(data: bytes, options: OpenOptions, format: str | None = None, tell: Tell = _ignore) -> Steps[KeySpace]:
+    """Open a document that is held in memory."""
     return (yield from _open(Probe(IN_MEMORY, Facts(len(data)), data), options, format, tell))
 
 
 def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a reference set that is at hand; that takes reads only where metadata is itself a reference."""
+    """Open a reference set that is held in memory; that takes reads only where metadata is itself a reference."""
     keyspace = FlatKeySpace(refs, resolver(options, None), "the given references")
     return (yield from shown(keyspace, options))
 
@@ -66,40 +67,42 @@ def empty(url: str, options: OpenOptions) -> KeySpace:
 
 
 def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) -> Steps[KeySpace]:
-    known = known_formats()
     if options.open_other is None:
         options = msgspec.structs.replace(options, open_other=open_source)
-    if format is not None:
-        if format not in known:
-            raise UnknownSource(f"format={format!r} is not known; there are: {', '.join(sorted(known))}")
-        tell(format)
-        return (yield from shown((yield from known[format].open(probe, options)), options, _has_root(probe)))
+    found = _format_of(probe, format)
+    tell(found.name)
+    keyspace = yield from found.open(probe, options)
+    return (yield from shown(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names))
+
+
+def _format_of(probe: Probe, name: str | None) -> Format:
+    """Return the format called ``name``, or the one that recognises the source; UnknownSource if there is not one."""
+    known = known_formats()
+    if name is not None:
+        if name not in known:
+            raise UnknownSource(f"format={name!r} is not known; there are: {', '.join(sorted(known))}")
+        return known[name]
     fitting = [f for f in known.values() if f.recognises(probe)]
     if len(fitting) > 1:
         fitting = [f for f in fitting if not f.is_general]
-    if len(fitting) != 1:
+    if len(fitting) == 1:
+        return fitting[0]
+    remedy = "Name one with format="
+    if probe.is_directory:
         what = "a directory with " + (", ".join(sorted(probe.names)[:8]) or "nothing known in it")
-        if not probe.is_directory:
-            what = f"a document that starts with {probe.head[:16]!r}"
-        names = ", ".join(f.name for f in fitting or known.values())
-        verdict = "fits several formats" if fitting else "is no source that is known"
-        remedy = "Name one with format="
-        if not probe.is_directory and not probe.head:
-            what, remedy = "an empty document", "Was it written to the end?"
-        elif not fitting and probe.head.lstrip()[:1] == b"<":
+    elif not probe.head:
+        what, remedy = "an empty document", "Was it written to the end?"
+    else:
+        what = f"a document that starts with {probe.head[:16]!r}"
+        if not fitting and probe.head.lstrip()[:1] == b"<":
             remedy = "Is this the URL of the file itself? A page such as that of a login or an error begins so"
-        raise UnknownSource(f"{redacted(probe.url)} is {what}: it {verdict} ({names}). {remedy}")
-    tell(fitting[0].name)
-    return (yield from shown((yield from fitting[0].open(probe, options)), options, _has_root(probe)))
-
-
-def _has_root(probe: Probe) -> bool:
-    """Whether the source may have a ``zarr.json`` at its root."""
-    return not probe.is_directory or "zarr.json" in probe.names
+    names = ", ".join(f.name for f in fitting or known.values())
+    verdict = "fits several formats" if fitting else "is no source that is known"
+    raise UnknownSource(f"{redacted(probe.url)} is {what}: it {verdict} ({names}). {remedy}")
 
 
 def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
-    """Return ``keyspace`` as the user wants to see it: manifests heeded, shards shown as their inner chunks, or not."""
+    """Return ``keyspace`` as the user wants to see it: manifests resolved, shards shown as inner chunks or whole."""
     if keyspace.metadata_lacks((MARK, *(mark for known in shard_formats() for mark in known.marks))):
         return keyspace
     if keyspace.resolves_manifests:

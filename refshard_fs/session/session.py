@@ -262,7 +262,7 @@ class Session(Engines):
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
         loop = asyncio.get_running_loop()
-        self._home = weakref.ref(loop)  # also by metadata that are at hand: chunks will be read there
+        self._home = weakref.ref(loop)  # also where inline metadata is read: chunks will be read there
         keyspace = self._keyspace or self.opened() or await self.keyspace()
         at_once = self._immediate or self._at_once_reader()
         entry = at_once.find(keyspace, request.key)
