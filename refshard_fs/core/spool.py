@@ -39,7 +39,7 @@ class _File:
         return start
 
     def view(self, start: int, stop: int) -> memoryview:
-        """Return bytes where they are, without taking memory for them."""
+        """Return bytes mapped from the file: they take no memory."""
         first = start - start % mmap.ALLOCATIONGRANULARITY
         mapped = mmap.mmap(self._file.fileno(), stop - first, access=mmap.ACCESS_READ, offset=first)
         return memoryview(mapped)[start - first :]
@@ -61,7 +61,7 @@ class Spooled(msgspec.Struct, frozen=True, eq=False):
 
 
 def _views(spooled: Sequence[Spooled]) -> list[memoryview]:
-    """Return the bytes of each of ``spooled`` where they are: without taking memory for them."""
+    """Return the bytes of each of ``spooled``, mapped from the file: they take no memory."""
     found = [memoryview(b"")] * len(spooled)
     by_file: dict[_File, list[int]] = {}
     for i, some in enumerate(spooled):
@@ -104,13 +104,13 @@ class Spool:
                 self.in_memory += len(data)
                 return Inline(data)
             if self._file is not None and self._file.end >= self._room:
-                self._file, self._room = None, 2 * self._room  # it goes when nobody needs what is in it
+                self._file, self._room = None, 2 * self._room  # the file goes with the last value that refers to it
             if self._file is None or self._file.pid != os.getpid():  # a parent goes on writing to its own
                 self._file = _File()
             return Spooled(self._file, self._file.add(data), len(data))
 
     def clear(self) -> None:
-        """Begin anew: nothing that was given is held any more, but by those who have it."""
+        """Begin anew. Values that somebody still refers to stay readable."""
         with self._lock:
             self.in_memory = 0
             self._file = None

@@ -140,7 +140,7 @@ class _Uncommitted:
             warnings.warn(
                 f"{self.count} writes to {self.source} were never committed, and are lost: "
                 "call commit(), or discard(), or write within `with fs.transaction:`",
-                ResourceWarning,
+                RuntimeWarning,  # shown by default: data is lost
                 stacklevel=2,
             )
 

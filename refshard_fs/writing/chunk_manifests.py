@@ -1,7 +1,7 @@
 """Commits to hierarchies with chunk manifests: new manifests first, then the root's document, which has all metadata.
 
-That one PUT is the commit. What follows writes each node's own document, for readers that heed no consolidated
-metadata: if it is interrupted, the root says which are still to be written, and readers of this package heed that.
+That one PUT is the commit. What follows writes each node's own document, for readers that ignore consolidated
+metadata. If that is interrupted, the root says which are still to be written, and readers of this package know that.
 """
 
 from __future__ import annotations

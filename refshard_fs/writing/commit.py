@@ -67,7 +67,7 @@ def _format_of(source: str | InMemorySource, base: Base, options: WriteOptions) 
 
 
 def _manifests_of(keyspace: KeySpace) -> ManifestView | None:
-    """Return what heeds the chunk manifests of an opened source; None if nothing does."""
+    """Return the view that reads the chunk manifests of an opened source; None if there is none."""
     while isinstance(keyspace, ShardView):
         keyspace = keyspace.base
     return keyspace if isinstance(keyspace, ManifestView) else None

@@ -1,4 +1,4 @@
-"""What a committer is given."""
+"""What each format's committer is given, and what commits to directories have in common."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Committing", "DirectoryCommit"]
 
 
 class Committing(msgspec.Struct, frozen=True, eq=False):
-    """What a committer has at hand: the source as it was opened, the edits, and what opens its URLs."""
+    """One commit: the source as it was opened, the edits, and what opens URLs."""
 
     source: str | InMemorySource
     base: Base
@@ -34,12 +34,8 @@ class Committing(msgspec.Struct, frozen=True, eq=False):
     values: Values  # what makes objects of values
 
 
-# ----------------------------------------------------------------------------------------------------
-# What commits have in common that one document in a directory makes visible: new objects first, and that one last.
-
-
 class DirectoryCommit:
-    """One commit to the directory that is the source, of which the document ``name`` tells what is in it."""
+    """One commit to a directory whose document ``name`` says what is in it: new objects first, that document last."""
 
     def __init__(self, committing: Committing, name: str) -> None:
         self._run = committing.run
@@ -54,7 +50,7 @@ class DirectoryCommit:
         self._written: list[str] = []
 
     def _publish(self, document: Document, data: bytes) -> None:
-        """Put the document that is the commit. Where nobody can tell whether that was done, what it names stays."""
+        """Put the document that is the commit. If it is not known whether that was done, the objects it names stay."""
         try:
             document.put(data)
         except ConflictError:

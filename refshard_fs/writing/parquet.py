@@ -32,7 +32,7 @@ from refshard_fs.writing.save import as_written
 
 __all__ = ["commit_parquet"]
 
-ABANDONED: Final = 900  # seconds after which nobody gives partitions their usual names any more
+ABANDONED: Final = 900  # seconds after which an earlier commit is not renaming partitions any more
 TIDYING: Final = 300  # seconds that one takes for that at most
 
 Renamed = dict[str, dict[int, str | None]]
@@ -133,7 +133,7 @@ class _Commit(DirectoryCommit):
     # ------------------------------------------------------------------ and their usual names
 
     def _may_tidy(self, now: int) -> bool:
-        """Whether nobody else may be giving partitions their usual names at this time."""
+        """Whether no other process can be renaming partitions now."""
         match self._before.get("refshard"):
             case {"at": int(at)}:
                 return now - at > ABANDONED

@@ -1,8 +1,12 @@
-"""What other processes write to an overlay: each write is at once an object in a staging place, until a commit merges.
+"""Where written values go: `Values` in the process that commits, `StagedValues` in others that write for it.
 
-``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``: ``writer`` is one process, ``number`` says how much
-of the overlay it had seen; of kind ``w`` the object is the value, of ``r`` it is ``[url, start, stop]``, ``d`` removes
-the key and ``p`` all that is below it. Values become what the committed source refers to, where they lie.
+In the committing process small values and metadata go into the overlay, and others into objects of their own, at once.
+Values that have a place in the source wait for the commit in the overlay: all of a zarr hierarchy, chunks of shards.
+
+In other processes each write becomes an object in a staging place, and `merge` takes these into the overlay:
+``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``. ``writer`` is one process, and ``number`` says how
+much of the overlay it had seen. Of kind ``w`` the object is the value, of ``r`` it is ``[url, start, stop]``; ``d``
+removes the key and ``p`` all that is below it. Values are not copied: the committed source refers to these objects.
 """
 
 from __future__ import annotations
@@ -28,22 +32,16 @@ from refshard_fs.writing.options import WriteOptions
 
 __all__ = ["StagedValues", "Values", "clear", "merge", "never"]
 
-# ----------------------------------------------------------------------------------------------------
-# Where a written value goes: small ones and metadata into the overlay, others into objects, at once.
-#
-# Those that have a place of their own wait in the overlay, and the commit puts them there: all of a zarr hierarchy, and
-# the chunks that lie in shards.
-
 
 class Values:
-    """Writes to one overlay: what a method has returned from, readers see. Any thread and event loop may call it."""
+    """Writes to one overlay; readers see a value when the method returns. Any thread and event loop may call it."""
 
     def __init__(self, overlay: Overlay, options: WriteOptions, store: Objects | None) -> None:
         self._overlay = overlay
         self._options = options
         self._store = store
-        self.waits = False  # for a commit that has a place for them
-        self.is_inner: Callable[[str], bool] = never  # whether a key is of a chunk that lies in a shard
+        self.waits = False  # whether all values wait for a commit that has a place for them
+        self.is_inner: Callable[[str], bool] = never  # whether a key is a chunk of a shard
 
     def keeps(self, key: str) -> bool:
         """Whether the value of ``key`` waits for the commit."""
@@ -124,7 +122,7 @@ class Values:
 
 
 def never(key: str) -> bool:
-    """Whether ``key`` lies in a shard, where nothing does."""
+    """Say of no key that it is a chunk of a shard."""
     return False
 
 
@@ -200,8 +198,8 @@ class _Writer(NamedTuple):
 def merge(overlay: Overlay, store: Objects, options: WriteOptions, *, waits: bool) -> None:
     """Take what other processes staged into ``overlay``; ConflictError, which names the key, where two differ on one.
 
-    Then nothing is taken. What was taken before is passed over. Where values have places of their own, and so ``waits``
-    is true, they are read, and wait for the commit.
+    Then nothing is merged. What was merged before is skipped. Values that the commit has a place for (``waits``) are
+    read now.
     """
     found = [staged for staged in _listed(overlay, store) if staged.name not in overlay.merged]
     if not found:
@@ -218,14 +216,14 @@ def merge(overlay: Overlay, store: Objects, options: WriteOptions, *, waits: boo
             overlay.remove_below(prefix)
     for writer in writers.values():
         for key, change in writer.edits.changes().items():
-            overlay.put(key, _at_hand(overlay, change.edit, store) if waits else change.edit)
+            overlay.put(key, _loaded(overlay, change.edit, store) if waits else change.edit)
     for staged in found:
         overlay.merged.add(staged.name)
         overlay.made(store.url_of(staged.name))
 
 
-def _at_hand(overlay: Overlay, edit: Edit, store: Objects) -> Edit:
-    """Return an edit that needs no object of the staging place."""
+def _loaded(overlay: Overlay, edit: Edit, store: Objects) -> Edit:
+    """Return ``edit`` with the bytes of the staged object that it refers to."""
     match edit:
         case Span() as span if (data := _bytes(span, store)) is not None:
             return overlay.spool.keep(data)
@@ -233,7 +231,7 @@ def _at_hand(overlay: Overlay, edit: Edit, store: Objects) -> Edit:
 
 
 def clear(overlay: Overlay, store: Objects) -> None:
-    """Remove what other processes staged and no commit has taken."""
+    """Remove what other processes staged and no commit has merged."""
     left = [staged.name for staged in _listed(overlay, store) if staged.name not in overlay.merged]
     store.remove_all(left)
 

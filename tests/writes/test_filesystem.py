@@ -192,7 +192,7 @@ def test_writes_that_nobody_committed_are_warned_of_when_the_filesystem_goes(pat
     fs.pipe_file("a", b"lost")
     held = [fs]
     del fs
-    with pytest.warns(ResourceWarning, match=r"1 writes to .*refs\.json were never committed"):
+    with pytest.warns(RuntimeWarning, match=r"1 writes to .*refs\.json were never committed"):
         forget(held)
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"kept")
@@ -419,3 +419,16 @@ def test_a_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
     asyncio.run(twin._pipe_file("a", LARGE))
     fs.end_transaction()
     assert RefShardFileSystem(str(path)).find("") == ["a", "before", "range", "text"]
+
+
+def test_what_a_symbolic_link_leads_to_is_replaced_and_not_the_link(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text('{".zgroup": "{}"}')
+    try:
+        (tmp_path / "current.json").symlink_to("real.json")
+    except OSError:
+        pytest.skip("this system lets us make no links")
+    fs = RefShardFileSystem(str(tmp_path / "current.json"), mode="a")
+    fs.pipe_file("k", b"new")
+    fs.commit()
+    assert (tmp_path / "current.json").is_symlink()
+    assert RefShardFileSystem(str(tmp_path / "real.json")).cat_file("k") == b"new"

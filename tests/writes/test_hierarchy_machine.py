@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # it tells what is lost
+            warnings.simplefilter("ignore", RuntimeWarning)  # it tells what is lost
             self.fs = self.opened()
             gc.collect()
         self.now = dict(self.committed)

@@ -144,7 +144,7 @@ class Source(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
+            warnings.simplefilter("ignore", RuntimeWarning)
             del self.fs
             gc.collect()
         self.seen = dict(self.stored)

@@ -125,7 +125,7 @@ def test_a_mode_that_is_given_to_the_protocol_holds(tmp_path: Path) -> None:
     made.pipe_file("lost", b"2")
     holders = [made, joined]
     del made, joined
-    with pytest.warns(ResourceWarning, match="never committed"):
+    with pytest.warns(RuntimeWarning, match="never committed"):
         let_go(holders)
 
 

@@ -127,14 +127,14 @@ def _facts(urls: Sequence[str]) -> Steps[Sequence[Facts | None]]:
 
 
 def _pin(facts: Facts | None) -> Pin | None:
-    """Return what is to be held of an object; of its ETag, not the one that we gave it ourselves."""
+    """Return the pin of an object. An ETag that we made up ourselves is no part of it."""
     if facts is None:
         return None
     return Pin(facts.named_etag, facts.last_modified, facts.size, exact=True)
 
 
 def _documents(hierarchy: Hierarchy, pins: Mapping[str, Pin]) -> Steps[tuple[dict[str, bytes], dict[str, ChunkGrid]]]:
-    """Return all metadata by key, as they were when ``pins`` were taken, and the grids of arrays."""
+    """Return all metadata by key, as they were when ``pins`` were made, and the grids of arrays."""
     keys = [key for key in pins if zarrmeta.is_metadata(key)]
     found: dict[str, bytes] = {}
     for first in range(0, len(keys), TOGETHER):
