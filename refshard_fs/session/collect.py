@@ -24,7 +24,7 @@ from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_json.source import parse_document
 from refshard_fs.formats.kerchunk_parquet.contents import ParquetStream
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.formats.zarr_hierarchy.snapshot import pinned
+from refshard_fs.formats.zarr_hierarchy.snapshot import pinned, pinned_hierarchy
 from refshard_fs.references.edit import with_edits
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins

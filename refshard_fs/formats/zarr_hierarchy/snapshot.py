@@ -28,7 +28,7 @@ Tell = Callable[[int], object]
 TOGETHER: Final = 256  # directories, documents or facts that are asked for at a time
 
 
-def taken(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSet]:
+def pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSet]:
     """Return references to all keys of ``hierarchy``; metadata of up to ``threshold`` bytes are inline.
 
     ``tell`` hears of how many more keys it is known what they are.
