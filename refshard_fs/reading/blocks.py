@@ -12,7 +12,7 @@ from typing import NamedTuple
 from refshard_fs.core.model import Span
 from refshard_fs.reading.failures import fail
 
-__all__ = ["OVER", "QUEUED", "UNDER_WAY", "Block", "Host", "Job", "Reader", "Shelf"]
+__all__ = ["OVER", "QUEUED", "UNDER_WAY", "Block", "BlockIndex", "Host", "Job", "Reader"]
 
 NEAREST = 4  # of the blocks that begin before a range, those that are looked at for one that covers it
 QUEUED, UNDER_WAY, OVER = range(3)  # states of a job
@@ -108,7 +108,7 @@ class Host:
         self.later: deque[Job] = deque()
 
 
-class Shelf:
+class BlockIndex:
     """The blocks that readers may join, found by what they cover."""
 
     def __init__(self) -> None:

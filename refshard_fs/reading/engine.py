@@ -172,7 +172,7 @@ class Engine(Lookups):
         for read, entry in found:
             request, future = read.request, read.future
             key = request.key
-            if request.is_whole and not self.ahead.was_told(key) and read.guess:
+            if request.is_whole and not self.ahead.was_announced(key) and read.guess:
                 chunks.append(Chunk(read.keyspace, key, entry if isinstance(entry, Span) else None))
             if future.done():
                 continue

@@ -13,7 +13,7 @@ from io import BytesIO
 from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
-from refshard_fs.reading.blocks import QUEUED, Block, Job, Reader, Shelf
+from refshard_fs.reading.blocks import QUEUED, Block, BlockIndex, Job, Reader
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.dispatch import Budget, Dispatch
 from refshard_fs.targets import Answer, Pool, Unfit
@@ -34,7 +34,7 @@ class Fetcher:
         self.requests = Dispatch(pool, budget, stats, self)
         self._stats = stats
         self._kept = kept  # what was read, by span
-        self._shelf = Shelf()
+        self._known = BlockIndex()
         self._waiting: dict[asyncio.Future[bytes], Block] = {}
         self._idle: dict[Block, None] = {}  # held and complete, oldest first
         self.progress = 0  # so many requests were answered, and so much was read of what was held
@@ -58,14 +58,14 @@ class Fetcher:
             if span.size is None:
                 self._open(span, [(span, reader)], shared=False)
                 continue
-            block = self._shelf.covering(span)
+            block = self._known.covering(span)
             if block is None:
                 fresh.setdefault(span.url, []).append((span, reader))
             else:
                 self._join(block, reader)
         self._stats.count("keys", keys)
         for span in ahead:
-            block = self._shelf.covering(span)
+            block = self._known.covering(span)
             if block is None:
                 fresh.setdefault(span.url, []).append((span, None))
             else:
@@ -90,7 +90,7 @@ class Fetcher:
             start = Span(span.url, span.start, stop, exact=False, pin=span.pin, dense=True)
             if span.start < 0:
                 continue
-            block = self._shelf.covering(Span(span.url, start.start, start.start + 1, pin=span.pin))
+            block = self._known.covering(Span(span.url, start.start, start.start + 1, pin=span.pin))
             if block is None:
                 block = self._open(start, (), shared=True)
             elif not block.begun:
@@ -111,7 +111,7 @@ class Fetcher:
 
     def awaits(self, span: Span) -> bool:
         """Whether ``span`` is fetched, and has not arrived."""
-        block = self._shelf.covering(span)
+        block = self._known.covering(span)
         return block is not None and block.data is None
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
@@ -120,7 +120,7 @@ class Fetcher:
         Else that runs to its end, for nobody: a request that is broken off costs its connection.
         """
         for span in spans:
-            block = self._shelf.covering(span)
+            block = self._known.covering(span)
             if block is None:
                 continue
             piece = span.start, span.stop or 0
@@ -137,7 +137,7 @@ class Fetcher:
 
     def drop_unread(self) -> None:
         """Hold, and fetch, nothing that nobody waits for."""
-        for block in [block for block in self._shelf if not block.begun]:
+        for block in [block for block in self._known if not block.begun]:
             self._stats.add(ahead_wasted=sum(block.held.values()))
             block.held.clear()
             if not block.readers:
@@ -149,7 +149,7 @@ class Fetcher:
         await asyncio.gather(*self._abandon(), return_exceptions=True)
 
     def _abandon(self) -> list[asyncio.Task[None]]:
-        blocks = {*self._shelf, *self._waiting.values()}
+        blocks = {*self._known, *self._waiting.values()}
         tasks = [job.task for block in blocks for job in block.jobs if job.task is not None]
         for block in blocks:
             self._forget(block)
@@ -174,7 +174,7 @@ class Fetcher:
         block.jobs = [Job(block, host, start, stop) for start, stop in cuts]
         block.missing = len(block.jobs)
         if shared:
-            self._shelf.put(block)
+            self._known.put(block)
         self.requests.queue(block.jobs, urgent=bool(block.readers))
         if not whole and (span.size or 0) > LARGE:
             try:
@@ -189,7 +189,7 @@ class Fetcher:
             self.requests.stop(job)
         if block.shared:
             block.shared = False
-            self._shelf.take(block)
+            self._known.take(block)
         self._idle.pop(block, None)
         self.requests.free(block.reserved)
         block.reserved = 0

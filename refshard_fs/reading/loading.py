@@ -83,17 +83,10 @@ class _Flight:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.is_deaf = False  # its event loop stands still: it may be waiting for one that follows
-
-    @property
-    def is_stranded(self) -> bool:
-        return self.is_deaf or self.loop.is_closed() or not self.loop.is_running()
+        self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
 
 
 _flights: dict[Hashable, _Flight] = {}
-_lock = threading.Lock()
-_given_up = object()
 _writers: list[threading.Thread] = []
 
 
@@ -115,32 +108,20 @@ async def load(
         value = await _decode(sized(need), data)
         return value, getattr(value, "nbytes", len(data))
     key = (token, need)
-    while True:
-        with _lock:
-            flight = _flights.get(key)
-            if leads := flight is None or flight.is_stranded:
-                flight = _flights[key] = _Flight()
-        if not leads:
-            value = await _follow(flight)
-            if value is _given_up:
-                continue
-            return value, _weight(value)
+    while (value := cache.get(key)) is None:
+        mine = _Flight()
+        flight = _flights.setdefault(key, mine)
+        if flight is not mine:
+            await _follow(key, flight)
+            continue
         try:
-            value = cache.get(key)  # which another loop may have filled meanwhile
-            if value is None:
-                value = await _load(need, index, read, keep)
-                cache.put(key, value, _weight(value))
-        except Exception as e:  # raised again, here and to all who wait for it
-            _land(key, flight)
-            flight.done.set_exception(e)
-            raise
-        except BaseException:
-            _land(key, flight)
-            flight.done.set_result(_given_up)
-            raise
-        _land(key, flight)
-        flight.done.set_result(value)
-        return value, _weight(value)
+            value = await _load(need, index, read, keep)
+            cache.put(key, value, _weight(value))
+            break
+        finally:
+            _land(key, mine)
+            mine.ended.set_result(None)
+    return value, _weight(value)
 
 
 def settle() -> None:
@@ -155,24 +136,21 @@ def _weight(value: Any) -> int:
 
 
 def _land(key: Hashable, flight: _Flight) -> None:
-    with _lock:
-        if _flights.get(key) is flight:
-            del _flights[key]
+    if _flights.get(key) is flight:
+        del _flights[key]
 
 
-async def _follow(flight: _Flight) -> Any:
-    done = asyncio.wrap_future(flight.done)
-    done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be left to ask
-    while True:
+async def _follow(key: Hashable, flight: _Flight) -> None:
+    """Wait until ``flight`` has ended, or until its event loop stands still: it may be waiting for this one."""
+    ended = asyncio.wrap_future(flight.ended)
+    while not ended.done():
         heard = threading.Event()
         with contextlib.suppress(RuntimeError):  # it has been closed
             flight.loop.call_soon_threadsafe(heard.set)
-        await asyncio.wait({done}, timeout=PATIENCE)
-        if done.done():
-            return done.result()
-        flight.is_deaf |= not heard.is_set()
-        if flight.is_stranded:
-            return _given_up
+        await asyncio.wait({ended}, timeout=PATIENCE)
+        if not ended.done() and not (heard.is_set() and flight.loop.is_running()):
+            _land(key, flight)
+            return
 
 
 async def _decode(index: Index, data: bytes) -> Any:
@@ -275,8 +253,6 @@ def _put(cache: IndexCache, name: str, index: Packable, value: Any) -> None:
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
     _flights.clear()
     _writers.clear()
 

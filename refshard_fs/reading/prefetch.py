@@ -78,7 +78,7 @@ class Ahead:
         self._most = most
         self._near = near
         self._arrays: dict[tuple[int, str], _Array] = {}
-        self._told: dict[str, int] = {}  # keys that the reader said would be read, and how often
+        self._expected: dict[str, int] = {}  # keys that the reader said would be read, and how often
         self._feeding: set[asyncio.Task[None]] = set()  # what fetches announced keys
         self._announced = 0  # so many times
         self._watch: asyncio.TimerHandle | None = None
@@ -172,21 +172,21 @@ class Ahead:
 
     def expects(self, key: str) -> bool:
         """Whether ``key`` was said to be read, and has not been."""
-        return key in self._told
+        return key in self._expected
 
-    def was_told(self, key: str) -> bool:
+    def was_announced(self, key: str) -> bool:
         """Whether ``key``, which is read now, was said to be: once less from then on."""
-        count = self._told.get(key, 0)
+        count = self._expected.get(key, 0)
         if count > 1:
-            self._told[key] = count - 1
+            self._expected[key] = count - 1
         elif count:
-            del self._told[key]
+            del self._expected[key]
         return count > 0
 
-    def tell(self, keyspace: KeySpace, keys: Sequence[str]) -> Announced:
+    def announce(self, keyspace: KeySpace, keys: Sequence[str]) -> Announced:
         """Fetch ``keys``, which will be read, in waves within the budget."""
         for key in keys:
-            self._told[key] = self._told.get(key, 0) + 1
+            self._expected[key] = self._expected.get(key, 0) + 1
         spans: list[Span] = []
         feeding = self._lookups.start(self._feed(keyspace, keys, spans))
         self._feeding.add(feeding)
@@ -205,7 +205,7 @@ class Ahead:
             feeding.cancel()
             self._fetcher.drop(spans, stop=True)
             for key in keys:
-                self.was_told(key)
+                self.was_announced(key)
             raise
 
     async def begin(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Block]:
@@ -225,14 +225,14 @@ class Ahead:
         begun: list[Block] = []
         try:
             for first in range(0, len(keys), WAVE):
-                some = [key for key in keys[first : first + WAVE] if key in self._told]
+                some = [key for key in keys[first : first + WAVE] if key in self._expected]
                 begun = await self.begin(keyspace, some)
                 entries: list[Entry | Exception | None] = await self._lookups.find_all(keyspace, some)
                 wave: dict[str, Span] = {}
                 for key, entry in zip(some, entries, strict=True):
                     if not (isinstance(entry, Span) and entry.size) or self._near(entry.url):
-                        self.was_told(key)  # nothing to hold
-                    elif key in self._told:
+                        self.was_announced(key)  # nothing to hold
+                    elif key in self._expected:
                         wave[key] = entry
                 spans += wave.values()
                 self._fetcher.read((), wave.values())
@@ -259,12 +259,12 @@ class Ahead:
         """Take all announcements and guesses back, unless there was more ``progress`` meanwhile."""
         self._watch = None
         if progress != self._progress:
-            if self._told or self._fetcher.holds:
+            if self._expected or self._fetcher.holds:
                 self._watch_unread()
             return
         for task in self._feeding:
             task.cancel()
-        self._told.clear()
+        self._expected.clear()
         self.give_up()
         self._fetcher.drop_unread()
 

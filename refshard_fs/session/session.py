@@ -434,7 +434,7 @@ class Session(Engines):
         """
         keyspace = await self.keyspace()
         ahead = self.engine().ahead
-        announced = ahead.tell(keyspace, keys)
+        announced = ahead.announce(keyspace, keys)
         if wait:
             await ahead.arrived(announced)
 
