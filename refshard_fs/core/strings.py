@@ -35,7 +35,7 @@ class Texts(Sequence[str | None]):
         return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
 
     @classmethod
-    def gathered(cls, data: bytes, sizes: npt.NDArray[np.int64]) -> Texts:
+    def of_sizes(cls, data: bytes, sizes: npt.NDArray[np.int64]) -> Texts:
         """Return the texts of so many bytes each that ``data`` has in a row."""
         return cls(np.frombuffer(data, np.uint8), sizes.cumsum().view(np.uint64))
 

@@ -25,13 +25,12 @@ __all__ = [
     "PAD",
     "Positions",
     "SEED",
-    "alike",
     "bytes_after_last",
     "digits",
-    "gathered",
-    "grouped",
+    "groups_of",
     "hash_of",
     "hashes",
+    "join_pieces",
     "marks",
     "number_before",
     "runs",
@@ -180,7 +179,6 @@ SEED: Final = int.from_bytes(os.urandom(8), "little")  # of this process
 WORDS: Final = 64  # of longer pieces the hash is a keyed digest
 
 _MASK: Final = 2**64 - 1
-_32_hashing: Final = u64(32)
 
 
 @cache
@@ -207,7 +205,7 @@ def hash_of(piece: bytes, seed: int = SEED) -> int:
 
 
 def hashes(text: bytes, starts: Positions, stops: Positions, seed: int = SEED) -> UInt64s:
-    """Return the hash of each piece of ``text``, which has `words.PAD` on either side."""
+    """Return the hash of each piece of ``text``, which has `PAD` on either side."""
     sizes = stops - starts
     _, multipliers = _multipliers(seed)
     total: UInt64s = sizes.view(np.uint64) * multipliers[WORDS]
@@ -226,7 +224,7 @@ def hashes(text: bytes, starts: Positions, stops: Positions, seed: int = SEED) -
                 begins, counts = begins[remain], counts[remain]
         word = words_at(text, begins + 8 * i, 1)[:, 0]
         word &= FIRST[np.minimum(counts - 8 * i, 8)]
-        word ^= word >> _32_hashing
+        word ^= word >> _32
         word *= multipliers[i]
         total[left] += word
     for place in long.tolist():
@@ -235,19 +233,32 @@ def hashes(text: bytes, starts: Positions, stops: Positions, seed: int = SEED) -
 
 
 class Groups(NamedTuple):
-    """Hashes in groups of equals: the first of each group, in their order, and the group of each hash."""
+    """Pieces in groups of equals: the first of each group, in their order, and the group of each piece."""
 
     firsts: Positions
     groups: UInt32s
 
 
-def grouped(keyed: UInt64s) -> Groups:
+def groups_of(text: bytes, starts: Positions, stops: Positions, hashes: UInt64s) -> Groups:
+    """Return pieces of ``text``, which has `PAD` on either side, in groups, by way of their ``hashes``."""
+    found = _by_hash(hashes)
+    first = found.firsts[found.groups]
+    others = np.flatnonzero(first != np.arange(len(first)))
+    if _are_same(text, starts[others], stops[others], starts[first[others]], stops[first[others]]):
+        return found
+    places: dict[bytes, int] = {}
+    spans = zip(starts.tolist(), stops.tolist(), strict=True)
+    groups = np.array([places.setdefault(text[start:stop], len(places)) for start, stop in spans], np.uint32)
+    return Groups(np.unique(groups, return_index=True)[1], groups)
+
+
+def _by_hash(hashes: UInt64s) -> Groups:
     """Return hashes in groups. Only their highest bits count, 40 for a million: what is equal is to be compared."""
-    count = len(keyed)
+    count = len(hashes)
     bits = u64(max(count - 1, 1).bit_length())
     rows = np.arange(count, dtype=np.uint64)
     # Sorting numbers takes a fraction of what it takes to sort their places by them.
-    packed = keyed >> bits << bits
+    packed = hashes >> bits << bits
     packed |= rows
     packed.sort()
     high = packed >> bits
@@ -265,26 +276,24 @@ def grouped(keyed: UInt64s) -> Groups:
     return Groups(np.flatnonzero(is_first), groups)
 
 
-def alike(
-    text: bytes, starts: Positions, other: bytes, others: Positions, sizes: Positions, longest: int = 8 * WORDS
-) -> Booleans:
-    """Return which pieces of ``text`` are those of ``other`` that have the same ``sizes``; both have `words.PAD`."""
-    same = np.ones(len(sizes), np.bool_)
-    most = int(sizes.max(initial=0))
+def _are_same(text: bytes, starts: Positions, stops: Positions, starts_2: Positions, stops_2: Positions) -> bool:
+    """Whether each piece is the same as another one of the text."""
+    sizes = stops - starts
+    if (sizes != stops_2 - starts_2).any():
+        return False
     left = np.arange(len(sizes))
-    for i in range((min(most, longest) + 7) // 8):
-        left = left[sizes[left] > 8 * i]
-        different = words_at(text, starts[left] + 8 * i, 1)[:, 0] ^ words_at(other, others[left] + 8 * i, 1)[:, 0]
-        different &= FIRST[np.minimum(sizes[left] - 8 * i, 8)]
-        same[left] &= different == u64(0)
-    for i in np.flatnonzero(sizes > longest).tolist() if most > longest else ():
-        one, two, size = int(starts[i]), int(others[i]), int(sizes[i])
-        same[i] = text[one : one + size] == other[two : two + size]
-    return same
+    for i in range(0, min(int(sizes.max(initial=0)), 8 * WORDS), 8):
+        left = left[sizes[left] > i]
+        different = words_at(text, starts[left] + i, 1)[:, 0] ^ words_at(text, starts_2[left] + i, 1)[:, 0]
+        different &= FIRST[np.minimum(sizes[left] - i, 8)]
+        if different.any():
+            return False
+    long = np.flatnonzero(sizes > 8 * WORDS).tolist()
+    return all(text[starts[i] : stops[i]] == text[starts_2[i] : stops_2[i]] for i in long)
 
 
-def gathered(text: bytes, starts: Positions, stops: Positions) -> bytes:
-    """Return pieces of ``text``, which has `words.PAD` behind it, one after the other."""
+def join_pieces(text: bytes, starts: Positions, stops: Positions) -> bytes:
+    """Return pieces of ``text``, which has `PAD` behind it, one after the other."""
     sizes = stops - starts
     widest, total = int(sizes.max(initial=0)), int(sizes.sum())
     if len(sizes) < 64 or widest > 64 or widest * len(sizes) > 3 * total:

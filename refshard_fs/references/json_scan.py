@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, UInt64s
-from refshard_fs.core.swar import ONES, PAD, Booleans, Positions, gathered, number_before, stands, u64, words_at
+from refshard_fs.core.swar import ONES, PAD, Booleans, Positions, join_pieces, number_before, stands, u64, words_at
 from refshard_fs.references.chunk_keys import Keys
 from refshard_fs.references.key_table import ESCAPED, text_at
 from refshard_fs.references.url_column import Urls
@@ -74,7 +74,7 @@ class Records(NamedTuple):
 
     def spelled_keys(self, among: Positions) -> bytes:
         """Return the keys of some records, each with a quote behind it."""
-        return gathered(self.keys.text, self.keys.starts[among], self.keys.stops[among] + 1)
+        return join_pieces(self.keys.text, self.keys.starts[among], self.keys.stops[among] + 1)
 
     def has(self, key: bytes) -> bool:
         """Whether there is such a key."""
@@ -274,4 +274,4 @@ def _plain(text: bytes, starts: Positions, stops: Positions) -> tuple[bytes, Pos
     total = int(sizes.sum())
     if 2 * total > len(text):
         return text, starts
-    return gathered(text, starts, stops), sizes.cumsum() - sizes
+    return join_pieces(text, starts, stops), sizes.cumsum() - sizes

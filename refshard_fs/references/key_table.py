@@ -19,11 +19,10 @@ from refshard_fs.core.swar import (
     Booleans,
     Buffer,
     Positions,
-    alike,
-    gathered,
-    grouped,
+    groups_of,
     hash_of,
     hashes,
+    join_pieces,
     runs,
     stands,
 )
@@ -102,7 +101,7 @@ class Members(NamedTuple):
     def take(self, rows: Positions) -> Members:
         """Return some of the members."""
         keys = self.keys.take(rows)
-        spelled = gathered(keys.text, keys.starts, keys.stops + 1)
+        spelled = join_pieces(keys.text, keys.starts, keys.stops + 1)
         objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
         return Members(spelled, self.sizes[rows], self.ranges.take(rows), self.data, objects)
 
@@ -243,7 +242,7 @@ class KeyTable(Mapping[str, Value]):
         if len(rows) <= FEW:
             return list(map(self.key, rows.tolist()))
         starts = np.where(rows > 0, self.ends[rows - 1].view(np.int64) + 1, len(PAD))
-        spelled = gathered(bytes(self.spelled), starts, self.ends[rows].view(np.int64) + 1)
+        spelled = join_pieces(bytes(self.spelled), starts, self.ends[rows].view(np.int64) + 1)
         names = spelled.decode("utf-8", "surrogatepass").split('"')[:-1]
         return names if len(names) == len(rows) else list(map(self.key, rows.tolist()))
 
@@ -368,14 +367,8 @@ class KeyTable(Mapping[str, Value]):
         ends = np.where((places >= 0) & (last >= starts), last, starts)
         begun = runs(text, starts, ends)  # most keys lie where the one before does
         starts, ends = starts[begun], ends[begun]
-        firsts, groups = grouped(hashes(text, starts, ends, self.seed))
-        sizes, chosen = ends - starts, firsts[groups]
-        if (sizes != sizes[chosen]).any() or not alike(text, starts, text, starts[chosen], sizes).all():
-            known: dict[str, int] = {}
-            groups = np.array([known.setdefault(p, len(known)) for p in pieces(text, starts, ends)], np.uint32)
-            names = list(known)
-        else:
-            names = pieces(text, starts[firsts], ends[firsts])
+        firsts, groups = groups_of(text, starts, ends, hashes(text, starts, ends, self.seed))
+        names = pieces(text, starts[firsts], ends[firsts])
         groups = groups.repeat(np.diff(begun, append=len(stops)))
         order = np.argsort(groups, kind="stable")
         bounds = groups[order].searchsorted(np.arange(len(names) + 1)).tolist()

@@ -12,7 +12,7 @@ import numpy as np
 
 from refshard_fs.core.columns import UInt32s, UInt64s
 from refshard_fs.core.strings import Texts
-from refshard_fs.core.swar import PAD, Positions, alike, gathered, grouped, hash_of, hashes, runs
+from refshard_fs.core.swar import PAD, Positions, groups_of, hash_of, hashes, join_pieces, runs
 from refshard_fs.errors import ManifestError
 
 __all__ = ["NotExpanded", "Urls"]
@@ -58,8 +58,9 @@ class Urls:
             return np.zeros(0, np.uint32)
         firsts = runs(text, starts, stops)
         begins, ends = starts[firsts], stops[firsts]
-        found = None if len(firsts) <= FEW else self._many(text, begins, ends)
-        if found is None:
+        if len(firsts) > FEW:
+            found = self._many(text, begins, ends)
+        else:
             spans = zip(begins.tolist(), ends.tolist(), strict=True)
             pieces = [text[start:stop] for start, stop in spans]
             known = self._singly
@@ -69,18 +70,15 @@ class Urls:
             found = np.fromiter(map(known.__getitem__, pieces), np.uint32, len(pieces))
         return found.repeat(np.diff(firsts, append=len(starts)))
 
-    def _many(self, text: bytes, starts: Positions, stops: Positions) -> UInt32s | None:
-        """Return the numbers of pieces by their hashes; None where two that differ have the same."""
+    def _many(self, text: bytes, starts: Positions, stops: Positions) -> UInt32s:
+        """Return the numbers of pieces by their hashes."""
         keyed = hashes(text, starts, stops)
-        groups = _groups(text, starts, stops, keyed)
-        if groups is None:
-            return None
-        chosen, numbers = groups
-        self._texts.append(gathered(text, starts[chosen], stops[chosen]))
+        chosen, groups = groups_of(text, starts, stops, keyed)
+        self._texts.append(join_pieces(text, starts[chosen], stops[chosen]))
         self._sizes.append((stops - starts)[chosen])
         self._hashes.append(keyed[chosen])
         self._numbers.append(np.arange(self._count, self._count + len(chosen)))
-        numbers += np.uint32(self._count)
+        numbers = groups + np.uint32(self._count)
         self._count += len(chosen)
         return numbers
 
@@ -126,35 +124,13 @@ class Urls:
         if len(singly):  # as they came first
             order = np.argsort(numbers)
             starts, stops, keyed, numbers = starts[order], stops[order], keyed[order], numbers[order]
-        groups = _groups(text, starts, stops, keyed)
-        if groups is None:
-            pieces = [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-            known = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
-            became = np.fromiter(map(known.__getitem__, pieces), np.uint32, len(pieces))
-            urls = Texts.of(known)
-        else:
-            chosen, became = groups
-            starts, stops = starts[chosen], stops[chosen]
-            whole = len(singly) == 0 and len(chosen) == len(numbers)
-            data = text[len(PAD) : -len(PAD)] if whole else gathered(text, starts, stops)
-            urls = Texts.gathered(data, stops - starts)
+        chosen, became = groups_of(text, starts, stops, keyed)
+        starts, stops = starts[chosen], stops[chosen]
+        whole = len(singly) == 0 and len(chosen) == len(numbers)
+        data = text[len(PAD) : -len(PAD)] if whole else join_pieces(text, starts, stops)
+        urls = Texts.of_sizes(data, stops - starts)
         if len(became) == self._count:
             return urls, None if len(urls) == self._count else became
         moved = np.full(self._count, len(urls), np.uint32)  # of None, if there is one
         moved[numbers] = became
         return Texts.joined([urls, Texts.of([None])]), moved
-
-
-def _groups(text: bytes, starts: Positions, stops: Positions, keyed: UInt64s) -> tuple[Positions, UInt32s] | None:
-    """Return the first of each group of equal pieces, and the group of each; None where the hashes do not tell."""
-    found = grouped(keyed)
-    firsts, groups = found.firsts, found.groups
-    if len(firsts) < len(keyed):
-        same = firsts[groups]
-        sizes = stops - starts
-        others = np.flatnonzero(same != np.arange(len(same)))
-        if (sizes[others] != sizes[same[others]]).any():
-            return None
-        if not alike(text, starts[others], text, starts[same[others]], sizes[others]).all():
-            return None
-    return firsts, groups
