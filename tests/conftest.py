@@ -64,9 +64,9 @@ def shared_data() -> Path:
     return shared / "data"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def dask_cluster() -> Iterator[Any]:
-    """Two worker processes of dask for the tests of a module: connect a client of your own."""
+    """Two worker processes of dask for the whole session, which take seconds to start: connect a client of your own."""
     dask = pytest.importorskip("dask")
     distributed = pytest.importorskip("distributed")
     with (

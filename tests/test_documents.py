@@ -54,15 +54,14 @@ class TokenServer(RangeServer):
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[Scene]:
+def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any, dask_cluster: Any) -> Iterator[Scene]:
     """A month of air temperatures as ``air.nc`` and references to it, in a directory, on S3 and on two web servers."""
-    from distributed import LocalCluster
+    from distributed import Client
 
     folder = tmp_path_factory.mktemp("documents")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "examples"))
         quickstart = importlib.import_module("quickstart")
-        patch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint_url)  # for the cluster's workers
         quickstart.write_netcdf(folder / "air.nc")
         air = (folder / "air.nc").read_bytes()
         relative = json.dumps(quickstart.references(folder / "air.nc", "air.nc")).encode()
@@ -73,7 +72,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[
             absolute = quickstart.references(folder / "air.nc", f"s3://{bucket}/air.nc")
             s3_server.put(f"{bucket}/refs.json", json.dumps(absolute).encode())
         files = {"/refs.json": relative, "/air.nc": air}
-        patch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "60s")  # for its processes, on a busy machine
         environment = {
             "AWS_ENDPOINT_URL": s3_server.endpoint_url,
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -83,19 +81,16 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[
             "BUCKET_SECRET": s3_server.secret,
             "TOKEN": TOKEN,
         }
-        with (
-            RangeServer(files) as public,
-            TokenServer(files) as guarded,
-            LocalCluster(
-                n_workers=1, threads_per_worker=2, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-            ) as cluster,
-        ):
+        with RangeServer(files) as public, TokenServer(files) as guarded, Client(dask_cluster) as client:
             places = {
                 "https://data.example/": f"{guarded.url}/",
                 "https://host/": f"{public.url}/",
-                "tcp://scheduler:8786": cluster.scheduler_address,
+                "tcp://scheduler:8786": dask_cluster.scheduler_address,
             }
+            url = s3_server.endpoint_url
+            client.run(lambda: os.environ.update(AWS_ENDPOINT_URL=url))
             yield Scene(folder, places, environment)
+            client.run(lambda: os.environ.pop("AWS_ENDPOINT_URL"))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
