@@ -147,8 +147,10 @@ class _Concatenation:
     def _part(self, path: str, number: int) -> Part:
         """Return the references of a set to the chunks of an array."""
         table = self.sets[number].refs.tables[path]
-        part = table.part(table.present())
-        return part._replace(targets=part.targets + np.uint32(self.first_targets[number]))
+        numbers, ranges = table.present(), table.ranges
+        if len(numbers) < ranges.rows:
+            ranges = ranges.take(numbers)
+        return Part(numbers, ranges.targets + np.uint32(self.first_targets[number]), ranges.offsets, ranges.lengths)
 
     def _join(self, path: str, axis: int) -> None:
         """Put the chunks of all sets into one array."""

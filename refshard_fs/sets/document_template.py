@@ -8,7 +8,7 @@ only these columns are made: a fifth of the time that parsing takes. All other s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -27,8 +27,8 @@ class _Range(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fal
     """A reference as JSON has it."""
 
     url: str
-    offset: int
-    length: int
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    length: Annotated[int, msgspec.Meta(ge=0)]
 
 
 _Values = dict[str, str | _Range | dict[str, Any]]
@@ -50,7 +50,6 @@ class _Version1(msgspec.Struct, forbid_unknown_fields=True):
 
 _SHAPES: Final = (_Version1, _Values)
 _decoders: Final[list[Any]] = [msgspec.json.Decoder(shape) for shape in _SHAPES]
-_columns: Final = attrgetter("url"), attrgetter("offset"), attrgetter("length")
 
 
 class Members(NamedTuple):
@@ -127,26 +126,30 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
                 return None
             side[key] = value
         rows = self.ranges(values)
-        if set(map(type, rows)) != {_Range}:
+        try:
+            urls = [row.url for row in rows]
+        except AttributeError:  # data
             return None
-        urls, offsets, lengths = (list(map(column, rows)) for column in _columns)
         codes = {url: code for code, url in enumerate(dict.fromkeys(urls))}
         if any("{{" in url for url in codes):
             return None  # version 1 expands it, even without templates
         try:
             texts = Texts.of(url.encode() for url in codes)
-            starts, sizes = (np.array(column, np.int64) for column in (offsets, lengths))
+            starts = np.array([row.offset for row in rows], np.int64)
+            sizes = np.array([row.length for row in rows], np.int64)
         except (OverflowError, UnicodeEncodeError):
             return None
-        if min(starts.min(), sizes.min()) < 0:
-            return None
-        targets = np.fromiter(map(codes.__getitem__, urls), np.uint32, len(urls))
+        targets = np.zeros(len(urls), np.uint32)
+        if len(codes) > 1:
+            targets[:] = list(map(codes.__getitem__, urls))
         columns = targets, starts.view(np.uint64), sizes.view(np.uint64)
-        tables = {}
+        tables = {path: table for path, (table, _, _) in self.arrays.items()}
         for path, (table, numbers, places) in self.arrays.items():
             part = Part(numbers, *(column[places] for column in columns))
-            is_full = len(numbers) == table.grid.size
-            tables[path] = ChunkTable(table.grid, *part[1:]) if is_full else ChunkTable.from_parts(table.grid, [part])
+            if len(numbers) == table.grid.size:
+                tables[path] = ChunkTable(table.grid, *part[1:])
+            elif len(numbers):
+                tables[path] = ChunkTable.from_parts(table.grid, [part])
         return ReferenceSet(texts, tables, side)
 
 
