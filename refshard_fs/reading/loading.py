@@ -298,7 +298,7 @@ class Answers:
         if place is None:  # nothing is opened without an event loop; the session may have seen it in one
             version = pool.versions.of(found.url)
             return found.value if version.seen is not None and version.is_like(found.seen) else None
-        return found.value if place[0].holds(place[1], found.seen) else None
+        return found.value if place[0].is_still(place[1], found.seen) else None
 
     def put(self, need: Need, value: Any, weight: int, pool: Pool) -> None:
         """Remember ``value``, of ``weight`` bytes, as the answer to ``need``."""

@@ -46,7 +46,7 @@ class ConnectionLost(ConnectionError):
 
 
 class Unreadable(OSError):
-    """A filesystem's own error, which is the ``__cause__``, as one that no layer above takes for something else."""
+    """Any other error of a filesystem, which is the ``__cause__``: none that a layer above takes for a missing key."""
 
 
 class TooLarge(OSError):

@@ -76,21 +76,15 @@ def sync_file(path: str) -> None:
 
 OPEN_FILES = 64
 
-Identity = tuple[int, int, int]  # inode, time of the last change in ns, size
 
-
-def _identity(of: os.stat_result) -> Identity:
+def _identity(of: os.stat_result) -> tuple[int, int, int]:
     return of.st_ino, of.st_mtime_ns, of.st_size
-
-
-def _facts(identity: Identity) -> Facts:
-    inode, changed, size = identity
-    return Facts(size, f"{OWN}{inode:x}-{changed:x}-{size:x}", str(changed / 1e9))
 
 
 def facts_of(found: os.stat_result) -> Facts:
     """Return what tells a version of a file from others."""
-    return _facts(_identity(found))
+    inode, changed, size = _identity(found)
+    return Facts(size, f"{OWN}{inode:x}-{changed:x}-{size:x}", str(changed / 1e9))
 
 
 def _listed(entry: os.DirEntry[str]) -> Listed:
@@ -106,9 +100,10 @@ class _File:
     def __init__(self, path: str) -> None:
         self.descriptor = -1
         self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-        self.identity = _identity(os.fstat(self.descriptor))
-        self.facts = _facts(self.identity)
-        self.size = self.identity[2]
+        found = os.fstat(self.descriptor)
+        self.identity = _identity(found)
+        self.facts = facts_of(found)
+        self.size = found.st_size
         self.lock = threading.Lock()
 
     def __del__(self) -> None:
@@ -154,7 +149,7 @@ class LocalTarget(ImmediateTarget):
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(path)
-        return _facts(_identity(found))
+        return facts_of(found)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         with os.scandir(path) as entries:
@@ -175,7 +170,7 @@ class LocalTarget(ImmediateTarget):
     def _file(self, path: str) -> _File:
         found = os.stat(path)
         file = self._files.get(path)
-        if file is not None and file.identity == (found.st_ino, found.st_mtime_ns, found.st_size):
+        if file is not None and file.identity == _identity(found):
             if len(self._files) > OPEN_FILES // 2:  # else none will have to go soon
                 with self._lock:
                     if path in self._files:

@@ -1,4 +1,9 @@
-"""One object as a session reads it: passing failures are tried again, and every answer is of one version."""
+"""One object as a session reads it: passing failures are tried again, and every answer is of one version.
+
+The first answer decides which version that is; all later ones are compared with it. Only strong ETags are compared as
+such, since servers behind one name may differ in weak ones. Where there are none to compare, the times of the last
+change are, and the sizes in any case.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +25,14 @@ from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
 
 __all__ = ["Seen", "Version", "VersionedObject", "Versions"]
 
-# ----------------------------------------------------------------------------------------------------
-# One session reads one version of each object: what the first answer said of it is held against all later ones.
-#
-# Only strong ETags are compared as such: servers behind one name may differ in weak ones. Where
-# there are none to compare, the time of the last change is, and in any case the size.
+T = TypeVar("T")
 
-
-REMEMBERED = 1 << 16  # objects
+REMEMBERED = 1 << 16  # objects whose version a session remembers
 
 _NUMBER = re.compile(r"-?\d+(\.\d*)?$")
+_PRECONDITION_FAILED = 412
+_NO_SUFFIX = frozenset([400, 416, 501])  # what servers answer that know no ranges which count from the end
+_SLOWEST = 8192  # bytes per second; a server that sends fewer, behind a connection that is shared by many, has stalled
 
 
 class Seen(NamedTuple):
@@ -59,7 +62,7 @@ class Version:
         return Seen(self.etag, self.modified, self.size) if self._seen else None
 
     def is_like(self, seen: Seen) -> bool:
-        """Whether this object, if it was seen at all, is the one that was ``seen``; from then on it is held to it."""
+        """Whether this object is the one that was ``seen``. If it was not seen at all, it is, from then on."""
         try:
             self.observe(*seen, None)
         except TargetChanged:
@@ -74,7 +77,7 @@ class Version:
         return None if etag is None else f'"{bare(etag)}"'
 
     def observe(self, etag: str | None, modified: str | None, size: int | None, pin: Pin | None) -> None:
-        """Hold an answer against what is known; TargetChanged, which says what differs, where it is another version."""
+        """Compare an answer with what is known; TargetChanged, which says what differs, if it is another version."""
         if self._seen and etag == self.etag and modified == self.modified and (size is None or size == self.size):
             if pin is None or pin == self._pin:
                 return
@@ -85,7 +88,7 @@ class Version:
         self.size = size if self.size is None else self.size
         self._seen = True
         if pin is not None:
-            self._hold(pin, etag, modified, size)
+            self._compare_pin(pin, etag, modified, size)
             self._pin = pin
 
     def refuse(self, pin: Pin | None) -> TargetChanged:
@@ -105,7 +108,7 @@ class Version:
         if modified is not None and self.modified is not None and modified != self.modified:
             raise self._changed(f"it was last modified {self.modified}, and then {modified}")
 
-    def _hold(self, pin: Pin, etag: str | None, modified: str | None, size: int | None) -> None:
+    def _compare_pin(self, pin: Pin, etag: str | None, modified: str | None, size: int | None) -> None:
         if pin.size is not None and size is not None and pin.size != size:
             raise self._differs(f"its size is {size} bytes, not {pin.size}")
         if pin.etag is not None and etag is not None:
@@ -192,13 +195,6 @@ def seconds(text: str) -> float | None:
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
-T = TypeVar("T")
-
-_NO_LONGER = 412
-_NO_SUFFIX = frozenset([400, 416, 501])
-_SLOWEST = 8192  # bytes per second; a server that sends fewer, behind a connection that is shared by many, has stalled
-
-
 class VersionedObject:
     """An object of ``target``: it answers like one, and knows what was seen of the object before."""
 
@@ -240,7 +236,7 @@ class VersionedObject:
                 facts = await self.target.facts(path)  # such targets tell a version only when asked
                 answer = Answer(answer.data, facts.size, facts.etag, facts.last_modified)
         except HttpStatus as e:
-            if e.status == _NO_LONGER:
+            if e.status == _PRECONDITION_FAILED:
                 raise version.refuse(pin) from e
             raise
         if answer.size is not None:
@@ -280,8 +276,8 @@ class VersionedObject:
             self._version.observe(answer.etag, answer.last_modified, answer.size, pin)
         return answer
 
-    def holds(self, path: str, seen: Seen) -> bool:
-        """Whether the object is the one that was ``seen`` before; if only a request can tell, it is held to be."""
+    def is_still(self, path: str, seen: Seen) -> bool:
+        """Whether the object is the one that was ``seen``; if only a request can tell, yes, and later answers tell."""
         if self._version.seen is None:
             try:
                 now = self.target.read_now(path, 0, 0)
