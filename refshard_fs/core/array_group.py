@@ -1,9 +1,9 @@
-"""A group of arrays that zarr did not write: their metadata at hand, their chunks where another tells. No I/O here."""
+"""A group of arrays that zarr did not write: formats describe them and say where their chunks lie. No I/O here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -16,75 +16,6 @@ from refshard_fs.core.version_3 import version_3
 from refshard_fs.errors import ManifestError
 
 LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the number is only what a header says
-
-
-class Chunks(Protocol):
-    """Where the chunks of one array lie."""
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        """Return the entry of a chunk; None if there is no such chunk."""
-
-    def listed(self) -> Steps[list[Listed] | None]:
-        """Return the chunks there are, by their keys below the array; None if they are all of the grid."""
-
-
-class ArrayGroup(KeySpace):
-    """The keys of ``documents`` and of the chunks of ``grids``, both by path; ``reports`` tells what is not shown."""
-
-    def __init__(
-        self,
-        documents: Mapping[str, bytes],
-        grids: Mapping[str, ChunkGrid],
-        chunks: Mapping[str, Chunks],
-        reports: Mapping[str, str] | None = None,
-    ) -> None:
-        self.grids = grids
-        self.reports = dict(reports or {})
-        self._documents = documents
-        self._chunks = chunks
-
-    def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
-        return True  # zarr did not write it: there are no shards and no chunk manifests in it
-
-    def lookup(self, key: str) -> Steps[Entry | None]:
-        document = self._documents.get(key)
-        if document is not None:
-            return Inline(document)
-        at = place(self.grids, key)
-        if at is None:
-            return None
-        return (yield from self._chunks[at.array].entry(at.number))
-
-    def children(self, prefix: str) -> Steps[list[Listed] | None]:
-        if prefix and prefix not in self.grids:
-            return None
-        found = [] if prefix else [Listed(path, None, True) for path in self.grids]
-        for key, document in self._documents.items():
-            directory, _, name = key.rpartition("/")
-            if directory == prefix:
-                found.append(Listed(name, len(document)))
-        if prefix:
-            there = yield from self._chunks[prefix].listed()
-            found += _all(prefix, self.grids[prefix]) if there is None else there
-        return sorted(found, key=lambda listed: listed.name)
-
-    def is_directory(self, prefix: str) -> Steps[bool]:
-        yield from ()
-        return not prefix or prefix in self.grids
-
-
-def _all(path: str, grid: ChunkGrid) -> list[Listed]:
-    if grid.size > LISTABLE:
-        raise ManifestError(
-            f"{join(path, '*')}: {grid.size} chunks are too many to list; each can still be read by its key"
-        )
-    return [Listed(tail, None) for tail in grid.tails()]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The metadata documents of a group of arrays that zarr did not write, version 2 or 3, consolidated. No I/O here.
-
-
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
@@ -141,7 +72,80 @@ class ArrayDescription(msgspec.Struct, frozen=True):
         return list(self.dimensions)
 
 
-def documents(
+class Chunks:
+    """Where the chunks of one array lie."""
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        """Return the entry of a chunk; None if there is no such chunk."""
+        raise NotImplementedError
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        """Return the chunks there are, by their keys below the array; None if they are all of the grid."""
+        yield from ()
+        return None
+
+
+class ArrayGroup(KeySpace):
+    """The keys of ``arrays`` and of their ``chunks``, both by path, as zarr of version ``zarr_format`` has them.
+
+    ``reports`` tells which arrays are not shown, and why; ``others`` are documents besides zarr's metadata.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, ArrayDescription],
+        chunks: Mapping[str, Chunks],
+        zarr_format: int,
+        attributes: Mapping[str, Any],
+        reports: Mapping[str, str] | None = None,
+        others: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.grids = {path: array.grid(zarr_format) for path, array in arrays.items()}
+        self.reports = dict(reports or {})
+        self._documents = {**(others or {}), **_documents(arrays, attributes, zarr_format)}
+        self._chunks = chunks
+
+    def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
+        return True  # zarr did not write it: there are no shards and no chunk manifests in it
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        document = self._documents.get(key)
+        if document is not None:
+            return Inline(document)
+        at = place(self.grids, key)
+        if at is None:
+            return None
+        return (yield from self._chunks[at.array].entry(at.number))
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        if prefix and prefix not in self.grids:
+            return None
+        stem = prefix + "/" if prefix else ""
+        found = [] if prefix else [Listed(path, None, True) for path in self.grids]
+        for key, document in self._documents.items():
+            if key.rpartition("/")[0] == prefix:
+                found.append(Listed(key[len(stem) :], len(document)))
+        if prefix:
+            found += yield from self._listed(prefix)
+        return sorted(found, key=lambda listed: listed.name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        yield from ()
+        return not prefix or prefix in self.grids
+
+    def _listed(self, path: str) -> Steps[list[Listed]]:
+        found = yield from self._chunks[path].listed()
+        if found is not None:
+            return found
+        grid = self.grids[path]
+        if grid.size > LISTABLE:
+            raise ManifestError(
+                f"{join(path, '*')}: {grid.size} chunks are too many to list; each can still be read by its key"
+            )
+        return [Listed(tail, None) for tail in grid.tails()]
+
+
+def _documents(
     arrays: Mapping[str, ArrayDescription], attributes: Mapping[str, Any], zarr_format: int
 ) -> dict[str, bytes]:
     """Return all metadata of a group with ``arrays`` and ``attributes``, by key; consolidated in the root's."""

@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, documents
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks
 from refshard_fs.core.dtypes import counts, parse_dtype, shown
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz.blosc import (
     BODY,
@@ -185,17 +185,13 @@ class Described(NamedTuple):
         return tuple(max(rows if axis == self.axis else extent, 1) for axis, extent in enumerate(self.shape))
 
 
-class SuperchunkChunks:
+class SuperchunkChunks(Chunks):
     """The chunks of an array, ``size`` bytes each before compression, in the frames of a superchunk."""
 
     def __init__(self, frames: Superchunk, size: int, *, verify: bool) -> None:
         self._frames = frames
         self._size = size
         self._checksum = frames.header.checksum if verify else 0
-
-    def listed(self) -> Steps[list[Listed] | None]:
-        yield from ()
-        return None
 
     def entry(self, number: int) -> Steps[Entry | None]:
         header, size = self._frames.header, self._size
@@ -300,6 +296,5 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     shown_as = ArrayDescription(
         url, array.shape, array.chunks(rows), array.dtype, array.order, frame, dimensions, array.attributes
     )
-    whole = documents({DATA: shown_as}, {}, options.zarr_format)
     chunks = SuperchunkChunks(frames, rows * array.row_size, verify=options.verify)
-    return ArrayGroup(whole, {DATA: shown_as.grid(options.zarr_format)}, {DATA: chunks})
+    return ArrayGroup({DATA: shown_as}, {DATA: chunks}, options.zarr_format, {})

@@ -14,11 +14,11 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, documents
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks
 from refshard_fs.core.dtypes import count, counts, parse_dtype, shown
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Listed, Load, Raw, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE, METADATA_NAMES, object_in
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import COLUMNS, STORAGE
@@ -64,7 +64,7 @@ class ChunkFileIndex(msgspec.Struct, frozen=True):
         return parse(data[FILE_HEADER:])
 
 
-class CarrayChunks:
+class CarrayChunks(Chunks):
     """The chunks of one carray: ``rows`` rows of ``row_size`` bytes each, of which there are ``length`` in all."""
 
     def __init__(self, url: str, length: int, rows: int, row_size: int, dtype: np.dtype[Any]) -> None:
@@ -88,10 +88,6 @@ class CarrayChunks:
             yield from self._vouch(number - 1, full)
         recipe = Refilled((Piece(0, frame.stored, frame.length),), full, frame.typesize)
         return made(Span(url, FILE_HEADER, FILE_HEADER + frame.stored), recipe)
-
-    def listed(self) -> Steps[list[Listed] | None]:
-        yield from ()
-        return None
 
     def _frame(self, number: int) -> Steps[FrameHeader]:
         url = self._file(number)
@@ -246,6 +242,5 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 def _key_space(carrays: Mapping[str, Carray], attributes: Mapping[str, Any], options: OpenOptions) -> KeySpace:
     arrays = {name: carray.array for name, carray in carrays.items()}
-    grids = {name: array.grid(options.zarr_format) for name, array in arrays.items()}
     chunks = {name: carray.chunks for name, carray in carrays.items()}
-    return ArrayGroup(documents(arrays, attributes, options.zarr_format), grids, chunks)
+    return ArrayGroup(arrays, chunks, options.zarr_format, attributes)

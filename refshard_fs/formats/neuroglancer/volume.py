@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.array_group import ArrayGroup, documents
+from refshard_fs.core.array_group import ArrayGroup, Chunks
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace
@@ -56,7 +56,7 @@ class Padded(msgspec.Struct, frozen=True):
         return gzip.compress(full.tobytes(), 0, mtime=0) if self.is_gzip else full.tobytes()
 
 
-class _Chunks:
+class _ScaleChunks(Chunks):
     """The chunks of one scale, in its folder ``url``."""
 
     def __init__(self, url: str, scale: Scale, grid: ChunkGrid) -> None:
@@ -64,12 +64,6 @@ class _Chunks:
         self.scale = scale
         self.grid = grid
         self.size = math.prod(scale.chunks) * scale.dtype.itemsize
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        raise NotImplementedError
-
-    def listed(self) -> Steps[list[Listed] | None]:
-        raise NotImplementedError
 
     def _stored(self, coords: tuple[int, ...]) -> int:
         """Return the bytes of a raw chunk as it is stored."""
@@ -91,7 +85,7 @@ class _Chunks:
         return names
 
 
-class FileChunks(_Chunks):
+class FileChunks(_ScaleChunks):
     """A file for each chunk, named by where in the volume it begins and ends."""
 
     def entry(self, number: int) -> Steps[Entry | None]:
@@ -121,7 +115,7 @@ class FileChunks(_Chunks):
         return "_".join(f"{begin}-{begin + extent}" for begin, extent in zip(begins, extents, strict=False))
 
 
-class ShardChunks(_Chunks):
+class ShardChunks(_ScaleChunks):
     """Chunks in shards, by the Morton codes of their coordinates."""
 
     def __init__(self, url: str, scale: Scale, grid: ChunkGrid, sharding: Sharding) -> None:
@@ -214,7 +208,7 @@ class ShardChunks(_Chunks):
         self._is_current = True
 
 
-def _chunks(url: str, scale: Scale, grid: ChunkGrid) -> _Chunks:
+def _chunks(url: str, scale: Scale, grid: ChunkGrid) -> Chunks:
     folder = relative_to(url, quote(scale.key) if protocol_of(url) in ("http", "https") else scale.key)
     if scale.sharding is None:
         return FileChunks(folder, scale, grid)
@@ -230,6 +224,6 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     volume = parse_info(document.data, relative_to(probe.url, INFO))
     arrays = {name: scale.description for name, scale in volume.scales.items()}
     grids = {name: array.grid(options.zarr_format) for name, array in arrays.items()}
-    shown = {INFO: document.data, **documents(arrays, volume.attributes, options.zarr_format)}
     chunks = {name: _chunks(probe.url, scale, grids[name]) for name, scale in volume.scales.items()}
-    return ArrayGroup(shown, grids, chunks, volume.reports)
+    others = {INFO: document.data}
+    return ArrayGroup(arrays, chunks, options.zarr_format, volume.attributes, volume.reports, others)
