@@ -13,7 +13,7 @@ GRID = ChunkGrid((10**19, 3, 5000), ChunkKeyEncoding("default", "/"))
 def test_a_key_tells_the_coordinates_that_it_was_made_of(coords: tuple[int, ...]) -> None:
     tail = GRID.encoding.encode(coords)
     assert GRID.encoding.decode(tail, 3) == coords
-    assert GRID.holds(coords)
+    assert GRID.contains(coords)
     assert GRID.number(tail) == GRID.number_of(coords)
 
 
@@ -21,7 +21,7 @@ def test_a_key_tells_the_coordinates_that_it_was_made_of(coords: tuple[int, ...]
 def test_a_key_outside_of_the_grid_tells_coordinates_all_the_same(coords: tuple[int, ...]) -> None:
     tail = GRID.encoding.encode(coords)
     assert GRID.encoding.decode(tail, 3) == coords
-    assert not GRID.holds(coords)
+    assert not GRID.contains(coords)
     assert GRID.number(tail) is None
 
 
@@ -37,4 +37,4 @@ def test_there_is_no_other_spelling(tail: str) -> None:
 def test_an_array_without_dimensions_has_one_chunk() -> None:
     for encoding, tail in (ChunkKeyEncoding("default", "/"), "c"), (ChunkKeyEncoding("v2", "."), "0"):
         assert encoding.decode(tail, 0) == ()
-        assert ChunkGrid((), encoding).holds(())
+        assert ChunkGrid((), encoding).contains(())

@@ -144,7 +144,7 @@ class Documents(Generic[K]):
         self._rewrite = rewrite
         self._on_array = on_array
 
-    def learn(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
+    def register_arrays(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
         """Take in the arrays that the base knows without further reads; without any of ``marks``, as ``plain``."""
         grids = self.base.inline_grids
         if self.base.metadata_lacks(marks):

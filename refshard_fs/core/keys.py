@@ -227,7 +227,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
             return self.is_nested and self.leading(name) is not None
         return self.encoding.decode(name, len(self.counts)) is not None
 
-    def holds(self, coords: Sequence[int]) -> bool:
+    def contains(self, coords: Sequence[int]) -> bool:
         """Whether ``coords``, as a key spells them, are those of a chunk."""
         return all(map(lt, coords, self.counts))
 

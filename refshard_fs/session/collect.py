@@ -235,11 +235,11 @@ def _flattened(refs: ReferenceSet, shard_options: tuple[tuple[str, Any], ...]) -
     """Return ``refs`` with references to inner chunks in place of those to shards."""
     base = FlatKeySpace(refs, str, "the snapshot")
     mapped = ManifestView(base, OpenOptions())
-    yield from mapped.learn(has_root=True)
+    yield from mapped.register_arrays(has_root=True)
     if mapped.maps_anything:
         raise ManifestError("chunk manifests are among the keys: their shards cannot be flattened; use shards='whole'")
     view = ShardView(base, shard_options)
-    yield from view.learn()
+    yield from view.register_arrays()
     if not view.shards_anything:
         return refs
     flat, _ = yield from gather(view)

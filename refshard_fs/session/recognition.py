@@ -108,7 +108,7 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
     if keyspace.resolves_manifests:
         return keyspace if options.shards == "whole" else (yield from _unsharded(keyspace, options))
     mapped = ManifestView(keyspace, options)
-    yield from mapped.learn(has_root=has_root)
+    yield from mapped.register_arrays(has_root=has_root)
     base = keyspace if keyspace.holds_all_metadata and not mapped.maps_anything else mapped
     if options.shards == "whole":
         return base
@@ -117,7 +117,7 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
 
 def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
     view = ShardView(keyspace, options.shard_options, options.whole)
-    yield from view.learn()
+    yield from view.register_arrays()
     return keyspace if keyspace.holds_all_metadata and not view.shards_anything else view
 
 

@@ -35,7 +35,7 @@ class Offsets:
         offset, length = self.pairs[slot].tolist()
         return None if length == self._absent else (offset, length)
 
-    def taken(self) -> list[int]:
+    def present(self) -> list[int]:
         found: list[int] = np.flatnonzero(self.pairs[:, 1] != np.uint64(self._absent)).tolist()
         return found
 

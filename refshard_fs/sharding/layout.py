@@ -36,7 +36,7 @@ class Table(Protocol):
     def locate(self, slot: int) -> tuple[int, int] | None:
         """Return (offset, length) in the shard of the chunk in ``slot``; None if there is none."""
 
-    def taken(self) -> Sequence[int]:
+    def present(self) -> Sequence[int]:
         """Return the slots that hold a chunk, ascending."""
 
 
@@ -156,7 +156,7 @@ class ShardLayout(Protocol):
 
     @property
     def grid(self) -> ChunkGrid:
-        """The grid of inner chunks; ``shards`` only where all shards are alike, and as the ``cuts`` have it."""
+        """The grid of inner chunks; ``shards`` only where all shards have one size, and as the ``cuts`` have it."""
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
@@ -193,7 +193,7 @@ class ShardFormat(msgspec.Struct, frozen=True):
     ``unshard`` takes an array's metadata and the user's ``shard_options`` and returns None if
     the array is not of this format; ValueError where its metadata contradicts itself. It is
     only asked about documents in which one of ``marks`` occurs. ``options`` are the names of
-    the options that it heeds, with their possible values, the default first.
+    the options that it takes, with their possible values, the default first.
     """
 
     name: str

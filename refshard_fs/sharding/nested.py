@@ -68,15 +68,15 @@ def ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
 
 
 _Slots = tuple[int, ...]
-_Turns = Sequence[tuple[Level, npt.NDArray[np.uint32]]]
+_Levels = Sequence[tuple[Level, npt.NDArray[np.uint32]]]
 
 
-def packed(turns: _Turns, old: Buffer | None, changes: Mapping[_Slots, Buffer | None]) -> list[Buffer] | None:
+def packed(levels: _Levels, old: Buffer | None, changes: Mapping[_Slots, Buffer | None]) -> list[Buffer] | None:
     """Return the parts of the shard ``old`` after ``changes``, by slots on the way down; None if no chunk is left.
 
-    ``turns`` are the levels of shards, outermost first, and of each the ranks of its slots: chunks lie in their order.
+    ``levels`` are the levels of shards, outermost first, and of each the ranks of its slots: chunks lie in their order.
     """
-    (level, ranks), *deeper = turns
+    (level, ranks), *deeper = levels
     chunks: dict[int, Sequence[Buffer]] = {}
     if old is not None:
         chunks |= _chunks(level, memoryview(old))
@@ -92,9 +92,9 @@ def packed(turns: _Turns, old: Buffer | None, changes: Mapping[_Slots, Buffer | 
 
 
 def _changed(
-    deeper: _Turns, chunks: Mapping[int, Sequence[Buffer]], changes: Mapping[_Slots, Buffer | None]
+    deeper: _Levels, chunks: Mapping[int, Sequence[Buffer]], changes: Mapping[_Slots, Buffer | None]
 ) -> dict[int, Sequence[Buffer] | None]:
-    """Return the new payload of each slot that changes, of those that are shards too put together in turn."""
+    """Return the new payload of each slot that changes, those that are shards put together in their turn."""
     if not deeper:
         return {slot: None if payload is None else (payload,) for (slot,), payload in changes.items()}
     within: dict[int, dict[_Slots, Buffer | None]] = {}
@@ -116,7 +116,7 @@ def _chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]:
     index = shard[size - length : size] if level.at_end else shard[:length]
     table = level.table(bytes(index), size)
     chunks: dict[int, Sequence[Buffer]] = {}
-    for slot in table.taken():
+    for slot in table.present():
         offset, stored = table.locate(slot) or (0, 0)
         chunks[slot] = (shard[offset : offset + stored],)
     return chunks
@@ -150,7 +150,7 @@ class Nest(NamedTuple):
     level: Callable[[int], Level]
 
 
-class _Turn(NamedTuple):
+class _LevelPlan(NamedTuple):
     part: tuple[int, ...]
     strides: tuple[int, ...]
     level: Level
@@ -164,7 +164,7 @@ class NestedLayout:
         self.grid = grid
         self.cuts = cuts
         self._nests = tuple(nests)
-        self._plans: dict[tuple[int, ...], tuple[_Turn, ...]] = {}
+        self._plans: dict[tuple[int, ...], tuple[_LevelPlan, ...]] = {}
 
     def steps(self, places: Sequence[int], lengths: Sequence[int]) -> list[Step]:
         plan = self._plan(tuple(lengths))
@@ -187,9 +187,9 @@ class NestedLayout:
     ) -> list[Buffer] | None:
         plan = self._plan(tuple(lengths))
         by_slots = {tuple(s.slot for s in self.steps(at, lengths)): payload for at, payload in changes.items()}
-        return packed([(turn.level, ranks(turn.counts)) for turn in plan], old, by_slots)
+        return packed([(level_plan.level, ranks(level_plan.counts)) for level_plan in plan], old, by_slots)
 
-    def _plan(self, lengths: tuple[int, ...]) -> tuple[_Turn, ...]:
+    def _plan(self, lengths: tuple[int, ...]) -> tuple[_LevelPlan, ...]:
         plan = self._plans.get(lengths)
         if plan is None:
             if len(self._plans) >= _PLANS:
@@ -197,8 +197,8 @@ class NestedLayout:
             plan = self._plans[lengths] = self._planned(lengths)
         return plan
 
-    def _planned(self, lengths: tuple[int, ...]) -> tuple[_Turn, ...]:
-        turns = []
+    def _planned(self, lengths: tuple[int, ...]) -> tuple[_LevelPlan, ...]:
+        levels = []
         for part, axes, level in self._nests:
             counts = [length // inner for length, inner in zip(lengths, part, strict=True)]
             strides = [0] * len(counts)
@@ -207,6 +207,6 @@ class NestedLayout:
                 strides[axis] = stride
                 stride *= counts[axis]
             turned = tuple(counts[axis] for axis in axes)
-            turns.append(_Turn(part, tuple(strides), level(math.prod(counts)), turned))
+            levels.append(_LevelPlan(part, tuple(strides), level(math.prod(counts)), turned))
             lengths = part
-        return tuple(turns)
+        return tuple(levels)

@@ -162,15 +162,15 @@ def places_of(layout: ShardLayout, lengths: Coords) -> npt.NDArray[np.int64]:
 
 def rows_of(layout: ShardLayout, room: Room, places: npt.NDArray[np.int64], entry: Entry, table: Table) -> ShardRows:
     """Return the chunks that the index ``table`` of a shard has; ``places`` are those of its slots."""
-    taken = np.array(table.taken(), np.int64)
-    taken = taken[taken < len(places)]
-    taken = taken[places[taken] >= 0]
-    coords = np.unravel_index(places[taken], room.lengths) if room.lengths else ()
-    inside = np.ones(len(taken), bool)
-    number = np.zeros(len(taken), np.int64)
+    slots = np.array(table.present(), np.int64)
+    slots = slots[slots < len(places)]
+    slots = slots[places[slots] >= 0]
+    coords = np.unravel_index(places[slots], room.lengths) if room.lengths else ()
+    inside = np.ones(len(slots), bool)
+    number = np.zeros(len(slots), np.int64)
     for at, first, count in zip(coords, room.origin, layout.grid.counts, strict=True):
         inside &= at + first < count
         number = number * count + at + first
-    found = [located for slot in taken[inside].tolist() if (located := table.locate(slot)) is not None]
+    found = [located for slot in slots[inside].tolist() if (located := table.locate(slot)) is not None]
     pairs = np.array(found, np.uint64).reshape(-1, 2)
     return ShardRows(entry, number[inside].astype(np.uint64), pairs[:, 0], pairs[:, 1])

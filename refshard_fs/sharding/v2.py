@@ -48,7 +48,7 @@ class Mask:
         written = self._mask[-1 - rank // 8] >> rank % 8 & 1
         return (rank * self._slot, self._slot) if written else None
 
-    def taken(self) -> list[int]:
+    def present(self) -> list[int]:
         return [slot for slot in range(len(self._ranks)) if self.locate(slot) is not None]
 
 

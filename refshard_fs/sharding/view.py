@@ -41,7 +41,7 @@ _FULL = 0.75  # of the chunks of a shard: from here on its other bytes are not w
 _BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
 
 
-class Seen(NamedTuple):
+class ArrayInfo(NamedTuple):
     """What is known of one array: its grid as shown, its shards if inner chunks are, and what is in the way.
 
     ``stored`` is the metadata of an array whose inner chunks are shown, as the source has it.
@@ -59,22 +59,22 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
     options: tuple[tuple[str, Any], ...] = ()
     whole: frozenset[str] = frozenset()
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[Seen]]:
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[ArrayInfo]]:
         fitting = [known for known in shard_formats() if any(mark in data for mark in known.marks)]
         options = dict(self.options)
 
-        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[Seen]:
+        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[ArrayInfo]:
             if doc.get("node_type") == "group":
                 return doc, None
             for known in () if path in self.whole else fitting:
                 try:
                     found = known.unshard(doc, options)
                 except ValueError as e:
-                    return doc, Seen(grid_of(doc), None, str(e))
+                    return doc, ArrayInfo(grid_of(doc), None, str(e))
                 if found is not None:
                     grid = grid_of(doc) if found.layout is None else found.layout.grid
-                    return found.document, Seen(grid, found.layout, found.reason, doc if found.layout else None)
-            return doc, Seen(grid_of(doc))
+                    return found.document, ArrayInfo(grid, found.layout, found.reason, doc if found.layout else None)
+            return doc, ArrayInfo(grid_of(doc))
 
         return rewrite
 
@@ -108,12 +108,12 @@ class ShardView(View):
                 return seen.layout is not None
         return False
 
-    def learn(self) -> Steps[None]:
+    def register_arrays(self) -> Steps[None]:
         """Take in the arrays that the base knows without further reads."""
         marks = tuple(mark for known in shard_formats() for mark in known.marks)
-        yield from self._documents.learn(marks, Seen)
+        yield from self._documents.register_arrays(marks, ArrayInfo)
 
-    def seen(self, path: str) -> Steps[Seen | None]:
+    def array_info(self, path: str) -> Steps[ArrayInfo | None]:
         """Return what is known of the array at ``path``, reading its metadata if need be; None if there is none."""
         if path not in self._documents.arrays:
             yield from together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
@@ -123,7 +123,7 @@ class ShardView(View):
         """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
         return (yield from self._documents.array_of(key))
 
-    def _report(self, path: str, seen: Seen) -> None:
+    def _report(self, path: str, seen: ArrayInfo) -> None:
         if seen.reason is not None:
             self.reports[path] = seen.reason
 
@@ -138,7 +138,7 @@ class ShardView(View):
         coords = chunk_coords(layout, path, key)
         if coords is None:
             return (yield from self.base.lookup(key))
-        if not layout.grid.holds(coords):
+        if not layout.grid.contains(coords):
             return None
         shard, lengths, places = split(layout, coords)
         found = yield from self._in_shard(path, layout, shard, [(key, layout.steps(places, lengths))])
@@ -152,7 +152,7 @@ class ShardView(View):
             path = self._documents.known(key)
             layout = None if path is None else self._documents.arrays[path].layout
             coords = None if layout is None or path is None else chunk_coords(layout, path, key)
-            if layout is None or path is None or coords is None or not layout.grid.holds(coords):
+            if layout is None or path is None or coords is None or not layout.grid.contains(coords):
                 found.append(self.single_lookup(number, key))
                 continue
             try:
@@ -198,7 +198,7 @@ class ShardView(View):
         path, layout = yield from self._array_of(key)
         coords = None if layout is None else chunk_coords(layout, path, key)
         if layout is not None and coords is not None:
-            if not layout.grid.holds(coords):
+            if not layout.grid.contains(coords):
                 return False
             key = join(path, layout.grid.encoding.encode(split(layout, coords)[0]))
         return (yield from self.base.is_empty(key))
@@ -244,12 +244,12 @@ class ShardView(View):
             if len(batch) < len(names[first : first + _BATCH]):
                 return None
             tables = yield from together([self._table(path, layout, shard, room.level) for shard, room in batch])
-            for (_, room), held in zip(batch, tables, strict=True):
-                if held is None:
+            for (_, room), loaded in zip(batch, tables, strict=True):
+                if loaded is None:
                     continue
                 if room.lengths not in places:
                     places[room.lengths] = places_of(layout, room.lengths)
-                found.append(rows_of(layout, room, places[room.lengths], *held))
+                found.append(rows_of(layout, room, places[room.lengths], *loaded))
         return ArrayRows(found, others, directories)
 
     def _table(
@@ -291,10 +291,10 @@ class ShardView(View):
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         at = yield from self._chunk_directory(prefix)
         if at is not None:
-            path, layout, fixed = at
-            outer = shard_directory(layout, fixed)
+            path, layout, leading = at
+            outer = shard_directory(layout, leading)
             names = None if outer is None else (yield from self.base.children(join(path, outer)))
-            return None if names is None else (yield from self._chunks(path, layout, fixed, names))
+            return None if names is None else (yield from self._chunks(path, layout, leading, names))
         names = yield from self.base.children(prefix)
         if names is None:
             return None
@@ -313,8 +313,8 @@ class ShardView(View):
         at = yield from self._chunk_directory(prefix)
         if at is None:
             return (yield from self.base.is_directory(prefix))
-        path, layout, fixed = at
-        outer = shard_directory(layout, fixed)
+        path, layout, leading = at
+        outer = shard_directory(layout, leading)
         return outer is not None and (yield from self.base.is_directory(join(path, outer)))
 
     def _chunk_directory(self, prefix: str) -> Steps[tuple[str, ShardLayout, tuple[int, ...]] | None]:
@@ -323,14 +323,14 @@ class ShardView(View):
         if layout is None:
             return None
         below = prefix[len(path) + 1 :] if path else prefix
-        fixed = layout.grid.leading(below) if below else None
-        return None if fixed is None else (path, layout, fixed)
+        leading = layout.grid.leading(below) if below else None
+        return None if leading is None else (path, layout, leading)
 
     def _chunks(
-        self, path: str, layout: ShardLayout, fixed: tuple[int, ...], names: Sequence[Listed]
+        self, path: str, layout: ShardLayout, leading: tuple[int, ...], names: Sequence[Listed]
     ) -> Steps[list[Listed]]:
         """Return what lies in a directory of inner chunks, where the base has ``names`` in that of their shards."""
-        directories, shards = expand(layout, fixed, names)
+        directories, shards = expand(layout, leading, names)
         found = [Listed(name, None, True) for name in directories]
         for first in range(0, len(shards), _BATCH):
             steps = []

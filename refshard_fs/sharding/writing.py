@@ -16,7 +16,7 @@ from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.sharding.layout import ShardLayout, shard_formats
-from refshard_fs.sharding.view import Seen, ShardView, Unshard
+from refshard_fs.sharding.view import ArrayInfo, ShardView, Unshard
 
 # ----------------------------------------------------------------------------------------------------
 # Metadata that was written for an array as the view shows it, made that of the array as it is stored. No I/O here.
@@ -114,7 +114,7 @@ def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
     path, name = parent(key)
     there = DocumentIndex(path, name, -1, _Noting()).decode(data).arrays
     paths = list(there)
-    found = yield from together([view.seen(array) for array in paths])
+    found = yield from together([view.array_info(array) for array in paths])
     stored = {p: seen.stored for p, seen in zip(paths, found, strict=True) if seen is not None and seen.stored}
     rewriting = _Resharding(stored, view.options)
     document = DocumentIndex(path, name, -1, rewriting).decode(data)
@@ -136,8 +136,8 @@ class _Noting(msgspec.Struct, frozen=True):
     """Changes nothing, and notes every array."""
 
     def over(self, data: bytes) -> Any:
-        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[Seen]:
-            return doc, None if doc.get("node_type") == "group" else Seen(None)
+        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[ArrayInfo]:
+            return doc, None if doc.get("node_type") == "group" else ArrayInfo(None)
 
         return rewrite
 
@@ -151,14 +151,14 @@ class _Resharding(msgspec.Struct, frozen=True):
     def over(self, data: bytes) -> Any:
         options = dict(self.options)
 
-        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[Seen]:
+        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[ArrayInfo]:
             if doc.get("node_type") == "group":
                 return doc, None
             there = self.stored.get(path)
             merged = None if there is None else resharded(there, doc, options)
             if merged is None:
-                return doc, Seen(None)
+                return doc, ArrayInfo(None)
             layout = Unshard(self.options).over(zarrmeta.dumps(merged))(merged, path)[1]
-            return merged, Seen(None, None if layout is None else layout.layout)
+            return merged, ArrayInfo(None, None if layout is None else layout.layout)
 
         return rewrite

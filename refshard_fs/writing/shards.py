@@ -233,7 +233,7 @@ class _Arrays:
             if path in self._written:
                 layout = self._written[path]
                 if layout is None and self._view is not None and not self._edits.hides(path):
-                    seen = yield from self._view.seen(path)
+                    seen = yield from self._view.array_info(path)
                     if seen is not None and seen.layout is not None:
                         self.replaced[path] = None
                 return path, layout
@@ -242,7 +242,7 @@ class _Arrays:
         found = yield from self._view.array_of(key)
         if found is None:
             return "", None
-        seen = yield from self._view.seen(found)
+        seen = yield from self._view.array_info(found)
         gone = all(self._edits.get(join(found, name)) is REMOVED for name in ("zarr.json", ".zarray"))
         return (found, None) if seen is None or gone else (found, seen.layout)
 

@@ -76,7 +76,7 @@ class Lengths:
         length = self._lengths[slot]
         return (2 + sum(self._lengths[:slot]), length) if length else None
 
-    def taken(self) -> list[int]:
+    def present(self) -> list[int]:
         return [slot for slot, length in enumerate(self._lengths) if length]
 
 

@@ -1,4 +1,4 @@
-"""Blosc 1 frames: the header taken apart and held against itself, one frame decoded, plain bytes framed. No I/O here.
+"""Blosc 1 frames: the header read and checked, one frame decoded, plain bytes framed. No I/O here.
 
 A frame is what zarr's blosc codec takes for a chunk. What a header claims is believed only as far as the bytes that
 are there could hold it.

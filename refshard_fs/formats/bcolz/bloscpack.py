@@ -37,7 +37,7 @@ from refshard_fs.formats.bcolz.bloscpack_header import HEADER, Header, parse_hea
 # ----------------------------------------------------------------------------------------------------
 # Where the frames of a bloscpack file lie: by its table of offsets, or from frame to frame where it has none.
 #
-# What is learnt is kept: offsets a piece of the table at a time, the way from frame to frame as far as it was walked.
+# What was found is kept: offsets a piece of the table at a time, the way from frame to frame as far as it was walked.
 
 
 PIECE: Final = 4096  # offsets read at a time

@@ -1,4 +1,4 @@
-"""The headers of a bloscpack file (version 3): taken apart, every field held against the others and the file's size."""
+"""The headers of a bloscpack file (version 3): read, and every field checked against the others and the file's size."""
 
 from __future__ import annotations
 

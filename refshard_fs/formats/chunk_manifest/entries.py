@@ -20,7 +20,7 @@ MOST: Final = 2**63  # offsets and lengths, and their sums, are less
 
 
 class JsonEntry(msgspec.Struct, gc=False):
-    """What a manifest says of one key; all None: it is empty. Members that are not named here are not heeded."""
+    """What a manifest says of one key; all None: it is empty. Other members are ignored."""
 
     path: str | None = None
     offset: int | None = None
@@ -37,7 +37,7 @@ class JsonEntry(msgspec.Struct, gc=False):
 
 
 class JsonPrefix(msgspec.Struct, forbid_unknown_fields=True):
-    """What a manifest says of all keys that begin alike: what URLs begin with, and what stands in them for a dot."""
+    """What a manifest says of all keys with a prefix: what their URLs begin with, and their separator."""
 
     path: str
     separator: str = "."

@@ -25,18 +25,18 @@ _SEPARATORS = (".", "/")
 
 
 class Prefix(NamedTuple):
-    """All chunks whose coordinates begin with ``fixed``: the others follow ``path``, ``separator`` between them."""
+    """All chunks whose coordinates begin with ``leading``: the others follow ``path``, ``separator`` between them."""
 
-    fixed: tuple[int, ...]
+    leading: tuple[int, ...]
     path: str
     separator: str
 
     def fits(self, coords: Sequence[int]) -> bool:
-        return self.fixed == tuple(coords[: len(self.fixed)])
+        return self.leading == tuple(coords[: len(self.leading)])
 
     def url(self, coords: Sequence[int]) -> str:
         """Return the URL, as the manifest spells it, of the chunk at ``coords``."""
-        return self.path + self.separator.join(map(str, coords[len(self.fixed) :]))
+        return self.path + self.separator.join(map(str, coords[len(self.leading) :]))
 
 
 class ChunkManifest:
@@ -195,6 +195,6 @@ def prefixes_of(spelled: Mapping[str, JsonPrefix], ndim: int, where: str) -> tup
             raise ManifestError(f"{where}: the prefix {key!r} has the separator {prefix.separator!r}, not '.' or '/'")
         if not prefix.path:
             raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
-        fixed = tuple(map(int, key.split(".")[:-1]))
-        found.append(Prefix(fixed, prefix.path, prefix.separator))
-    return tuple(sorted(found, key=lambda prefix: -len(prefix.fixed)))
+        leading = tuple(map(int, key.split(".")[:-1]))
+        found.append(Prefix(leading, prefix.path, prefix.separator))
+    return tuple(sorted(found, key=lambda prefix: -len(prefix.leading)))

@@ -95,7 +95,7 @@ class _Lookup(NamedTuple):
 
 
 class ManifestView(View):
-    """The keys of ``base``, chunk manifests heeded."""
+    """The keys of ``base``; chunks are where the chunk manifests of their arrays say."""
 
     def __init__(self, base: KeySpace, options: OpenOptions) -> None:
         self._options = options
@@ -112,12 +112,12 @@ class ManifestView(View):
         arrays = self._documents.arrays.values()
         return isinstance(self.base, Composite) or any(a.manifest is not None or a.problem is not None for a in arrays)
 
-    def learn(self, *, has_root: bool) -> Steps[None]:
+    def register_arrays(self, *, has_root: bool) -> Steps[None]:
         """Take in the arrays that the base knows without further reads, and the root's own metadata if there is some.
 
         If the root is a group with a manifest, that maps the keys of the whole source.
         """
-        yield from self._documents.learn((DECLARED,), Declared)
+        yield from self._documents.register_arrays((DECLARED,), Declared)
         if not has_root:
             return
         document = yield from self._documents.read("zarr.json")
@@ -255,9 +255,9 @@ class ManifestView(View):
         path, grid = yield from self._array_of(prefix)
         if grid is not None:
             below = prefix[len(path) + 1 :] if path else prefix
-            fixed = grid.leading(below)
-            if fixed is not None:
-                return chunks_below((yield from self._listed(path, grid, fixed)), below, prefix + "/") or None
+            leading = grid.leading(below)
+            if leading is not None:
+                return chunks_below((yield from self._listed(path, grid, leading)), below, prefix + "/") or None
         names = yield from self.base.children(prefix)
         if names is None:
             return None
@@ -278,20 +278,20 @@ class ManifestView(View):
         path, grid = yield from self._array_of(prefix)
         if grid is not None:
             below = prefix[len(path) + 1 :] if path else prefix
-            fixed = grid.leading(below)
-            if fixed is not None:
-                return has_chunks_below((yield from self._listed(path, grid, fixed)), below)
+            leading = grid.leading(below)
+            if leading is not None:
+                return has_chunks_below((yield from self._listed(path, grid, leading)), below)
         return (yield from self.base.is_directory(prefix))
 
-    def _listed(self, path: str, grid: ChunkGrid, fixed: tuple[int, ...]) -> Steps[ChunkTable]:
-        """Return a table of at least all chunks that begin with ``fixed``; its keys and sizes are right."""
+    def _listed(self, path: str, grid: ChunkGrid, leading: tuple[int, ...]) -> Steps[ChunkTable]:
+        """Return a table of at least all chunks that begin with ``leading``; its keys and sizes are right."""
         manifest, origin, where = yield from self._manifest(path)
         table = manifest.table
         if not manifest.prefixes:
             return table
         parts = []
         for prefix in reversed(manifest.prefixes):  # the longest one last: it wins
-            found = yield from self._walk(origin, prefix, grid, fixed, where)
+            found = yield from self._walk(origin, prefix, grid, leading, where)
             rows = [(grid.number_of(coords), size) for coords, size in found]
             parts.append(Part.from_rows((number, Row(0, 0, size)) for number, size in rows if number is not None))
         there = table.present()
@@ -302,30 +302,30 @@ class ManifestView(View):
         return ChunkTable.from_parts(grid, [*parts, Part(manifest.empty, *none)])
 
     def _walk(
-        self, origin: Origin, prefix: Prefix, grid: ChunkGrid, fixed: tuple[int, ...], where: str
+        self, origin: Origin, prefix: Prefix, grid: ChunkGrid, leading: tuple[int, ...], where: str
     ) -> Steps[list[tuple[tuple[int, ...], int | None]]]:
-        """Return coordinates and size of the objects that ``prefix`` maps and that begin with ``fixed``."""
-        ndim, depth = len(grid.counts), len(prefix.fixed)
-        if prefix.fixed[: len(fixed)] != fixed[:depth]:
+        """Return coordinates and size of the objects that ``prefix`` maps and that begin with ``leading``."""
+        ndim, depth = len(grid.counts), len(prefix.leading)
+        if prefix.leading[: len(leading)] != leading[:depth]:
             return []
         if depth == ndim or not ndim:  # one object
-            return [(prefix.fixed, None)] if (yield from self._exists(origin, prefix.path, where)) else []
-        found: list[tuple[tuple[int, ...], str, int | None]] = [(prefix.fixed, prefix.path, None)]
+            return [(prefix.leading, None)] if (yield from self._exists(origin, prefix.path, where)) else []
+        found: list[tuple[tuple[int, ...], str, int | None]] = [(prefix.leading, prefix.path, None)]
         steps = [ndim - depth] if prefix.separator == "." else [1] * (ndim - depth)
         for step in steps:
             level, found = found, []
             for coords, path, _ in level:
                 at = len(coords)
                 is_last = at + step == ndim
-                if at < len(fixed) and step == 1:
-                    found.append(((*coords, fixed[at]), f"{path}{fixed[at]}/", None))
+                if at < len(leading) and step == 1:
+                    found.append(((*coords, leading[at]), f"{path}{leading[at]}/", None))
                     continue
                 folder, _, stem = path.rpartition("/")
                 for listed in (yield from self._names(origin, folder + "/", where)):
                     more = _numbers(listed.name, stem, step) if listed.is_directory != is_last else None
                     if more is not None:
                         found.append(((*coords, *more), f"{folder}/{listed.name}/", listed.size))
-        return [(coords, size) for coords, _, size in found if coords[: len(fixed)] == fixed]
+        return [(coords, size) for coords, _, size in found if coords[: len(leading)] == leading]
 
     def _names(self, origin: Origin, folder: str, where: str) -> Steps[Sequence[Listed]]:
         match origin.place(folder, where):

@@ -31,7 +31,7 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
         if not zarrmeta.is_metadata(key):
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
         if isinstance(value, list):
-            raise ManifestError(f"{key!r} is a reference: metadata must be at hand to become that of version 3")
+            raise ManifestError(f"{key!r} is a reference: metadata must be inline to become that of version 3")
         check_name(key)
         doc = object_in(value, repr(key))
         if name == "zarr.json":

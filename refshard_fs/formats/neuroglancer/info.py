@@ -27,7 +27,7 @@ SHOWN = 10  # scales that an error tells of
 
 _TYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "uint64", "float32")}
 _TYPES |= {name: np.dtype(name).newbyteorder("<") for name in ("int8", "int16", "int32", "int64")}
-_TAKEN = frozenset({"info", "zarr.json"})
+_RESERVED = frozenset({"info", "zarr.json"})
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 _Axes = tuple[int, int, int]
@@ -97,10 +97,10 @@ def parse_info(data: bytes, where: str) -> Volume:
     channels = count(doc, "num_channels", where, 1)
     found: dict[str, Scale] = {}
     reports: dict[str, str] = {}
-    taken: set[str] = set()
+    names: set[str] = set()
     for number, scale in enumerate(scales):
-        name = _name(scale.get("key"), number, taken)
-        taken.add(name)
+        name = _name(scale.get("key"), number, names)
+        names.add(name)
         try:
             found[name] = _scale(scale, dtype, channels, f"{where}, scale {number}")
         except _NotShown as e:
@@ -177,11 +177,11 @@ def _axes(values: tuple[int, ...], where: str) -> _Axes:
     raise ManifestError(f"{where}: {list(values)} is not one number each for x, y and z")
 
 
-def _name(key: object, number: int, taken: set[str]) -> str:
+def _name(key: object, number: int, names: set[str]) -> str:
     """Return the name of a scale's array: its key, with ``_`` for all but letters, digits, ``.``, ``_`` and ``-``."""
     name = _PLAIN.sub("_", key).strip(".") if isinstance(key, str) else ""
-    if not name or name in taken or name in _TAKEN:
+    if not name or name in names or name in _RESERVED:
         name = f"{name}_{number}"
-    while name in taken:
+    while name in names:
         name += "_"
     return name

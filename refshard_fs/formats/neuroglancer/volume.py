@@ -157,9 +157,9 @@ class ShardChunks(_ScaleChunks):
             while number < 1 << self._sharding.minishard_bits:
                 block = self._sharding.block(number)
                 table = yield self._table(shard, block)
-                taken = [] if table is None else np.flatnonzero(table[:, 0] != table[:, 1]).tolist()
-                for first in range(0, len(taken), _BATCH):
-                    some = taken[first : first + _BATCH]
+                present = [] if table is None else np.flatnonzero(table[:, 0] != table[:, 1]).tolist()
+                for first in range(0, len(present), _BATCH):
+                    some = present[first : first + _BATCH]
                     loads = [self._minishard(shard, table[i].tolist()) for i in some]
                     minishards = yield tuple(load for load in loads if load is not None)
                     for i, minishard in zip(some, minishards, strict=True):

@@ -125,7 +125,7 @@ class ConcatKeySpace(KeySpace):
         self._parts: OrderedDict[int, KeySpace] = OrderedDict()
         self._checked: set[tuple[int, str]] = set()  # parts and arrays in them that fit the first part's
 
-    def learn(self) -> Steps[None]:
+    def register_arrays(self) -> Steps[None]:
         """Read the metadata of the document's arrays; ManifestError where the first part lacks one of them."""
         for path in self.document.axes:
             for name in METADATA:
@@ -343,5 +343,5 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
     first = yield from open_part(0)
     space = ConcatKeySpace(document, probe.url, first, open_part, resolve, options.cache_size)
-    yield from space.learn()
+    yield from space.register_arrays()
     return space

@@ -30,7 +30,7 @@ _METHODS = {6: "implode", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandar
 
 
 class LocalHeader(msgspec.Struct, frozen=True):
-    """How a local header is read, and held against what the directory says of its member.
+    """How a local header is read, and whole against what the directory says of its member.
 
     ``name`` is that of the member, or empty where it is not in ASCII: headers may encode it otherwise.
     ``room`` is how many bytes there are for an extra field and whatever follows the member.
@@ -176,12 +176,12 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     facts = probe.facts or Facts(None)
     size = facts.size
     source = Span(probe.url, 0, size, pin=facts.pin)
-    held = Inline(probe.head) if size is not None and size == len(probe.head) else source
-    tail = held.window(-TAIL) if size is None or size > TAIL else held
+    whole = Inline(probe.head) if size is not None and size == len(probe.head) else source
+    tail = whole.window(-TAIL) if size is None or size > TAIL else whole
     found: Members | End = yield Load(tail, TailIndex(probe.url, size))
     match found:
         case End(start=start, size=length) as end:
-            members: Members = yield Load(held.part(start, length), DirectoryIndex(probe.url, end))
+            members: Members = yield Load(whole.part(start, length), DirectoryIndex(probe.url, end))
         case _:
             members = found
-    return ZipKeySpace(probe.url, held, members)
+    return ZipKeySpace(probe.url, whole, members)
