@@ -120,7 +120,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     readahead:
         Bytes that may be fetched ahead of reads that follow a pattern; 0 turns that off.
     max_memory:
-        Bytes that may be under way from targets, or held until they are read, at a time.
+        Bytes that may be under way from targets, or wait to be read, at a time: of all copies of this
+        filesystem in a process (pickles, zarr's asynchronous one) together, for each event loop.
     concurrency:
         Requests that may be under way to one host at a time. Where answers come at once,
         these are fewer.
@@ -633,7 +634,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     # ------------------------------------------------------------------ what notebooks show
 
     def stats(self) -> Counters:
-        """Return counters since the filesystem was made, as a dict that prints as a table: `refshard_fs.core.stats`."""
+        """Return counters of what this filesystem and its copies in this process have read, as a dict.
+
+        It prints as a table; `refshard_fs.core.stats` explains the names.
+        """
         return Counters(self._session.stats.snapshot())
 
     def visualize(self, array: str | None = None, select: Any = None) -> Picture:
