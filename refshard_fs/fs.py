@@ -491,18 +491,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     # ------------------------------------------------------------------ listing
 
-    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        """Return name, size (of the bytes a read returns) and type of ``path``; FileNotFoundError if there is none."""
-        key = self._strip_protocol(path)
-        entry = None
-        with contextlib.suppress(FileNotFoundError):  # it may be a directory
-            entry = self._session.find_now(key)
-        if entry is not None and entry.size is not None:
-            return {"name": key, "size": entry.size, "type": "file"}
-        known: dict[str, Any] = sync(self.loop, self._info, path, **kwargs)
-        return known
-
     async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        """Return name, size (of the bytes a read returns) and type of ``path``; FileNotFoundError if there is none."""
         return await listing.info(self._session, self._strip_protocol(path))
 
     async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:

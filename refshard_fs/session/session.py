@@ -389,11 +389,9 @@ class Session(Engines):
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
         keyspace = self._keyspace or self.opened()
-        return (
-            None
-            if keyspace is None
-            else (self._immediate or self._at_once_reader()).read(keyspace, request, may_load=True)
-        )
+        if keyspace is None:
+            return None
+        return (self._immediate or self._at_once_reader()).read(keyspace, request, may_load=True)
 
     async def find(self, key: str) -> Entry:
         """Return where the bytes of ``key`` are; FileNotFoundError if there is no such key."""
