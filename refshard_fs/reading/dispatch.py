@@ -225,6 +225,8 @@ class Dispatch:
         host.answered += 1
         host.times.append(took)
         host.waits.append(took if answer.waited is None else answer.waited)
+        if host.answered >= FEW and min(host.waits) > SLOW:  # the first answers wait for connections
+            host.limit = self.budget.requests
         if job.stop is None and most is None:  # documents are small, and tell nothing of chunks
             host.sizes.append(len(answer.data))
         if logger.isEnabledFor(logging.DEBUG):
