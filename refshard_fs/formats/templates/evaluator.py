@@ -27,7 +27,7 @@ from refshard_fs.formats.templates.expressions import (
     parse,
 )
 
-__all__ = ["Column", "Compiler", "Computed", "Constant", "INTEGER_WIDTH", "Rows", "texts"]
+__all__ = ["INTEGER_WIDTH", "Column", "Compiler", "Rows", "texts"]
 
 INTEGER_WIDTH: Final = 20  # characters of -2**63
 _SIGNED: Final = re.compile(r"((?:[^%]|%%)*)%(0?)([1-9][0-9]?)?d((?:[^%]|%%)*)", re.DOTALL)
@@ -44,37 +44,23 @@ class Rows(msgspec.Struct, frozen=True):
         return ", ".join(f"{name}={column[row]}" for name, column in self.columns.items())
 
 
-class Constant(msgspec.Struct, frozen=True):
-    """The same value for every row."""
+class Column(msgspec.Struct, frozen=True):
+    """A value per row. ``width`` bounds its characters.
 
-    value: int | str
-
-    @property
-    def width(self) -> int:
-        return len(str(self.value))
-
-    @property
-    def kind(self) -> Literal["integer", "text"]:
-        return "text" if isinstance(self.value, str) else "integer"
-
-    def run(self, rows: Rows) -> Iterable[Any]:
-        return repeat(self.value, rows.count)
-
-
-class Computed(msgspec.Struct, frozen=True):
-    """A value per row, of ``kind``.
-
-    ``width`` bounds its characters, ``steps`` the operations per row, ``depth`` their nesting.
+    ``steps`` are the operations that a row takes, none where all rows have the same value; ``depth`` is their nesting.
     """
 
     kind: Literal["integer", "text"]
     width: int
-    steps: int
-    depth: int
     run: Callable[[Rows], Iterable[Any]]
+    steps: int = 0
+    depth: int = 0
 
-
-Column = Constant | Computed
+    @classmethod
+    def constant(cls, value: int | str) -> Column:
+        """Return the same value for every row."""
+        kind: Literal["integer", "text"] = "text" if isinstance(value, str) else "integer"
+        return cls(kind, len(str(value)), lambda rows: repeat(value, rows.count))
 
 
 def _power(base: int, exponent: int) -> int:
@@ -164,19 +150,19 @@ class _Scope:
     def template(self, parts: Sequence[str | Expression]) -> Column:
         match parts:
             case []:
-                return Constant("")
+                return Column.constant("")
             case [str() as literal]:
-                return Constant(literal)
+                return Column.constant(literal)
             case [Value() | Name() | Binary() as expression]:
                 return self.lower(expression)
-        columns = [Constant(part) if isinstance(part, str) else self.lower(part) for part in parts]
+        columns = [Column.constant(part) if isinstance(part, str) else self.lower(part) for part in parts]
         return self._joined(columns, 0)
 
     def lower(self, expression: Expression) -> Column:
         self.compiler.count_step(self.source)
         match expression:
             case Value(value):
-                return Constant(value)
+                return Column.constant(value)
             case Name(name, None, position) if name in self.variables:
                 return self.variables[name]
             case Name(name, arguments, position):
@@ -253,9 +239,8 @@ class _Scope:
         def run(rows: Rows) -> Iterable[str]:
             return map("".join, zip(*[texts(column, rows) for column in columns], strict=True))
 
-        match columns:
-            case [Constant(str()) | Computed("text") as column]:
-                return column
+        if len(columns) == 1 and columns[0].kind == "text":
+            return columns[0]
         return self._operation("text", sum(column.width for column in columns), columns, run, position)
 
     def _operation(
@@ -266,18 +251,17 @@ class _Scope:
         run: Callable[[Rows], Iterable[Any]],
         position: int,
     ) -> Column:
-        computed = [operand for operand in operands if isinstance(operand, Computed)]
         if kind == "text" and width > self.limits.output:
             raise self.source.error(position, f"the text may get longer than {self.limits.output} characters")
-        if not computed:
-            return Constant(next(iter(run(Rows(1, {})))))
-        steps = 1 + sum(operand.steps for operand in computed)
-        depth = 1 + max(operand.depth for operand in computed)
+        if not any(operand.steps for operand in operands):
+            return Column.constant(next(iter(run(Rows(1, {})))))
+        steps = 1 + sum(operand.steps for operand in operands)
+        depth = 1 + max(operand.depth for operand in operands)
         if steps > self.limits.steps:
             raise self.source.error(position, f"expanding it takes more than {self.limits.steps} steps")
         if depth > self.limits.terms:
             raise self.source.error(position, "its templates and expressions nest too deep")
-        return Computed(kind, width, steps, depth, run)
+        return Column(kind, width, run, steps, depth)
 
 
 def texts(column: Column, rows: Rows) -> Iterable[str]:

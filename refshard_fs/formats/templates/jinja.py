@@ -14,7 +14,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.evaluator import Column, Computed, Constant, Rows
+from refshard_fs.formats.templates.evaluator import Column, Rows
 from refshard_fs.formats.templates.expressions import Source, TemplateLimits
 
 __all__ = ["JinjaCompiler"]
@@ -38,14 +38,12 @@ class JinjaCompiler:
 
     def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
         """Return the column of texts that ``source`` expands to."""
-        constants = {name: column.value for name, column in variables.items() if isinstance(column, Constant)}
 
         def run(rows: Rows) -> Iterator[str]:
             for row in range(rows.count):
-                values = {name: column[row] for name, column in rows.columns.items()}
-                yield self._render(source, {**constants, **values})
+                yield self._render(source, {name: column[row] for name, column in rows.columns.items()})
 
-        return Computed("text", self._limits.output, 1, 1, run)
+        return Column("text", self._limits.output, run, 1, 1)
 
     def _function(self, source: Source) -> Callable[..., str]:
         return lambda **arguments: self._render(source, arguments)

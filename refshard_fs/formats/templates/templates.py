@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.evaluator import INTEGER_WIDTH, Column, Compiler, Computed, Constant, Rows, texts
+from refshard_fs.formats.templates.evaluator import INTEGER_WIDTH, Column, Compiler, Rows, texts
 from refshard_fs.formats.templates.expressions import INTEGERS, Source, TemplateLimits, clip
 
 __all__ = ["TemplateLimits", "Templates", "expand_gen"]
@@ -145,7 +145,7 @@ def expand_gen(
     total = sum(plan.count for plan in plans)
     if total > limits.generated:
         raise ManifestError(f"gen: it stands for {total} keys, and limits.generated allows {limits.generated}")
-    steps = sum(plan.count * sum(c.steps for c in plan.columns if isinstance(c, Computed)) for plan in plans)
+    steps = sum(plan.count * sum(column.steps for column in plan.columns) for plan in plans)
     if steps > limits.generated_steps:
         raise ManifestError(f"gen: it takes {steps} operations, and limits.generated_steps allows fewer")
     return _generate(plans, limits)
@@ -185,7 +185,7 @@ def _plan(number: int, entry: object, templates: Templates) -> _Plan:
             case int():
                 if value not in INTEGERS:
                     raise ManifestError(f"{where}: {field}: it is more than 64 bits hold")
-                return Constant(value)
+                return Column.constant(value)
             case str():
                 return column(field, value)
 
@@ -222,7 +222,7 @@ def _dimension(where: str, spec: list[int] | _Steps) -> Sequence[int]:
 
 
 def _dimension_column(name: str) -> Column:
-    return Computed("integer", INTEGER_WIDTH, 1, 1, lambda rows: rows.columns[name])
+    return Column("integer", INTEGER_WIDTH, lambda rows: rows.columns[name], 1, 1)
 
 
 def _count(values: Sequence[int]) -> int:
@@ -256,7 +256,7 @@ def _generate(plans: Sequence[_Plan], limits: TemplateLimits) -> Iterator[Genera
                 offsets, lengths = _numbers("offset", plan.offset, rows), _numbers("length", plan.length, rows)
             except ManifestError as error:
                 raise ManifestError(f"{plan.where}: {error}") from None
-            text += sum(map(len, keys)) + (sum(map(len, urls)) if isinstance(plan.url, Computed) else 0)
+            text += sum(map(len, keys)) + (sum(map(len, urls)) if plan.url.steps else 0)
             if text > limits.generated_text:
                 raise ManifestError(f"{plan.where}: gen makes more than {limits.generated_text} characters")
             yield from zip(keys, urls, offsets, lengths, strict=True)
