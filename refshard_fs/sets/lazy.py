@@ -25,7 +25,7 @@ from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import Named, Variable
 from refshard_fs.targets.document import Sink
 
-__all__ = ["LazySet", "relative_urls", "concat_lazily", "lazy_set", "concat_document", "url_of_set"]
+__all__ = ["LazySet", "relative_urls", "concat_lazily", "concat_document", "url_of_set"]
 
 
 class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
@@ -34,10 +34,8 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     @property
     def document(self) -> ConcatDocument:
         """What the document says."""
-        match self.content:
-            case bytes(data):
-                return ConcatDocument.read(data, repr(self))
-        raise ManifestError("a document that joins sets is bytes")
+        assert isinstance(self.content, bytes), "a document that joins sets is bytes"
+        return ConcatDocument.read(self.content, repr(self))
 
     def __len__(self) -> int:
         """Number of parts."""
@@ -51,12 +49,6 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazySet, (self.content, self.digest)
-
-
-def lazy_set(document: ConcatDocument) -> LazySet:
-    """Return ``document``, whose URLs are absolute, as a value to open and to save."""
-    data = document.dumps()
-    return LazySet(data, hashlib.sha256(data).hexdigest())
 
 
 def relative_urls(url: str) -> Callable[[str], str]:
@@ -77,7 +69,9 @@ def concat_lazily(
     sets: Sequence[Any], dim: str, same: frozenset[str], options: Mapping[str, Any], count: Callable[[int], object]
 ) -> LazySet:
     """Return the document that joins the sets at URLs ``sets`` along ``dim``, seen to fit as those of `concat` must."""
-    return lazy_set(concat_document([url_of_set(fo, options, "lazy=True") for fo in sets], dim, same, options, count))
+    urls = [url_of_set(fo, options, "lazy=True") for fo in sets]
+    data = concat_document(urls, dim, same, options, count).dumps()
+    return LazySet(data, hashlib.sha256(data).hexdigest())
 
 
 def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.session.in_memory_source import InMemorySource, digest_of
@@ -31,10 +30,8 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     @property
     def columns(self) -> ReferenceSet:
         """The columns of the set."""
-        match self.content:
-            case ReferenceSet() as refs:
-                return refs
-        raise ManifestError("a set that was made is in columns")
+        assert isinstance(self.content, ReferenceSet), "a set that was made is in columns"
+        return self.content
 
     def __len__(self) -> int:
         """Number of keys."""
