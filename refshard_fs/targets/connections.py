@@ -23,22 +23,20 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import is_private
 
-__all__ = ["CONNECTING", "GuardedResolver", "LoopConnections", "close_connections", "close_with", "in_context"]
+__all__ = ["GuardedResolver", "LoopConnections", "close_connections", "close_with", "in_context", "open_session"]
 
 CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `VersionedObject` bounds
-_BUFFER = (
-    1 << 18
-)  # bytes of a body that are received before they are taken: of fewer, long bodies stop and go too often
+_BUFFER = 1 << 18  # bytes of a body that are received before they are taken; fewer would stop long bodies often
 KEPT = 15.0  # seconds that a connection is kept which nobody uses: servers close theirs
 _NAME = "_refshard_connections"  # the attribute of a loop that holds its connections
 
 
 class LoopConnections:
-    """The HTTP sessions of one event loop, and what else is to be closed with it."""
+    """The connections of one event loop, and what else is to be closed with it."""
 
     def __init__(self) -> None:
         """Use `of`."""
-        self._sessions: dict[frozenset[str] | None, aiohttp.ClientSession] = {}
+        self._connectors: dict[frozenset[str] | None, aiohttp.TCPConnector] = {}
         # By identity, for instances of fsspec that have the same options are equal.
         self._others: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -55,39 +53,39 @@ class LoopConnections:
             _all.add(found)
         return found
 
-    def session(self, exempt: frozenset[str] | None = None) -> aiohttp.ClientSession:
-        """Return the session that may go anywhere, or into private networks only to hosts in ``exempt``."""
-        session = self._sessions.get(exempt)
-        if session is None or session.closed:
+    def connector(self, exempt: frozenset[str] | None = None) -> aiohttp.TCPConnector:
+        """Return what leads anywhere, or into private networks only to the hosts in ``exempt``."""
+        connector = self._connectors.get(exempt)
+        if connector is None or connector.closed:
             resolver = None if exempt is None else GuardedResolver(exempt)
-            session = self._sessions[exempt] = aiohttp.ClientSession(
-                # How many requests are under way is the engine's to decide.
-                connector=aiohttp.TCPConnector(
-                    limit=0, keepalive_timeout=KEPT, resolver=resolver, ssl=_default_context()
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                timeout=CONNECTING,
-                read_bufsize=_BUFFER,
+            connector = self._connectors[exempt] = aiohttp.TCPConnector(
+                limit=0,  # how many requests are under way is the engine's to decide
+                keepalive_timeout=KEPT,
+                resolver=resolver,
+                ssl=_default_context(),
             )
-        return session
+        return connector
 
     def close_too(self, holder: Any) -> None:
         """Close ``holder``, a session or an fsspec instance, with the loop if it is still there."""
         self._others[id(holder)] = holder
 
     async def close(self) -> None:
-        holders = [*self._sessions.values(), *self._others.values()]
-        self._sessions.clear()
+        others, connectors = list(self._others.values()), list(self._connectors.values())
         self._others.clear()
-        for holder in holders:
-            await close_connections(holder)
+        self._connectors.clear()
+        for other in others:
+            await close_connections(other)
+        for connector in connectors:
+            await connector.close()
         await asyncio.sleep(0)  # sockets are closed in the next round of the loop
 
     def cut(self) -> None:
         """Close what can be closed where nothing can be awaited any more."""
-        for holder in [*self._sessions.values(), *self._others.values()]:
-            _cut(holder)
+        for other in list(self._others.values()):
+            _cut(other)
+        for connector in self._connectors.values():
+            connector._close()
 
 
 def _close_loop(loop: asyncio.AbstractEventLoop, close: Callable[[], None], connections: LoopConnections) -> None:
@@ -148,7 +146,20 @@ def _default_context() -> ssl.SSLContext | bool:
     return in_context(certifi.where())
 
 
-# ---------------------------------------------------------------------------------------- sessions of others
+# ---------------------------------------------------------------------------------------- sessions
+
+
+def open_session(owner: object, exempt: frozenset[str] | None = None, **options: Any) -> aiohttp.ClientSession:
+    """Return a session of the running loop, with aiohttp's ``options``, that is closed when ``owner`` is collected.
+
+    What it receives, and cookies, are its own; connections are those of the loop, unless there is a ``connector``.
+    """
+    if "connector" not in options:
+        options["connector"] = LoopConnections.of(asyncio.get_running_loop()).connector(exempt)
+        options["connector_owner"] = False
+    session = aiohttp.ClientSession(**{"timeout": CONNECTING, "read_bufsize": _BUFFER, **options})
+    close_with(owner, session)
+    return session
 
 
 def close_with(owner: object, holder: Any) -> None:
@@ -204,7 +215,7 @@ _orphans: list[object] = []
 
 
 def _after_fork() -> None:
-    _orphans.append([(connections, dict(connections._sessions), dict(connections._others)) for connections in _all])
+    _orphans.append([(connections, dict(connections._connectors), dict(connections._others)) for connections in _all])
     _all.clear()
 
 

@@ -22,7 +22,7 @@ from yarl import URL
 from refshard_fs.core.model import Facts
 from refshard_fs.security.admission import Admission
 from refshard_fs.targets.answer import Answer, Target, failure_of, range_header, read_answer
-from refshard_fs.targets.connections import CONNECTING, LoopConnections, close_with
+from refshard_fs.targets.connections import close_with, open_session
 from refshard_fs.targets.failures import Unreadable
 
 __all__ = ["AsyncHttp", "HttpTarget"]
@@ -101,11 +101,10 @@ class HttpTarget(Target):
         return facts
 
     async def close(self) -> None:
-        sessions = [session for session in (self._home, self._away) if session is not None]
+        sessions = {session for session in (self._home, self._away) if session is not None}
         self._home = self._away = None
         for session in sessions:
-            if session is not self._shared():
-                await session.close()
+            await session.close()
 
     # ------------------------------------------------------------------ requests
 
@@ -148,8 +147,7 @@ class HttpTarget(Target):
             given, options = self._home_headers, self._home_options
         every = given.copy()
         every.update(headers)
-        # Whole objects that a server compresses against our will are undone; ranges of such are refused.
-        return session.request(method, location.url, headers=every, auto_decompress=True, **options)
+        return session.request(method, location.url, headers=every, **options)
 
     def _location(self, path: str) -> _Location:
         location = self._locations.get(path)
@@ -181,13 +179,6 @@ class HttpTarget(Target):
 
     # ------------------------------------------------------------------ sessions
 
-    def _shared(self) -> aiohttp.ClientSession:
-        """Return the session of this loop that may go where this target may."""
-        exempt = None
-        if self._admission.guards_networks:
-            exempt = self._admission.own_hosts | self._proxies()
-        return LoopConnections.of(asyncio.get_running_loop()).session(exempt)
-
     def _proxies(self) -> frozenset[str]:
         """Return the proxies, with their ports, that the user or, where they said so, their environment names."""
         client = self.fs.client_kwargs
@@ -200,29 +191,27 @@ class HttpTarget(Target):
     async def _open(self) -> aiohttp.ClientSession:
         """Return the session for the servers that URLs name."""
         fs = self.fs
-        if fs.get_client is not plain_client:
-            session: aiohttp.ClientSession = await fs.set_session()
-            close_with(self, fs)
-            return session
-        options = {name: value for name, value in fs.client_kwargs.items() if name != "headers"}
-        return self._make(options, owner="connector" in options) if options else self._shared()
+        if fs.get_client is plain_client:
+            return self._make({name: value for name, value in fs.client_kwargs.items() if name != "headers"})
+        session: aiohttp.ClientSession = await fs.set_session()
+        close_with(self, fs)
+        return session
 
     def _open_away(self, home: aiohttp.ClientSession) -> aiohttp.ClientSession:
         """Return a session that carries nothing which was given for the servers that URLs name."""
-        if home is self._shared():
-            return home
         if self.fs.get_client is plain_client:
-            return self._make({name: value for name, value in self.fs.client_kwargs.items() if name in _HARMLESS})
+            harmless = {name: value for name, value in self.fs.client_kwargs.items() if name in _HARMLESS}
+            return home if harmless.keys() | {"headers"} >= self.fs.client_kwargs.keys() else self._make(harmless)
         # The way to other servers is the user's own, but for what their session sends.
-        return self._make({name: getattr(home, name) for name in ("connector", "trust_env") if hasattr(home, name)})
+        way = {name: getattr(home, name) for name in ("connector", "trust_env") if hasattr(home, name)}
+        return self._make({**way, "connector_owner": False})
 
-    def _make(self, options: Mapping[str, Any], *, owner: bool = False) -> aiohttp.ClientSession:
-        shared = self._shared().connector
-        connector = shared if self._admission.guards_networks else options.get("connector", shared)
-        options = {"timeout": CONNECTING, **options, "connector": connector}
-        session = aiohttp.ClientSession(**options, connector_owner=owner and connector is not shared)
-        close_with(self, session)
-        return session
+    def _make(self, options: dict[str, Any]) -> aiohttp.ClientSession:
+        exempt = None
+        if self._admission.guards_networks:  # which no connector of the user's does
+            exempt = self._admission.own_hosts | self._proxies()
+            options.pop("connector", None)
+        return open_session(self, exempt, **options)
 
 
 async def _facts_in(response: aiohttp.ClientResponse) -> Facts | None:

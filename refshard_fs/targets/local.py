@@ -7,7 +7,6 @@ that is cut short while it is mapped ends the whole process.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import OWN, Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
 
-__all__ = ["HAS_LOCKS", "LocalTarget", "facts_of", "in_memory", "is_draft", "locked", "replacing", "sync_file"]
+__all__ = ["LocalTarget", "facts_of", "in_memory", "is_draft", "locked", "replacing", "sync_file"]
 
 # ----------------------------------------------------------------------------------------------------
 # A local file that takes its place when it is whole: written aside, made durable, renamed.
@@ -206,7 +205,6 @@ def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:
 # child closes its own at once. So a child that lives on holds no lock of a commit that ended, or of a parent that died.
 
 
-HAS_LOCKS: Final = importlib.util.find_spec("fcntl") is not None  # Windows has none
 _held: Final[set[int]] = set()  # descriptors of this process
 _in_memory = threading.RLock()
 

@@ -16,12 +16,13 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 from urllib.request import getproxies, proxy_bypass
 
+import aiohttp
 from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import Answer, Target, failure_of, range_header, read_answer
-from refshard_fs.targets.connections import LoopConnections, in_context
+from refshard_fs.targets.connections import in_context, open_session
 from refshard_fs.targets.failures import HttpStatus, as_failure
 from refshard_fs.targets.generic import FsspecTarget, in_thread
 
@@ -111,6 +112,7 @@ class S3Target(Target):
     def __init__(self, fs: AbstractFileSystem) -> None:
         self.fs = fs
         self._theirs = FsspecTarget(fs, owned=True)
+        self._session: aiohttp.ClientSession | None = None
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
         self._left_to_s3fs: set[str] = set()
         self._ready: dict[str, _Ready] = {}
@@ -158,6 +160,9 @@ class S3Target(Target):
             task.cancel()
         self._buckets.clear()
         self._ready.clear()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
         await self._theirs.close()
 
     # ------------------------------------------------------------------ our own requests
@@ -168,8 +173,9 @@ class S3Target(Target):
             headers["Range"] = range_header(start, stop)
         if etag is not None:
             headers["If-Match"] = etag
-        loop = asyncio.get_running_loop()
-        session = LoopConnections.of(loop).session()
+        if self._session is None:
+            self._session = open_session(self, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
+        session, loop = self._session, asyncio.get_running_loop()
         began = loop.time()
         async with session.get(ready.url, headers=headers, allow_redirects=False, ssl=ready.ssl) as response:
             if response.status in (200, 206, 416):

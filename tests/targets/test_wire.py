@@ -135,6 +135,12 @@ def test_a_server_that_answers_in_chunks_is_asked_no_other_way_from_then_on() ->
     assert [number for number, _ in script.heads] == [1, 1]
 
 
+def test_a_cookie_comes_back_to_whoever_was_given_it() -> None:
+    script = Script([RIGHT.replace(b'ETag: "x"', b"Set-Cookie: name=value"), RIGHT])
+    assert talk(script, twice, "localhost") == [b"01234"] * 2
+    assert ["Cookie: name=value" in head for _, head in script.heads] == [False, True]
+
+
 def test_a_connection_that_the_server_let_go_of_is_no_failure() -> None:
     script = Script([RIGHT, None, RIGHT])
     assert talk(script, twice) == [b"01234"] * 2
