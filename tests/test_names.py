@@ -67,7 +67,7 @@ def test_few_chunks_of_a_huge_grid_are_listed_without_its_spellings() -> None:
         ("999999999.999999999", 10**18 - 1),
     ]
     slashes = ChunkGrid((10**9, 10**9), ChunkKeyEncoding("default", "/"))
-    table = ChunkTable(slashes, table.targets, table.offsets, table.lengths, table.numbers)
+    table = ChunkTable(slashes, table.ranges, table.numbers)
     assert [child.name for child in chunks_below(table, "c")] == ["0", "1", "999999999"]
     assert [child.name for child in chunks_below(table, "c/999999999")] == ["999999999"]
 

@@ -95,21 +95,14 @@ class Part(NamedTuple):
     """Some rows of a table, in any order."""
 
     numbers: npt.NDArray[np.unsignedinteger[Any]]
-    targets: UInt32s
-    offsets: UInt64s
-    lengths: UInt64s
+    ranges: Ranges
 
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[int, Row]]) -> Part:
         """Return (chunk number, row) pairs as columns."""
         pairs = list(rows)
         numbers = np.fromiter((n for n, _ in pairs), np.uint64, len(pairs))
-        return cls(numbers, *Ranges.of([row for _, row in pairs]))
-
-    @property
-    def ranges(self) -> Ranges:
-        """The rows without their numbers."""
-        return Ranges(self.targets, self.offsets, self.lengths)
+        return cls(numbers, Ranges.of([row for _, row in pairs]))
 
 
 class ChunkTable:
@@ -121,26 +114,12 @@ class ChunkTable:
 
     __slots__ = ("_lengths", "_offsets", "_targets", "grid", "numbers", "ranges")
 
-    def __init__(
-        self, grid: ChunkGrid, targets: UInt32s, offsets: UInt64s, lengths: UInt64s, numbers: UInt64s | None = None
-    ) -> None:
+    def __init__(self, grid: ChunkGrid, ranges: Ranges, numbers: UInt64s | None = None) -> None:
         self.grid = grid
-        self.ranges = Ranges(targets, offsets, lengths)
+        self.ranges = ranges
         self.numbers = numbers
         # Indexing a memoryview gives a Python int, five times faster than indexing the array.
-        self._targets, self._offsets, self._lengths = targets.data, offsets.data, lengths.data
-
-    @property
-    def targets(self) -> UInt32s:
-        return self.ranges.targets
-
-    @property
-    def offsets(self) -> UInt64s:
-        return self.ranges.offsets
-
-    @property
-    def lengths(self) -> UInt64s:
-        return self.ranges.lengths
+        self._targets, self._offsets, self._lengths = (column.data for column in ranges)
 
     def check(self) -> None:
         """Raise ValueError unless the columns are equally long, and those of a dense table as long as its grid."""
@@ -149,7 +128,7 @@ class ChunkTable:
             raise ValueError(f"a table's columns have {sorted(sizes)} rows")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.grid, *self.ranges, self.numbers)
+        return type(self), (self.grid, self.ranges, self.numbers)
 
     @classmethod
     def from_parts(cls, grid: ChunkGrid, parts: Sequence[Part]) -> ChunkTable:
@@ -159,7 +138,7 @@ class ChunkTable:
             dense = Ranges.absent(size)
             for part in parts:
                 dense.put(part.numbers, part.ranges)
-            return cls(grid, *dense)
+            return cls(grid, dense)
         numbers = np.concatenate([np.zeros(0, np.uint64), *(part.numbers for part in parts)]).astype(np.uint64)
         ranges = Ranges.joined([part.ranges for part in parts])
         if len(numbers) > 1 and not (numbers[1:] > numbers[:-1]).all():
@@ -169,20 +148,20 @@ class ChunkTable:
         there = ranges.targets != ABSENT
         if not there.all():
             numbers, ranges = numbers[there], ranges.take(there)
-        return cls(grid, *ranges, numbers)
+        return cls(grid, ranges, numbers)
 
     def __len__(self) -> int:
         """Number of chunks that exist."""
-        return int((self.targets != ABSENT).sum()) if self.numbers is None else len(self.numbers)
+        return int((self.ranges.targets != ABSENT).sum()) if self.numbers is None else len(self.numbers)
 
     def __bool__(self) -> bool:
         """Whether any chunk exists."""
-        return bool((self.targets != ABSENT).any()) if self.numbers is None else bool(len(self.numbers))
+        return bool((self.ranges.targets != ABSENT).any()) if self.numbers is None else bool(len(self.numbers))
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the columns take."""
-        return len(self.targets) * (DENSE if self.numbers is None else SPARSE)
+        return len(self.ranges.targets) * (DENSE if self.numbers is None else SPARSE)
 
     def row(self, number: int) -> Row | None:
         """Return the reference of chunk ``number`` (within the grid), or None if there is no such chunk."""
@@ -198,11 +177,16 @@ class ChunkTable:
         length = self._lengths[number]
         return Row(target, self._offsets[number], None if length == WHOLE else length)
 
-    def part(self, numbers: UInt64s) -> Part:
-        """Return the rows of chunks ``numbers``, all of which exist."""
-        return Part(numbers, *self.ranges.take(self._places(numbers)))
+    def part(self, numbers: UInt64s | None = None) -> Part:
+        """Return the rows of chunks ``numbers``, all of which exist; by default, of all that do."""
+        if numbers is None:
+            numbers = self.present()
+            if len(numbers) == self.ranges.rows:
+                return Part(numbers, self.ranges)
+        return Part(numbers, self.ranges.take(self._places(numbers)))
 
     def _places(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the rows of chunks that exist."""
         return numbers if self.numbers is None else self.numbers.searchsorted(numbers)
 
     def present(self, start: int = 0, stop: int | None = None) -> UInt64s:
@@ -213,18 +197,18 @@ class ChunkTable:
                 return numbers
             first, last = numbers.searchsorted(np.array([start, stop or self.grid.size], np.uint64)).tolist()
             return numbers[first:last]
-        found = np.flatnonzero(self.targets[start:stop] != ABSENT)
+        found = np.flatnonzero(self.ranges.targets[start:stop] != ABSENT)
         return (found + start).astype(np.uint64) if start else found.view(np.uint64)
 
     def existing(self, numbers: npt.NDArray[np.unsignedinteger[Any]]) -> list[int]:
         """Return those of ``numbers`` (within the grid) that are chunks that exist."""
         known = self.numbers
-        there = self.targets[numbers] != ABSENT if known is None else np.isin(numbers, known)
+        there = self.ranges.targets[numbers] != ABSENT if known is None else np.isin(numbers, known)
         return [int(number) for number in numbers[there]]
 
     def sizes(self, numbers: UInt64s) -> list[int | None]:
         """Return the lengths in bytes of chunks ``numbers``, which exist; None for whole targets."""
-        lengths = self.lengths[self._places(numbers)]
+        lengths = self.ranges.lengths[self._places(numbers)]
         out: list[int | None] = lengths.tolist()
         for i in np.flatnonzero(lengths == WHOLE):
             out[i] = None

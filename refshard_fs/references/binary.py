@@ -99,9 +99,9 @@ def _written(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
     columns: dict[str, list[Column]] = {
         "urls": [refs.urls.data],
         "url_ends": [refs.urls.ends],
-        "targets": [table.targets for table in tables],
-        "offsets": [table.offsets for table in tables],
-        "lengths": [table.lengths for table in tables],
+        "targets": [table.ranges.targets for table in tables],
+        "offsets": [table.ranges.offsets for table in tables],
+        "lengths": [table.ranges.lengths for table in tables],
         "numbers": [table.numbers for table in tables if table.numbers is not None],
         "keys": [np.frombuffer(keys.spelled, np.uint8)],
         "key_ends": [keys.ends],
@@ -129,7 +129,7 @@ def _written(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
         counts,
         sizes if compress else None,
         [
-            _Table(path.encode("utf-8", "surrogatepass"), table.grid, len(table.targets), table.numbers is not None)
+            _Table(path.encode("utf-8", "surrogatepass"), table.grid, table.ranges.rows, table.numbers is not None)
             for path, table in refs.chunks.items()
         ],
         {row: _plain(value) for row, value in keys.objects.items()},
@@ -196,7 +196,7 @@ def _built(header: _Header, view: memoryview) -> ReferenceSet:
     for table in header.tables:
         path = table.path.decode("utf-8", "surrogatepass")
         numbers = columns["numbers"][number : number + table.rows] if table.is_sparse else None
-        chunks[path] = ChunkTable(table.grid, *ranges.take(slice(row, row + table.rows)), numbers)
+        chunks[path] = ChunkTable(table.grid, ranges.take(slice(row, row + table.rows)), numbers)
         chunks[path].check()
         row += table.rows
         number += table.rows if table.is_sparse else 0

@@ -141,7 +141,7 @@ class ReferenceBuilder:
             if table:
                 chunks[path] = table
             for part in parts:  # inline data that a later reference replaced
-                inline = part.numbers[part.targets == ABSENT]
+                inline = part.numbers[part.ranges.targets == ABSENT]
                 replaced += [join(path, grid.tail(number)) for number in table.existing(inline)] if len(inline) else []
         keys = KeyTable.of(kept)
         if replaced:
@@ -196,7 +196,7 @@ class ReferenceBuilder:
                 taken.put(hides, Ranges.absent(1))
             else:
                 taken = ranges if len(rows) == len(left) else ranges.take(rows)
-            self._parts.setdefault(path, []).append((order, Part(smaller, *taken)))
+            self._parts.setdefault(path, []).append((order, Part(smaller, taken)))
         return np.flatnonzero(left | is_inline)
 
     def _without_chunks(self, order: int, members: Members) -> Members:
@@ -260,7 +260,7 @@ class ReferenceBuilder:
 
     def _columns(self) -> Iterator[UInt32s]:
         for parts in self._parts.values():
-            yield from (part.targets for _, part in parts)
+            yield from (part.ranges.targets for _, part in parts)
         for several in self._kept.values():
             yield from (item.members.ranges.targets for item in several)
 
@@ -275,7 +275,7 @@ class ReferenceBuilder:
         """Return a key that refers to ``target``."""
         for path, parts in self._parts.items():
             for _, part in parts:
-                for row in np.flatnonzero(part.targets == target)[:1]:
+                for row in np.flatnonzero(part.ranges.targets == target)[:1]:
                     return join(path, self._grids[path].tail(int(part.numbers[row])))
         for several in self._kept.values():
             for item in several:

@@ -152,7 +152,7 @@ class _Editing:
             if table is None:
                 continue
             there = [(number, row or Row(ABSENT, 0, 0)) for number, row in rows.items()]
-            old = table.part(table.present())
+            old = table.part()
             self._tables[path] = ChunkTable.from_parts(table.grid, [old, Part.from_rows(there)])
         new = [url.encode("utf-8", "surrogatepass") for url in self._new]
         urls = Texts.joined([self._old, Texts.of(new)]) if new else self._old

@@ -109,7 +109,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         ranges, placed = keys.ranges.take(rows), [rows[:0]]
         for path, among, numbers in place_chunks(spelled.take(rows), small):
             placed.append(rows[among])
-            tables[path] = ChunkTable.from_parts(small[path], [Part(numbers, *ranges.take(among))])
+            tables[path] = ChunkTable.from_parts(small[path], [Part(numbers, ranges.take(among))])
         for path, grid in small.items():
             if path not in tables:
                 tables[path] = ChunkTable.from_parts(grid, [])

@@ -117,8 +117,8 @@ def _edits(
         known = before.tables.get(path)
         if known is not None and path in old.variables and dim in old.variables[path].dims:
             yield from _removed(path, known, whole, before)
-        part = table.part(table.present())
-        chosen = part.targets >= (0 if known is None else len(before.urls))  # targets of the new set come last
+        part = table.part()
+        chosen = part.ranges.targets >= (0 if known is None else len(before.urls))  # targets of the new set come last
         for number in part.numbers[chosen].tolist():
             row = table.row(number)
             if row is not None:

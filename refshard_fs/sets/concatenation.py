@@ -146,11 +146,8 @@ class _Concatenation:
 
     def _part(self, path: str, number: int) -> Part:
         """Return the references of a set to the chunks of an array."""
-        table = self.sets[number].refs.tables[path]
-        numbers, ranges = table.present(), table.ranges
-        if len(numbers) < ranges.rows:
-            ranges = ranges.take(numbers)
-        return Part(numbers, ranges.targets + np.uint32(self.first_targets[number]), ranges.offsets, ranges.lengths)
+        numbers, ranges = self.sets[number].refs.tables[path].part()
+        return Part(numbers, ranges._replace(targets=ranges.targets + np.uint32(self.first_targets[number])))
 
     def _join(self, path: str, axis: int) -> None:
         """Put the chunks of all sets into one array."""

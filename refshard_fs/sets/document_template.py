@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ChunkTable, Part, UInt64s
+from refshard_fs.core.columns import ChunkTable, Part, Ranges, UInt64s
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.strings import Texts
 from refshard_fs.references.reference_set import ReferenceSet
@@ -142,14 +142,14 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
         targets = np.zeros(len(urls), np.uint32)
         if len(codes) > 1:
             targets[:] = list(map(codes.__getitem__, urls))
-        columns = targets, starts.view(np.uint64), sizes.view(np.uint64)
+        ranges = Ranges(targets, starts.view(np.uint64), sizes.view(np.uint64))
         tables = {path: table for path, (table, _, _) in self.arrays.items()}
         for path, (table, numbers, places) in self.arrays.items():
-            part = Part(numbers, *(column[places] for column in columns))
+            own = ranges.take(places)
             if len(numbers) == table.grid.size:
-                tables[path] = ChunkTable(table.grid, *part[1:])
+                tables[path] = ChunkTable(table.grid, own)
             elif len(numbers):
-                tables[path] = ChunkTable.from_parts(table.grid, [part])
+                tables[path] = ChunkTable.from_parts(table.grid, [Part(numbers, own)])
         return ReferenceSet(texts, tables, side)
 
 

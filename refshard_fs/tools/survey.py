@@ -93,9 +93,7 @@ class Chunks(NamedTuple):
     @classmethod
     def of_table(cls, table: ChunkTable, target: Callable[[int], int]) -> Chunks:
         """Return the chunks of ``table``, whose targets ``target`` renumbers."""
-        numbers = table.present()
-        rows = slice(None) if table.numbers is not None else numbers
-        codes, starts, lengths = table.targets[rows], table.offsets[rows], table.lengths[rows]
+        numbers, (codes, starts, lengths) = table.part()
         known = np.unique(codes)
         renumbered = np.fromiter((target(int(code)) for code in known), np.int64, len(known))
         stops = np.where(lengths == _END, _END, starts + lengths)

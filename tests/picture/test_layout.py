@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs.core.columns import ChunkTable
+from refshard_fs.core.columns import ChunkTable, Ranges
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.tools.map import chunk_map
@@ -96,9 +96,8 @@ def test_a_million_chunks_become_few_shapes() -> None:
     counts = (1000, 1000)
     grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
     number = np.arange(10**6)
-    table = ChunkTable(
-        grid, (number // 5000).astype(np.uint32), (number % 5000 * 10).astype(np.uint64), np.full(10**6, 10, np.uint64)
-    )
+    targets, offsets = (number // 5000).astype(np.uint32), (number % 5000 * 10).astype(np.uint64)
+    table = ChunkTable(grid, Ranges(targets, offsets, np.full(10**6, 10, np.uint64)))
     meta = ArrayMeta(2, counts, (1, 1), grid, "|u1", "C", {})
     extents = Extents("v", meta, Chunks.of_table(table, int))
     scene = Picture(chunk_map("big", extents, [f"s3://b/{i}" for i in range(200)])).scene

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, UInt64s
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, UInt64s
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Pin
 from refshard_fs.core.strings import Texts
@@ -141,7 +141,7 @@ def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
     sums.sort()
     paths, etags, modified = (_texts([target[field] for target in targets]) for field in range(3))
     return ChunkManifest(
-        ChunkTable.from_parts(grid, [Part(numbers[there], codes[there], offsets[there], lengths[there])]),
+        ChunkTable.from_parts(grid, [Part(numbers[there], Ranges(codes, offsets, lengths).take(there))]),
         paths or Texts.of(None for _ in targets),
         (etags, modified),
         b"".join(inline),

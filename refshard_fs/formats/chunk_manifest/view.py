@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Row, UInt64s
+from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row, UInt64s
 from refshard_fs.core.directories import Listing, by_name, chunks_below, has_chunks_below
 from refshard_fs.core.documents import Documents
 from refshard_fs.core.edited_keyspace import EditedKeySpace
@@ -294,12 +293,8 @@ class ManifestView(View):
             found = yield from self._walk(origin, prefix, grid, leading, where)
             rows = [(grid.number_of(coords), size) for coords, size in found]
             parts.append(Part.from_rows((number, Row(0, 0, size)) for number, size in rows if number is not None))
-        there = table.present()
-        index = there if table.numbers is None else table.numbers.searchsorted(there)
-        parts.append(Part(there, table.targets[index], table.offsets[index], table.lengths[index]))
-        count = len(manifest.empty)
-        none = np.full(count, ABSENT, np.uint32), np.zeros(count, np.uint64), np.full(count, WHOLE, np.uint64)
-        return ChunkTable.from_parts(grid, [*parts, Part(manifest.empty, *none)])
+        empty = Part(manifest.empty, Ranges.absent(len(manifest.empty)))
+        return ChunkTable.from_parts(grid, [*parts, table.part(), empty])
 
     def _walk(
         self, origin: Origin, prefix: Prefix, grid: ChunkGrid, leading: tuple[int, ...], where: str
