@@ -43,7 +43,6 @@ class Engines:
         self._pool_options = options.pool
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
-        self._unresponsive: weakref.WeakSet[Loop] = weakref.WeakSet()  # loops that did not begin a read in time
         self._blocks = Cache(options.block_cache) if options.block_cache else None
         self._keep = _keep(options.index_cache)
         _all.add(self)
@@ -117,7 +116,7 @@ class Engines:
     async def _read_elsewhere(self, keyspace: KeySpace, request: Request) -> bytes | None:
         """Return what another loop reads that was told of the key; None if none was, or if it does not begin to read.
 
-        It may be waiting for us, as the loop of a notebook does while a cell reads.
+        It may be waiting for this one, as the loop of a notebook does while a cell reads.
         """
         found = self._expecting(request.key)
         if found is None:
@@ -131,27 +130,20 @@ class Engines:
             reading.close()
             return None
         try:
-            while True:
+            await asyncio.wait({future}, timeout=PATIENCE)
+            while not future.done() and begun.is_set() and loop.is_running():
                 await asyncio.wait({future}, timeout=PATIENCE)
-                if future.done():
-                    return None if future.cancelled() else future.result()
-                if not (begun.is_set() and loop.is_running()):
-                    break
-            self._unresponsive.add(loop)
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._unresponsive.discard, loop)
-            return None
+            return future.result() if future.done() and not future.cancelled() else None
         finally:
             future.cancel()
 
     def _expecting(self, key: str) -> tuple[Engine, Loop] | None:
-        """Return the engine of another loop that was told that ``key`` will be read."""
+        """Return the engine of another running loop that was told that ``key`` will be read."""
         here = asyncio.get_running_loop()
         with self._lock:
             engines = list(self._engines.items())
         for loop, engine in engines:
-            is_open = loop is not here and loop not in self._unresponsive and loop.is_running()
-            if is_open and engine.ahead.expects(key):
+            if loop is not here and loop.is_running() and engine.ahead.expects(key):
                 return engine, loop
         return None
 
