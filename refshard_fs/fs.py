@@ -64,7 +64,7 @@ __all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
 
 class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
-    """Archives seen as a plain zarr key space: each key is a byte range of some other file.
+    """A manifest, archive or zarr hierarchy as zarr keys, each of them a range of bytes of some other file.
 
     Parameters
     ----------
@@ -82,8 +82,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     remote_protocol:
         Protocol of references that name none.
     remote_options:
-        Options for ``remote_protocol``; without that, for the first protocol that the
-        references name.
+        Options for ``remote_protocol``; without that, for the protocol of the first reference that names one.
     fs:
         A filesystem instance for the targets, or a mapping of protocol to instance or
         options. Synchronous or asynchronous, of any event loop.
@@ -93,24 +92,24 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     template_overrides:
         Templates to use instead of the manifest's.
     simple_templates:
-        False allows full jinja2 in templates, in a sandbox.
+        False evaluates templates with jinja2, in its sandbox. For sources that you trust: one that is not on
+        this machine needs ``allow=`` as well.
     base_url:
         The directory that relative URLs in a manifest start from; default: where it lies.
     format:
         Name of the source's format, where recognising it is not wanted.
     index_cache:
-        Where manifests are kept in decoded form, for other processes to open at once: a
-        directory; True: this platform's for the user's caches; False: nowhere; by default, as
-        True, but large ones only.
+        Where decoded manifests are kept, so that other processes open them at once: a directory, True for this
+        platform's directory of caches, False for nowhere. By default, large ones are kept as with True.
     max_manifest_bytes:
-        Bytes that a manifest, or a metadata document, may have, decompressed; by default 8 GiB.
-        No more is fetched of one whose server tells no length. A compressed one whose
-        bytes make more than 500 times as many is refused from 64 MiB on.
+        Bytes that a manifest, or a metadata document, may have, decompressed; by default 8 GiB. No more is
+        fetched where a server does not tell the length. A compressed document that grows more than 500 times
+        is refused once it has 64 MiB.
     max_gap:
         Ranges of one target are merged over gaps up to that many bytes (negative: never).
     max_block:
-        Bytes of a request up to which ranges are merged. Of a server that is known to take
-        its time, few bytes come in requests down to 512 KiB, up to 16 at once.
+        Ranges are merged into requests of up to that many bytes. From servers that are known to be slow, a few
+        megabytes come in up to 16 requests of at least 512 KiB.
     retries:
         Further tries of a request that fails for a passing reason.
     timeout:
@@ -123,23 +122,22 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Bytes that may be under way from targets, or wait to be read, at a time: of all copies of this
         filesystem in a process (pickles, zarr's asynchronous one) together, for each event loop.
     concurrency:
-        Requests that may be under way to one host at a time. Where answers come at once,
-        these are fewer.
+        Requests that may be under way to one host at a time; fewer are where answers come at once.
     block_cache:
         Bytes of chunks to keep after they were read, for reading them again; by default none.
     cache_size:
         Partitions of a lazily read manifest that are kept at a time.
     allow:
         URL prefixes that references may point to, and no others; ``"any"`` for all. Without
-        it, a source on this machine, or in memory, may point anywhere; one from elsewhere to
-        where it came from, and without your credentials to other web servers and object
-        stores: not to local files, chains or private networks. What you name in another
-        option (a protocol, a URL prefix, an instance) is allowed.
+        it, a source on this machine, or in memory, may point anywhere. One from elsewhere may
+        point to where it came from and, without your credentials, to other web servers and
+        object stores, but not to local files, chains or private networks. What you name in
+        another option (a protocol, a URL prefix, an instance) is allowed.
     shards:
         ``"inner"`` shows sharded arrays as ordinary arrays of their inner chunks; ``"whole"``
         leaves them as they are.
     shard_options:
-        What no file tells of zarr v2 prototype shards: ``{"endian": "big"}``,
+        How zarr v2 prototype shards are laid out, which their files do not tell: ``{"endian": "big"}``,
         ``{"slots": "morton"}``.
     zarr_format:
         Version, 2 or 3, of the metadata that is shown for a source without zarr metadata of
@@ -148,21 +146,20 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Whether each chunk's checksum is verified, where the source (bloscpack) has them; a
         chunk is then read with the bytes of its checksum.
     mode:
-        ``"r"`` refuses writes. ``"a"`` takes them into an overlay, which reads see at once and
-        `commit` (or the end of ``with fs.transaction:``) makes part of the source; a source
-        that does not exist begins as an empty one. ``"w"`` begins with an empty one in any case.
+        ``"r"`` refuses writes. ``"a"`` keeps them in an overlay: reads see them at once, and `commit` (or the
+        end of ``with fs.transaction:``) makes them part of the source, which is made if it does not exist.
+        ``"w"`` begins with an empty source in any case.
     overlay:
         `overlay` of another filesystem of this process: what is written goes there, and is
-        committed with the rest. Implies ``mode="a"``. One that is made from a URL, and given
-        neither (fsspec drops ``mode`` there), takes that of an instance with equal arguments.
+        committed with the rest. Implies ``mode="a"``. A filesystem that is made from a URL has neither (fsspec
+        drops ``mode`` there): it shares the overlay of an instance with equal arguments.
     data_url, inline_threshold, content_addressed:
         Values of more than ``inline_threshold`` bytes become objects in the directory
         ``data_url``, as they are written; by default ``<fo>.data``. ``content_addressed``
         names them by their SHA-256, so that equal ones are stored once.
     write_memory:
-        Bytes of chunks that wait in memory for the commit of a zarr hierarchy; beyond that they
-        wait in a temporary file. Shards that are complete wait there in any case, each as the one
-        object that the commit puts.
+        Bytes of chunks that wait in memory for the commit of a zarr hierarchy; more of them wait in a temporary
+        file. Complete shards always wait there, each as the one object that the commit puts.
     record_size:
         References per file of a parquet set that a commit makes.
 
