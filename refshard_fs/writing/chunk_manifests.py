@@ -6,7 +6,6 @@ metadata. If that is interrupted, the root says which are still to be written, a
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Raw, Steps
 from refshard_fs.core.strings import Texts
-from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError
+from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
@@ -27,8 +26,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import gather
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.targets.document import Document
-from refshard_fs.writing.committer import Committing, DirectoryCommit
+from refshard_fs.writing.committer import Committing, DirectoryCommit, Finish
 from refshard_fs.writing.save import absolute, manifest_of
 
 __all__ = ["commit_manifests"]
@@ -37,14 +35,20 @@ _ROOT = "zarr.json"
 Nodes = dict[str, dict[str, Any]]
 
 
-def commit_manifests(committing: Committing) -> None:
+def commit_manifests(committing: Committing) -> Finish:
     """Make the edits part of the hierarchy at the source's URL, which is made if there is none."""
-    _Commit(committing).run()
+    return _Commit(committing).run()
 
 
 class _Commit(DirectoryCommit):
     def __init__(self, committing: Committing) -> None:
         super().__init__(committing, _ROOT)
+        self._nodes_after: Nodes = {}
+        self._changed: list[str] = []  # nodes whose own documents are to be written
+        self._gone: list[str] = []  # nodes whose documents are to be removed
+        self._done: list[str] = []  # manifests that this commit replaces: the next one removes them
+        self._useless: list[str] = []  # manifests of nodes that are gone
+        self._replaced: list[str] = []  # manifests that the commit before replaced
         view = committing.base.keyspace
         while isinstance(view, ShardView):
             view = view.base
@@ -55,38 +59,30 @@ class _Commit(DirectoryCommit):
             case _ if committing.base.facts is not None:
                 raise ReadOnlyError(f"{self._store.url} maps the keys of its whole source, and takes no writes")
 
-    def run(self) -> None:
-        nodes, before = self._nodes(), {}
-        if self._view is not None:
-            before = self._run("", partial(_documents, self._view.base))
-        old: Nodes = before
+    def _put_objects(self) -> bytes:
+        nodes: Nodes = self._nodes()
+        old: Nodes = {} if self._view is None else self._run("", partial(_documents, self._view.base))
         touched = [path for path, doc in nodes.items() if _is_array(doc) and self._touches(path, doc, old.get(path))]
-        replaced = _replaced(old.get("", {}))
-        done = [join(path, name) for path in touched if (name := _manifest(old.get(path)))]
-        useless = [join(path, name) for path in set(old) - set(nodes) if (name := _manifest(old.get(path)))]
-        try:
-            for path in touched:
-                nodes[path] = self._write(path, nodes[path], old.get(path))
-            for path in nodes.keys() - set(touched):
-                nodes[path] = _declaring(nodes[path], old.get(path))
-            changed = sorted(p for p, doc in nodes.items() if p and doc != old.get(p))
-            gone = sorted(set(old) - set(nodes) - {""})
-            changed = sorted({*changed, *_unfinished(old.get("", {}), "pending").intersection(nodes)})
-            gone = sorted({*gone, *_unfinished(old.get("", {}), "gone").difference(nodes)})
-            commit = Document(self._url, self._given, self._base.facts, self._sent)
-            self._publish(commit, zarrmeta.dumps(root_with(nodes, changed, gone, done)))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._store.remove_all(self._written)
-            raise
-        with contextlib.suppress(OSError, ConflictError):  # the commit is done: the root says what is left to do
-            for path in changed:
-                self._store.put(join(path, _ROOT), (zarrmeta.dumps(nodes[path]),))
-            self._store.remove_all(join(path, _ROOT) for path in gone)
-            last = Document(self._url, self._given, commit.made)
-            last.put(zarrmeta.dumps(root_with(nodes, [], [], done)))
-            self._store.remove_all(useless)
-            self._store.remove_all(replaced)  # of the last commit: who had it open has had time
+        self._replaced = _replaced(old.get("", {}))
+        self._done = [join(path, name) for path in touched if (name := _manifest(old.get(path)))]
+        self._useless = [join(path, name) for path in set(old) - set(nodes) if (name := _manifest(old.get(path)))]
+        for path in touched:
+            nodes[path] = self._write(path, nodes[path], old.get(path))
+        for path in nodes.keys() - set(touched):
+            nodes[path] = _declaring(nodes[path], old.get(path))
+        changed = {path for path, doc in nodes.items() if path and doc != old.get(path)}
+        self._nodes_after = nodes
+        self._changed = sorted(changed | _unfinished(old.get("", {}), "pending").intersection(nodes))
+        self._gone = sorted({*old, *_unfinished(old.get("", {}), "gone")} - set(nodes) - {""})
+        return zarrmeta.dumps(root_with(nodes, self._changed, self._gone, self._done))
+
+    def _tidy(self) -> None:
+        for path in self._changed:
+            self._store.put(join(path, _ROOT), (zarrmeta.dumps(self._nodes_after[path]),))
+        self._store.remove_all(join(path, _ROOT) for path in self._gone)
+        self._publish_again(zarrmeta.dumps(root_with(self._nodes_after, [], [], self._done)))
+        self._store.remove_all(self._useless)
+        self._store.remove_all(self._replaced)  # of the last commit: who had it open has had time
 
     # ------------------------------------------------------------------ metadata
 

@@ -28,7 +28,7 @@ from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.targets.document import Document
 from refshard_fs.writing.chunk_manifests import commit_manifests
-from refshard_fs.writing.committer import Committing
+from refshard_fs.writing.committer import Committing, Finish
 from refshard_fs.writing.hierarchy import commit_hierarchy
 from refshard_fs.writing.options import READ_AS, WriteOptions, format_named
 from refshard_fs.writing.parquet import commit_parquet
@@ -73,8 +73,8 @@ def _manifests_of(keyspace: KeySpace) -> ManifestView | None:
     return keyspace if isinstance(keyspace, ManifestView) else None
 
 
-def commit(committing: Committing) -> Edits:
-    """Make the edits part of the source; return them as the source has them.
+def commit(committing: Committing) -> tuple[Edits, Finish]:
+    """Make the edits part of the source; return them as the source has them, and what is left to do when that is made.
 
     Sets change whole or not at all. Raises ConflictError if somebody else committed since the source was opened, and
     ReadOnlyError if it cannot take edits.
@@ -92,7 +92,7 @@ def commit(committing: Committing) -> Edits:
         )
     stored = committing if format == HIERARCHY else _with_shards(committing)
     try:
-        _COMMITTERS[format](stored)
+        finish = _COMMITTERS[format](stored)
     except TargetChanged as e:
         if not e.target.startswith(redacted(committing.source).rstrip("/")):
             raise
@@ -101,7 +101,11 @@ def commit(committing: Committing) -> Edits:
             "are kept: discard() goes on with what is there now, save() writes what you have to another place"
         ) from e
     _leave_whole(committing)
-    return stored.edits
+    return stored.edits, finish or _nothing
+
+
+def _nothing() -> None:
+    """Leave nothing to do."""
 
 
 def _with_shards(committing: Committing) -> Committing:
@@ -135,7 +139,7 @@ def _commit_json(committing: Committing) -> None:
     save_json(FlatStream(refs, as_written), committing.run, Compressed(base.url, document))
 
 
-_COMMITTERS: Final[dict[str, Callable[[Committing], None]]] = {
+_COMMITTERS: Final[dict[str, Callable[[Committing], Finish | None]]] = {
     "kerchunk-json": _commit_json,
     "kerchunk-parquet": commit_parquet,
     MANIFESTS: commit_manifests,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ from refshard_fs.targets.objects import Objects
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import Values
 
-__all__ = ["Committing", "DirectoryCommit"]
+__all__ = ["Committing", "DirectoryCommit", "Finish"]
 
 
 class Committing(msgspec.Struct, frozen=True, eq=False):
@@ -34,6 +35,9 @@ class Committing(msgspec.Struct, frozen=True, eq=False):
     values: Values  # what makes objects of values
 
 
+Finish = Callable[[], None]  # what a commit leaves to do once it is made
+
+
 class DirectoryCommit:
     """One commit to a directory whose document ``name`` says what is in it: new objects first, that document last."""
 
@@ -45,17 +49,44 @@ class DirectoryCommit:
         self._store = Objects(root, committing.given(root))
         self._url = self._store.url_of(name)
         self._given = committing.given(self._url)
-        self._sent = committing.overlay.sent
+        self._document = Document(self._url, self._given, self._base.facts, committing.overlay.sent)
         self._token = uuid.uuid4().hex  # in the names of new objects, which nobody else has
         self._written: list[str] = []
 
-    def _publish(self, document: Document, data: bytes) -> None:
+    def run(self) -> Finish:
+        """Make the commit: all of it or nothing. Return what is left to do for readers that know no new names."""
+        try:
+            data = self._put_objects()
+            self._publish(data)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._store.remove_all(self._written)
+            raise
+        return self._finish
+
+    def _put_objects(self) -> bytes:
+        """Put all new objects, and return the new document."""
+        raise NotImplementedError
+
+    def _tidy(self) -> None:
+        """Do what is left to do when the commit is made."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        with contextlib.suppress(OSError, ConflictError):  # the commit is made, and its document says what is left
+            self._tidy()
+
+    def _publish(self, data: bytes) -> None:
         """Put the document that is the commit. If it is not known whether that was done, the objects it names stay."""
         try:
-            document.put(data)
+            self._document.put(data)
         except ConflictError:
             raise
         except BaseException:
-            if document.may_be(data):
+            if self._document.may_be(data):
                 self._written.clear()
             raise
+
+    def _publish_again(self, data: bytes) -> None:
+        """Replace the document that this commit has put."""
+        Document(self._url, self._given, self._document.made).put(data)

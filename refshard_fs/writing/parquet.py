@@ -6,7 +6,6 @@ is interrupted, the names in ``.zmetadata`` stay, and readers of this package fo
 
 from __future__ import annotations
 
-import contextlib
 import time
 from functools import partial
 from typing import Final
@@ -14,7 +13,6 @@ from typing import Final
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import is_within, join
 from refshard_fs.core.strings import Texts
-from refshard_fs.errors import ConflictError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.edits import Change, document_with, edited_partition, new_layout, plan
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
@@ -26,8 +24,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import columns_of
 from refshard_fs.session.recognition import beneath
-from refshard_fs.targets.document import Document
-from refshard_fs.writing.committer import Committing, DirectoryCommit
+from refshard_fs.writing.committer import Committing, DirectoryCommit, Finish
 from refshard_fs.writing.save import as_written
 
 __all__ = ["commit_parquet"]
@@ -38,10 +35,10 @@ TIDYING: Final = 300  # seconds that one takes for that at most
 Renamed = dict[str, dict[int, str | None]]
 
 
-def commit_parquet(committing: Committing) -> None:
+def commit_parquet(committing: Committing) -> Finish:
     """Make the edits part of the set at the source's URL, which is made if there is none."""
     require_pyarrow()
-    _Commit(committing).run()
+    return _Commit(committing).run()
 
 
 class _Commit(DirectoryCommit):
@@ -57,29 +54,21 @@ class _Commit(DirectoryCommit):
                 empty = {"metadata": {}, "record_size": committing.options.record_size}
                 self._layout = Layout(zarrmeta.dumps(empty), self._url)
                 self._before = empty
+        self._now = 0  # seconds since 1970, when the commit is made
+        self._last = b""  # the document when all partitions have their usual names
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
 
-    def run(self) -> None:
-        facts = None if self._old is None else self._base.facts
+    def _put_objects(self) -> bytes:
         layout, document = new_layout(self._layout, self._edits, self._url)
         changes = plan(self._layout, layout, self._edits)
-        try:
-            for array in changes.gone:
-                self._drop(array, 0)
-            for array, change in changes.changes.items():
-                self._change(layout, array, change)
-            now = int(time.time())
-            self._renamed = {array: names for array, names in self._renamed.items() if names}
-            visible = document_with(document, self._renamed, self._token, now)
-            commit = Document(self._url, self._given, facts, self._sent)
-            self._publish(commit, visible)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._store.remove_all(self._written)
-            raise
-        if self._renamed and self._may_tidy(now):
-            with contextlib.suppress(OSError, ConflictError):  # the commit is done: the names in it do as well
-                self._tidy(Document(self._url, self._given, commit.made), document_with(document, {}, self._token, now))
+        for array in changes.gone:
+            self._drop(array, 0)
+        for array, change in changes.changes.items():
+            self._change(layout, array, change)
+        self._now = int(time.time())
+        self._renamed = {array: names for array, names in self._renamed.items() if names}
+        self._last = document_with(document, {}, self._token, self._now)
+        return document_with(document, self._renamed, self._token, self._now)
 
     # ------------------------------------------------------------------ partitions under names of their own
 
@@ -132,14 +121,18 @@ class _Commit(DirectoryCommit):
 
     # ------------------------------------------------------------------ and their usual names
 
-    def _may_tidy(self, now: int) -> bool:
-        """Whether no other process can be renaming partitions now."""
+    def _may_tidy(self) -> bool:
+        """Whether there are partitions to rename, and no other process can be at it."""
+        if not self._renamed:
+            return False
         match self._before.get("refshard"):
             case {"at": int(at)}:
-                return now - at > ABANDONED
+                return self._now - at > ABANDONED
         return not self._layout.renamed
 
-    def _tidy(self, last: Document, document: bytes) -> None:
+    def _tidy(self) -> None:
+        if not self._may_tidy():
+            return
         until = time.monotonic() + TIDYING
         unique: list[str] = []
         for array, names in self._renamed.items():
@@ -155,5 +148,5 @@ class _Commit(DirectoryCommit):
         for array, before in self._layout.renamed.items():
             now = self._renamed.get(array, {})
             unique += [join(array, name) for n, name in before.items() if name is not None and now.get(n) != name]
-        last.put(document)
+        self._publish_again(self._last)
         self._store.remove_all(unique)

@@ -114,13 +114,16 @@ class Writer:
             source, values = session.options.source, self._values_over(base)
             committing = Committing(source, base, edits, overlay, session.run, session.given, self._options, values)
             try:
-                stored = commit(committing)
+                stored, finish = commit(committing)
             except RefShardError:  # nothing was committed
                 raise
             except BaseException:  # the store may have done it all the same: `discard` removes no object that it names
                 overlay.entrust()
                 raise
-            left = overlay.settle(edits, stored)
+            try:
+                finish()
+            finally:  # the commit is made, also where Ctrl-C ends this
+                left = overlay.settle(edits, stored)
         self._remove_objects(left)
 
     def discard(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from refshard_fs import ConflictError, ReadOnlyError, RefShardFileSystem
 from refshard_fs.targets.document import Document
+from refshard_fs.targets.objects import Objects
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.writes.model import FORMATS, array_document, group_document, path_of, writable
@@ -226,3 +227,26 @@ def test_sources_that_take_no_commit_say_what_does(tmp_path: Path) -> None:
     with pytest.raises(ReadOnlyError, match=r"fs\.save"):
         archive.commit()
     archive.discard()
+
+
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+def test_ctrl_c_after_a_commit_was_made_leaves_it_made(
+    opens: Callable[[str], Open], format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = opens(format)
+    begin(opened)
+    fs = opened()
+    fs.pipe({"a/zarr.json": array_document((9,)), "a/c/1": LARGE + b"1"})
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "remove_all", interrupted)
+        patch.setattr(Objects, "copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fs.commit()
+    assert opened(mode="r").cat("a/c", recursive=True) == {"a/c/0": LARGE, "a/c/1": LARGE + b"1"}
+    fs.pipe_file("a/c/2", LARGE + b"2")
+    fs.commit()
+    assert opened(mode="r").find("a/c") == ["a/c/0", "a/c/1", "a/c/2"]
