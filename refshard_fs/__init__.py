@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from refshard_fs.sets.rebase import rebase
     from refshard_fs.sets.snapshot import snapshot
     from refshard_fs.tools.check import check
+    from refshard_fs.xarray_backend import load
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "append",
     "check",
     "concat",
+    "load",
     "rebase",
     "replace_reference_filesystem",
     "snapshot",
@@ -62,6 +64,7 @@ _MODULES = {  # of what is imported at its first use
     "append": "sets.append",
     "check": "tools.check",
     "concat": "sets.concat",
+    "load": "xarray_backend",
     "rebase": "sets.rebase",
     "replace_reference_filesystem": "fs",
     "snapshot": "sets.snapshot",

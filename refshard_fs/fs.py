@@ -547,15 +547,20 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return dict(self._session.open().reports)
 
     def prefetch(
-        self, what: str | Sequence[str], selection: Any = None, *, mode: Mode = "numpy", wait: bool = True
+        self,
+        what: str | Sequence[str] | Mapping[str, Any],
+        selection: Any = None,
+        *,
+        mode: Mode = "numpy",
+        wait: bool = True,
     ) -> None:
         """Fetch what will be read in as few and as parallel requests as can be, and hold it until it is read.
 
         ``what`` is a sequence of keys; or the path of an array, of which ``selection`` (all, by
         default) will be read, as numpy understands it (``mode="orthogonal"``, ``mode="block"``:
-        as zarr's ``oindex`` and ``blocks``). No more than ``max_memory`` is held: the rest
-        follows as reads make room. With ``wait``, returns when that much has arrived. Errors
-        are left to the reads.
+        as zarr's ``oindex`` and ``blocks``); or a mapping of such paths to selections (None: all).
+        No more than ``max_memory`` is held: the rest follows as reads make room. With ``wait``,
+        returns when that much has arrived. Errors are left to the reads.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -568,13 +573,21 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         sync(self._session.home() or self.loop or get_loop(), self._prefetch, what, selection, mode=mode, wait=wait)
 
     async def _prefetch(
-        self, what: str | Sequence[str], selection: Any = None, *, mode: Mode = "numpy", wait: bool = True
+        self,
+        what: str | Sequence[str] | Mapping[str, Any],
+        selection: Any = None,
+        *,
+        mode: Mode = "numpy",
+        wait: bool = True,
     ) -> None:
         if isinstance(what, str):
-            chosen = Ellipsis if selection is None else selection
-            keys = await self._session.keys_of(self._strip_protocol(what), chosen, mode)
+            what = {what: selection}
         elif selection is not None:
             raise TypeError("a selection needs the path of one array, not keys")
+        if isinstance(what, Mapping):
+            chosen = {self._strip_protocol(path): Ellipsis if part is None else part for path, part in what.items()}
+            several = [self._session.keys_of(path, part, mode) for path, part in chosen.items()]
+            keys = [key for some in await asyncio.gather(*several) for key in some]
         else:
             keys = [self._strip_protocol(key) for key in what]
         await self._session.prefetch(keys, wait=wait)

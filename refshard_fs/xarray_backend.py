@@ -6,8 +6,10 @@ imported when something is opened.
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import xarray as xr
 from fsspec.core import url_to_fs
@@ -15,7 +17,9 @@ from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 
 from refshard_fs.fs import RefShardFileSystem
 
-__all__ = ["RefShardBackend"]
+__all__ = ["RefShardBackend", "load"]
+
+T = TypeVar("T", xr.Dataset, xr.DataArray)
 
 _URLS = ("refshard://", "refshard::")
 
@@ -71,7 +75,9 @@ class RefShardBackend(BackendEntrypoint):
         options |= {"drop_variables": drop_variables, "consolidated": consolidated}
         if open_dataset_options:  # there may be some that only open_dataset knows: chunks, decode_cf
             return xr.open_dataset(store, engine="zarr", **{**options, **open_dataset_options})
-        return ZarrBackendEntrypoint().open_dataset(store, **options)
+        ds = ZarrBackendEntrypoint().open_dataset(store, **options)
+        _load_coordinates([ds])
+        return ds
 
     def open_datatree(
         self,
@@ -83,7 +89,9 @@ class RefShardBackend(BackendEntrypoint):
     ) -> xr.DataTree:
         """Return all groups as a DataTree; they must fit each other."""
         store = _store(filename_or_obj, storage_options)
-        return ZarrBackendEntrypoint().open_datatree(store, consolidated=consolidated, **options)
+        groups = ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=consolidated, **options)
+        _load_coordinates(groups.values())
+        return xr.DataTree.from_dict(groups)
 
     def open_groups_as_dict(
         self,
@@ -95,7 +103,9 @@ class RefShardBackend(BackendEntrypoint):
     ) -> dict[str, xr.Dataset]:
         """Return all groups, each as a Dataset, by path."""
         store = _store(filename_or_obj, storage_options)
-        return ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=consolidated, **options)
+        groups = ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=consolidated, **options)
+        _load_coordinates(groups.values())
+        return groups
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Whether it is a URL of ours; other names do not tell, and looking into files is not for guessing."""
@@ -110,6 +120,71 @@ def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
         return _filesystem(source, storage_options or {}).get_mapper("")
     fs = _filesystem(source, {**(storage_options or {}), "asynchronous": True})
     return FsspecStore(fs, read_only=True, path="")
+
+
+def load(ds: T, *, progress: bool = False) -> T:
+    """Load all variables of ``ds`` together, and return it: a Dataset or a DataArray, as its own ``load()`` does.
+
+    ``ds.load()`` reads one variable after the other. Here all are under way at once, each within its filesystem's
+    ``max_memory``. ``progress`` shows a bar of the variables that have arrived (tqdm, the extra `cli`). May be
+    called from a notebook or a coroutine's thread. The first error is raised, and names its key.
+
+    >>> import json, refshard_fs, xarray
+    >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
+    ...         "fill_value": None, "filters": None, "compressor": None}
+    >>> refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta),
+    ...         "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}', "a/0": "abc"}
+    >>> refshard_fs.load(xarray.open_dataset(refs, engine="refshard"))["a"].values
+    array([97, 98, 99], dtype=uint8)
+    """
+    if isinstance(ds, xr.DataArray):
+        every = [ds.variable, *(coordinate.variable for coordinate in ds.coords.values())]
+    else:
+        every = list(ds.variables.values())
+    _load_together(every, _bar(len(every)) if progress else None)
+    return ds.load()  # what is dask's
+
+
+def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
+    """Load all index coordinates together: xarray would load one after the other, to make its indexes."""
+    _load_together([v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)], None)
+
+
+def _load_together(variables: Iterable[xr.Variable], bar: Any) -> None:
+    variables = list(variables)
+    if not hasattr(xr.Variable, "load_async"):  # an xarray of zarr 2's time: `load` does it one by one
+        return
+    if all(variable._in_memory or variable.chunks is not None for variable in variables):
+        return
+    from zarr.core.sync import sync  # onto the event loop that zarr reads on, whose connections are open
+
+    async def one(variable: xr.Variable) -> None:
+        if not variable._in_memory and variable.chunks is None:
+            await variable.load_async()
+        if bar is not None:
+            bar.update()
+
+    async def together() -> None:
+        tasks = [asyncio.ensure_future(one(variable)) for variable in variables]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    try:
+        sync(together())
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def _bar(total: int) -> Any:
+    try:
+        tqdm: Any = importlib.import_module("tqdm.auto").tqdm
+    except ImportError as e:
+        raise ImportError('a progress bar needs tqdm: pip install "refshard_fs[cli]"') from e
+    return tqdm(total=total, unit=" variables")
 
 
 def _filesystem(source: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
