@@ -618,9 +618,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Return the requests, (url, start, stop, keys), that reading ``paths`` together would make; none is made.
 
         ``start`` and ``stop`` are bytes of the object at ``url``; ``stop=None`` is its end. What tells where chunks
-        lie (shard indexes, partitions) is read if it is not known. Where answers of a server have been slow, a few
-        megabytes come in more requests than these. FileNotFoundError if a key does not exist, ReferenceNotReachable
-        if that cannot be found out.
+        lie (shard indexes, partitions) is read if it is not known. FileNotFoundError if a key does not exist,
+        ReferenceNotReachable if that cannot be found out.
 
         >>> import refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://b/x.nc", 0, 400], "a/1": ["s3://b/x.nc", 500, 400]})

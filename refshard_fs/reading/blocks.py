@@ -94,15 +94,14 @@ class Host:
     at once: `limit` grows where they do not.
     """
 
-    __slots__ = ("active", "answered", "later", "limit", "patience", "sizes", "times", "urgent", "waits")
+    __slots__ = ("active", "answered", "later", "limit", "patience", "sizes", "urgent", "waits")
 
     def __init__(self, limit: int) -> None:
         self.active = 0
         self.answered = 0
         self.limit = limit
         self.patience: asyncio.TimerHandle | None = None
-        self.times: deque[float] = deque(maxlen=8)  # seconds of the last requests,
-        self.waits: deque[float] = deque(maxlen=8)  # and until their first bytes came, where that is known
+        self.waits: deque[float] = deque(maxlen=8)  # seconds until the last answers began, or came
         self.sizes: deque[int] = deque(maxlen=8)  # bytes of the last objects that were read whole
         self.urgent: deque[Job] = deque()
         self.later: deque[Job] = deque()

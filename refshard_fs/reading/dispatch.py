@@ -20,9 +20,8 @@ __all__ = ["Budget", "Dispatch", "Taker"]
 logger = logging.getLogger("refshard_fs")
 
 FEW = 10  # requests under way to a host, until it is seen that answers take time: connections cost more than they bring
-SPREAD = 16  # requests under way to a host that is waited for, up to which there are rather more than large ones
 PATIENCE = 0.003  # seconds without an answer that show it
-SLOW = 0.006  # seconds that answers take from which on more requests bring bytes sooner
+SLOW = 0.006  # seconds that all of the last answers took, which shows it, too
 UNSIZED_AT_ONCE = 8  # whole objects under way at once, until answers of their host have told how large such are
 
 
@@ -68,15 +67,8 @@ class Dispatch:
         self._changed: asyncio.Future[None] | None = None
 
     def latency(self, url: str) -> float | None:
-        """Return the seconds of the fastest of the last requests to the host of ``url``; None before the first."""
-        return min(self.host(url).times, default=None)
-
-    def spare(self, url: str) -> int:
-        """Return how many more requests to the host of ``url`` bring bytes sooner than few: where answers are known to
-        take time, a connection may be slow, too.
-        """
-        host = self.host(url)
-        return SPREAD - host.active if min(host.waits, default=0.0) > SLOW else 0
+        """Return the seconds of the fastest of the last answers of the host of ``url``; None before the first."""
+        return min(self.host(url).waits, default=None)
 
     @property
     def queued(self) -> bool:
@@ -223,7 +215,6 @@ class Dispatch:
         check(answer, job.start, job.stop, exact=span.exact)
         took = asyncio.get_running_loop().time() - began
         host.answered += 1
-        host.times.append(took)
         host.waits.append(took if answer.waited is None else answer.waited)
         if host.answered >= FEW and min(host.waits) > SLOW:  # the first answers wait for connections
             host.limit = self.budget.requests

@@ -75,8 +75,6 @@ class Fetcher:
             limits = self.limits.dense if dense else self.limits
             if any(span.apart for span, _ in members):
                 limits = limits.apart
-            if not dense and (spare := self.requests.spare(url)) > 0:
-                limits = limits.spread(sum(span.size or 0 for span, _ in members), spare)
             for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], limits):
                 some = [members[i] for i in places]
                 self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)

@@ -58,10 +58,6 @@ class Lookups:
         """The targets that are read."""
         return self.fetcher.requests.pool
 
-    @pool.setter
-    def pool(self, pool: Pool) -> None:
-        self.fetcher.requests.pool = pool
-
     def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Return a task of ``coroutine``; it is stopped by `close`."""
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -84,13 +80,6 @@ class Lookups:
         if isinstance(result, Exception):
             raise blame(key, result) from result
         return result
-
-    async def need_for(self, key: str, need: Need) -> Any:
-        """Return the answer to ``need``; an error names ``key``."""
-        try:
-            return await self.need(need)
-        except Exception as e:  # raised again, with the key it is about
-            raise blame(key, e) from e
 
     async def run_all(self, many: Sequence[Steps[T]]) -> list[T | Exception]:
         """Drive ``many`` look-ups in lock-step: the needs of one round are met together."""

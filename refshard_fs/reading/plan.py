@@ -14,7 +14,6 @@ __all__ = ["Block", "KIB", "Limits", "MIB", "Planned", "coalesce", "parts", "req
 KIB = 1024
 MIB = 1024 * KIB
 
-SMALL = 512 * KIB  # that a request has at least where there could be more of them
 PARTS = 1 << 14  # that a range is read in, at most: it may be as long as a manifest says
 MANY = 512  # ranges from which on numpy sorts them faster
 
@@ -36,10 +35,6 @@ class Limits(msgspec.Struct, frozen=True):
     def dense(self) -> Limits:
         """The limits for ranges that lie together and tend to be read together."""
         return Limits(self.gap, 16 * self.block, 2 * self.split, 32 * self.gap)
-
-    def spread(self, size: int, requests: int) -> Limits:
-        """The limits for ``size`` bytes in about so many ``requests``, unless these become very small."""
-        return Limits(self.gap, min(self.block, max(size // requests, SMALL)), self.split, self.far)
 
     @property
     def apart(self) -> Limits:

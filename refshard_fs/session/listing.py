@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from refshard_fs.core.directories import Listing
-from refshard_fs.core.model import Entry, Listed, Span, Stat
+from refshard_fs.core.model import Entry, Facts, Listed, Span, Stat, Steps
 from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
@@ -116,10 +116,15 @@ async def _measure(session: Session, key: str, entry: Entry) -> int | None:
     """Return the size that only the target knows; None if an optional object is absent."""
     if not isinstance(entry, Span):
         return len(await session.read(Request(key)))
-    facts = await session.engine().need_for(key, Stat(entry.url))
+    facts = await session.engine().run_for(key, _facts(entry.url))
     if facts is None:
         if entry.optional:
             return None
         raise ReferenceNotReachable(key, entry.url, "there is no such object")
     size = None if facts.size is None else entry.resized(facts.size).size
     return len(await session.read(Request(key))) if size is None else size
+
+
+def _facts(url: str) -> Steps[Facts | None]:
+    facts: Facts | None = yield Stat(url)
+    return facts

@@ -206,7 +206,7 @@ class Session(Engines):
                 admission = self._pool_options.admission.naming(protocol)
                 self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known, admission=admission)
                 for engine in self._engines.values():
-                    engine.pool = self._pool(engine.pool.loop)
+                    engine.fetcher.requests.pool = self._pool(engine.pool.loop)
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
 
     # ------------------------------------------------------------------ what is forgotten

@@ -9,7 +9,7 @@ import pytest
 
 from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
-from refshard_fs.reading import dispatch, fetch, plan
+from refshard_fs.reading import dispatch, fetch
 from refshard_fs.reading.dispatch import FEW, Budget
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.plan import Limits
@@ -131,32 +131,6 @@ def test_few_are_begun_at_once_until_answers_are_seen_to_take_time(http_server: 
 
     run(use)
     assert http_server.log.peak == 20
-
-
-@pytest.mark.parametrize(
-    ("seconds", "under_way", "sizes"), [(0.0001, 0, 4), (0.05, 0, 16), (0.05, 8, 8), (0.05, 16, 4)]
-)
-def test_few_bytes_of_a_server_that_is_waited_for_come_by_as_many_connections_as_are_of_use(
-    http_server: RangeServer, seconds: float, under_way: int, sizes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "SMALL", 10)
-    http_server.latency = 0.05
-    url = http_server.put("/x", DATA)
-    others = [Span(http_server.put(f"/{i}", DATA), 0, 5) for i in range(under_way)]
-    pieces = [Span(url, start, start + 10) for start in range(0, 640, 10)]
-
-    async def use(fetcher: Fetcher) -> None:
-        host = fetcher.requests.host(url)
-        host.waits.append(seconds)
-        host.limit = 20
-        before = read(fetcher, *others)
-        fetcher.limits = Limits(block=160)
-        after = read(fetcher, *pieces)
-        assert fetcher.requests.active == under_way + sizes
-        assert await asyncio.gather(*before) == [DATA[:5]] * under_way
-        assert b"".join(await asyncio.gather(*after)) == DATA[:640]
-
-    run(use)
 
 
 @pytest.mark.parametrize("begins", [False, True])
