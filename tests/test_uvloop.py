@@ -20,13 +20,14 @@ TESTS = [
     "tests/test_s3.py",
     "tests/test_filesystem.py",
     "tests/test_dask.py::test_local_schedulers_read_the_values[threads-zarr-dict]",
-    "tests/test_dask.py::test_a_cluster_reads_the_values[zarr-path]",
 ]
+CLUSTER = ["tests/test_dask.py::test_a_cluster_reads_the_values[zarr-path]"]  # which takes ten seconds to start
 
 
-def test_remote_reads_work_on_loops_of_uvloop() -> None:
+@pytest.mark.parametrize("tests", [TESTS, pytest.param(CLUSTER, marks=pytest.mark.slow)], ids=["reads", "cluster"])
+def test_remote_reads_work_on_loops_of_uvloop(tests: list[str]) -> None:
     environment = {**os.environ, "REFSHARD_UVLOOP": "1", "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     root = Path(__file__).resolve().parents[1]
     run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-5000:]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.shards.writers import IS_ZARR_2
 from tests.writes.arrays import CHUNKS, FILL, QUIET, SHARDS, array, gappy, make_sharded, objects, opened
+from tests.writes.test_processes import elsewhere
 
 FORMATS = {"json": "refs.json", "parquet": "refs.parquet", "chunk-manifest": "refs.zarr"}
 KIND = "prototype" if IS_ZARR_2 else "end"
@@ -279,11 +277,7 @@ def test_other_processes_write_inner_chunks_of_one_shard(tmp_path: Path, source:
     fs = opened(source, inline_threshold=0)
     fs.ls("a")
     for number in (1, 2):
-        program = (
-            "import pickle, sys; fs = pickle.load(sys.stdin.buffer)\n"
-            f"fs.pipe_file('a/c/0/{number}', bytes([{number}, 0, 0, 0]) * 6)\n"
-        )
-        subprocess.run([sys.executable, "-c", program], input=pickle.dumps(fs), check=True)
+        elsewhere(fs, f"fs.pipe_file('a/c/0/{number}', bytes([{number}, 0, 0, 0]) * 6)")
     fs.commit()
     data[0:2, 3:6], data[0:2, 6:9] = 1, 2
     assert np.array_equal(seen(source)[...], data)
