@@ -13,9 +13,10 @@ import re
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress, islice
 from operator import eq
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ TAIL = 65 * 1024 + 512  # bytes: the longest comment, its record, and the zip64 
 MAX_DIRECTORY = 1 << 30  # bytes; a longer directory is taken for a forged one and never asked for
 SMALLEST_ENTRY = 46
 
+_DISKS = "it spans several disks, which is not read here: join its parts first"
 _LOCATOR, _END64 = b"PK\6\7", b"PK\6\6"
 _END_SIZE, _LOCATOR_SIZE, _END64_HEAD = 22, 20, 12
 _END_FIELDS, _LOCATOR_FIELDS, _END64_FIELDS = struct.Struct("<4H2LH"), struct.Struct("<LQL"), struct.Struct("<2H2L4Q")
@@ -90,7 +92,7 @@ def _end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
         disk, first_disk, here, entries, length, offset = _end64(tail, stop, at - _LOCATOR_SIZE, short)
         modulo = 1 << 64
     if disk or first_disk or here != entries:
-        raise ValueError("it spans several disks, which is not read here: join its parts first")
+        raise ValueError(_DISKS)
     if length > MAX_DIRECTORY or (modulo > 1 << 16 and length < entries * SMALLEST_ENTRY):
         raise ValueError(f"its end record promises {entries} members in a directory of {length} bytes")
     begin = offset + length - stop if size is None else size - len(tail)
@@ -112,7 +114,7 @@ def _find_end64(tail: bytes, locator: int) -> tuple[int, int]:
     """Return where in ``tail`` the zip64 record begins that ends at ``locator``, and where that says it begins."""
     disk, offset, disks = _LOCATOR_FIELDS.unpack_from(tail, locator + 4)
     if disk or disks > 1:
-        raise ValueError("it spans several disks, which is not read here: join its parts first")
+        raise ValueError(_DISKS)
     at = tail.rfind(_END64, 0, locator)
     while at >= 0:
         if at + _END64_HEAD + int.from_bytes(tail[at + 4 : at + _END64_HEAD], "little") == locator:
@@ -210,23 +212,10 @@ class SortedNames:
 STORED, DEFLATED = 0, 8
 HEADER = 30  # bytes of a local header, without its name and extra field
 
-_ENTRY = np.dtype(
-    [
-        ("signature", "<u4"),
-        ("versions", "<u4"),
-        ("flags", "<u2"),
-        ("method", "<u2"),
-        ("time", "<u4"),
-        ("crc", "<u4"),
-        ("stored", "<u4"),
-        ("size", "<u4"),
-        ("name", "<u2"),
-        ("extra", "<u2"),
-        ("comment", "<u2"),
-        ("disk", "<u2"),
-        ("attributes", "V6"),
-        ("local", "<u4"),
-    ]
+_ENTRY = np.dtype("<u4,<u4,<u2,<u2,<u4,<u4,<u4,<u4,<u2,<u2,<u2,<u2,V6,<u4")
+_ENTRY.names = (
+    *("signature", "versions", "flags", "method", "time", "crc", "stored", "size"),
+    *("name", "extra", "comment", "disk", "attributes", "local"),
 )
 _LENGTHS = struct.Struct("<3H")
 _SIGNATURE = b"PK\1\2"
@@ -241,33 +230,22 @@ _ZIP64, _UNIX_TIMES, _UNIX_OWNER, _UNICODE_PATH = 0x0001, 0x5455, 0x7875, 0x7075
 _UInt64s = npt.NDArray[np.uint64]
 
 
-class Members:
-    """Columns over the members, in the order of their names; ``heads`` is 0 where the local header has to be read.
+# A member: where its local header lies in the file, where it and all that belongs to it ends, how long its local header
+# is (0: that has to be read), and what the directory says of its bytes.
+MEMBER = np.dtype("u8,u8,u4,u8,u8,u4,u2,?")
+MEMBER.names = ("local", "limit", "head", "stored", "size", "crc", "method", "encrypted")
 
-    ``locals`` are offsets in the file; a member and all that belongs to it ends by ``limits``.
-    ``withheld`` are the keys of names that could lead outside of a folder.
-    """
 
-    __slots__ = ("crcs", "encrypted", "heads", "limits", "locals", "methods", "names", "sizes", "stored", "withheld")
+class Members(NamedTuple):
+    """The members of an archive, in the order of their names; ``withheld`` are keys that could lead out of a folder."""
 
-    def __init__(
-        self, names: SortedNames, withheld: Mapping[str, str], columns: Mapping[str, npt.NDArray[np.generic]]
-    ) -> None:
-        self.names = names
-        self.withheld = withheld
-        self.locals = columns["local"]
-        self.limits = columns["limit"]
-        self.heads = columns["head"]
-        self.stored = columns["stored"]
-        self.sizes = columns["size"]
-        self.crcs = columns["crc"]
-        self.methods = columns["method"]
-        self.encrypted = columns["encrypted"]
+    names: SortedNames
+    rows: npt.NDArray[np.void]
+    withheld: dict[str, str]
 
     @property
     def nbytes(self) -> int:
-        columns = (self.locals, self.limits, self.heads, self.stored, self.sizes, self.crcs, self.methods)
-        return self.names.nbytes + self.encrypted.nbytes + sum(column.nbytes for column in columns)
+        return self.names.nbytes + self.rows.nbytes
 
 
 class DirectoryIndex(msgspec.Struct, frozen=True):
@@ -308,38 +286,27 @@ def _members(data: bytes, end: End) -> Members:
     if len(entries):
         windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), _ENTRY.itemsize)
         rows = np.ascontiguousarray(windows[entries]).view(_ENTRY)[:, 0]
-    stored, size, local = (rows[name].astype(np.uint64) for name in ("stored", "size", "local"))
-    _widen(data, entries, rows, stored, size, local)
-    local += np.uint64(end.shift)
-    encrypted = (rows["flags"] & (_ENCRYPTED | _STRONG)) != 0
-    limit, slack = _regions(rows, stored, local, end)
-    _check_sizes(rows, stored, size, encrypted)
+    members = np.zeros(len(rows), MEMBER)
+    for field in ("stored", "size", "local", "crc", "method"):
+        members[field] = rows[field]
+    _widen(data, entries, rows, members)
+    members["local"] += np.uint64(end.shift)
+    members["encrypted"] = (rows["flags"] & (_ENCRYPTED | _STRONG)) != 0
+    slack = _set_limits(members, rows["name"], end)
+    _check_sizes(members)
     proven = slack == 0
     left = np.flatnonzero(~proven)
     proven[left] = slack[left] == _local_extra(data, entries[left], rows[left])
     proven &= (rows["flags"] & _DESCRIPTOR) == 0
-    if end.shift:  # what stands before the archive may as well have been put into it
-        proven[:] = False
-    head = np.where(proven, HEADER + rows["name"].astype(np.uint64) + slack, 0).astype(np.uint32)
-    columns = {
-        "local": local,
-        "limit": limit,
-        "head": head,
-        "stored": stored,
-        "size": size,
-        "crc": rows["crc"],
-        "method": rows["method"],
-        "encrypted": encrypted,
-    }
+    if not end.shift:  # what stands before the archive may as well have been put into it
+        members["head"] = np.where(proven, HEADER + rows["name"].astype(np.uint64) + slack, 0)
     withheld = _withheld(names)
     at = np.array([i for i in range(len(names)) if i not in withheld] if withheld else range(len(names)), np.intp)
     found, order, repeated = SortedNames.sort([names[i] for i in at] if withheld else names)
     for i in at if repeated else ():
         if names[i] in repeated:
-            head[i] = 0  # only the local header tells whether that is its name
-    at = at[order]
-    keys = {normalise(name): name for name in withheld.values()}
-    return Members(found, keys, {name: column[at] for name, column in columns.items()})
+            members["head"][i] = 0  # only the local header tells whether that is its name
+    return Members(found, members[at[order]], {normalise(name): name for name in withheld.values()})
 
 
 def _walk(data: bytes) -> tuple[_UInt64s, list[bytes]]:
@@ -385,50 +352,45 @@ def _field(extra: bytes, wanted: int) -> bytes | None:
     return None
 
 
-def _widen(
-    data: bytes,
-    entries: _UInt64s,
-    rows: npt.NDArray[np.void],
-    stored: _UInt64s,
-    size: _UInt64s,
-    local: _UInt64s,
-) -> None:
+def _widen(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void], members: npt.NDArray[np.void]) -> None:
     """Put the numbers of zip64 extra fields where the entries have no room for them."""
-    columns = (size, stored, local)
+    columns = (members["size"], members["stored"], members["local"])
     full = np.stack([column == 0xFFFFFFFF for column in columns])
     for i in np.flatnonzero(full.any(axis=0) | (rows["disk"] == 0xFFFF)).tolist():
         start = int(entries[i]) + SMALLEST_ENTRY + int(rows["name"][i])
         field = _field(data[start : start + int(rows["extra"][i])], _ZIP64) or b""
         wanted = [column for column, is_full in zip(columns, full[:, i].tolist(), strict=True) if is_full]
-        if len(field) < 8 * len(wanted) + 4 * int(rows["disk"][i] == 0xFFFF):
+        disk = 4 * int(rows["disk"][i] == 0xFFFF)
+        if len(field) < 8 * len(wanted) + disk:
             raise ValueError(f"the zip64 field of member {i + 1} is missing or too short")
         for column, number in zip(wanted, struct.unpack_from(f"<{len(wanted)}Q", field), strict=True):
             column[i] = number
-        if rows["disk"][i] == 0xFFFF and any(field[8 * len(wanted) : 8 * len(wanted) + 4]):
-            raise ValueError("it spans several disks, which is not read here: join its parts first")
+        if any(field[8 * len(wanted) : 8 * len(wanted) + disk]):
+            raise ValueError(_DISKS)
     if (rows["disk"] % 0xFFFF).any():
-        raise ValueError("it spans several disks, which is not read here: join its parts first")
+        raise ValueError(_DISKS)
 
 
-def _regions(rows: npt.NDArray[np.void], stored: _UInt64s, local: _UInt64s, end: End) -> tuple[_UInt64s, _UInt64s]:
-    """Return where the next member (or the directory) begins, and the bytes before it that are not accounted for."""
+def _set_limits(members: npt.NDArray[np.void], names: npt.NDArray[np.uint16], end: End) -> _UInt64s:
+    """Note where the next member (or the directory) begins; return how many bytes before it are not accounted for."""
+    local, stored = members["local"], members["stored"]
     order = np.argsort(local, kind="stable")
     limit = np.empty_like(local)
     limit[order] = np.append(local[order][1:], np.uint64(end.start))
-    need = np.uint64(HEADER) + rows["name"].astype(np.uint64) + stored
+    need = np.uint64(HEADER) + names.astype(np.uint64) + stored
     wrong = (local > end.start) | (stored > end.start) | (need > limit - np.minimum(local, limit))
     if wrong.any():
         raise ValueError(f"member {int(wrong.argmax()) + 1} of its directory reaches into the next one or beyond")
-    return limit, limit - local - need
+    members["limit"] = limit
+    found: _UInt64s = limit - local - need
+    return found
 
 
-def _check_sizes(
-    rows: npt.NDArray[np.void], stored: _UInt64s, size: _UInt64s, encrypted: npt.NDArray[np.bool_]
-) -> None:
-    method = rows["method"]
-    wrong = (method == STORED) & ~encrypted & (stored != size)
+def _check_sizes(members: npt.NDArray[np.void]) -> None:
+    method, stored, size, is_plain = members["method"], members["stored"], members["size"], ~members["encrypted"]
+    wrong = (method == STORED) & is_plain & (stored != size)
     wrong |= (method == DEFLATED) & (size // np.uint64(_MOST_INFLATED) > stored)
-    wrong |= (size == 0) & ~encrypted & (rows["crc"] != 0)
+    wrong |= (size == 0) & is_plain & (members["crc"] != 0)
     if wrong.any():
         i = int(wrong.argmax())
         raise ValueError(f"member {i + 1} of its directory cannot have {size[i]} bytes, stored in {stored[i]}")

@@ -113,22 +113,17 @@ class ZipKeySpace(KeySpace):
                     f"it is not taken for the key {key!r}"
                 )
             return None
-        stored, size = int(members.stored[place]), int(members.sizes[place])
-        method = int(members.methods[place])
-        if members.encrypted[place]:
+        start, limit, head, stored, size, crc, method, is_encrypted = members.rows[place].item()
+        if is_encrypted:
             raise ReferenceNotReachable(key, self.url, "it is encrypted, which is not read here")
         if method not in (STORED, DEFLATED):
             named = _METHODS.get(method, "a method of number")
             raise ReferenceNotReachable(key, self.url, f"it is compressed by {named} ({method}), not read here")
         if not size:
             return Inline(b"")
-        start, head = int(members.locals[place]), int(members.heads[place])
-        limit = int(members.limits[place])
         name = key.encode()
         room = limit - start - HEADER - len(name) - stored
-        header = LocalHeader(
-            method, stored, size, int(members.crcs[place]), name if key.isascii() else b"", max(room, 0)
-        )
+        header = LocalHeader(method, stored, size, crc, name if key.isascii() else b"", max(room, 0))
         if method == DEFLATED:
             return self._inflated(key, start, min(limit, start + HEADER + _LONGEST + stored), header)
         if not head:
@@ -151,7 +146,7 @@ class ZipKeySpace(KeySpace):
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         yield from ()
         directory = _directory(prefix)
-        sizes = self._members.sizes
+        sizes = self._members.rows["size"]
         found = [
             Listed(name.decode(), None if place is None else int(sizes[place]), place is None)
             for name, place in self._members.names.children(directory)
