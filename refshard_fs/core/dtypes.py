@@ -8,46 +8,13 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.zarrmeta import COUNTABLE, ArrayMeta, is_divided, zarr_major
+from refshard_fs.core.zarrmeta import ArrayMeta, is_divided, shown, zarr_major
 from refshard_fs.errors import ManifestError
-
-# ----------------------------------------------------------------------------------------------------
-# Fields of small JSON documents, checked as they are taken out; errors name document and field.
-
-
-def shown(value: object) -> str:
-    """Return ``value`` short enough for an error."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-def count(doc: Mapping[str, Any], field: str, where: str, least: int = 0) -> int:
-    """Return the integer ``field``, at least ``least`` and such that 63 bits hold it."""
-    return _count(doc.get(field), field, where, least)
-
-
-def counts(doc: Mapping[str, Any], field: str, where: str) -> tuple[int, ...]:
-    """Return the list of integers ``field``."""
-    match doc.get(field):
-        case [*items]:
-            return tuple(_count(item, field, where, 0) for item in items)
-    raise ManifestError(f"{where}: its {field!r} is {shown(doc.get(field))}, no list of integers")
-
-
-def _count(value: object, field: str, where: str, least: int) -> int:
-    match value:
-        case bool():
-            pass
-        case int() if least <= value < COUNTABLE:
-            return value
-    raise ManifestError(f"{where}: its {field!r} is {shown(value)}, no integer from {least} on")
-
 
 LONGEST: Final = 1 << 16  # characters of a dtype's name
 MOST_ELEMENTS: Final = 1 << 10  # of an array within a field

@@ -186,7 +186,7 @@ def _object(value: object, where: str) -> Mapping[str, Any]:
 
 
 def _version_2(doc: Mapping[str, Any], where: str) -> ArrayMeta:
-    shape = _integers(doc.get("shape"), "shape", where)
+    shape = integers(doc.get("shape"), "shape", where)
     chunks = _chunks(doc.get("chunks"), "chunks", shape, where)
     if "shards" in doc:  # the prototype of sharding for v2 counts inner chunks per shard
         shards = _chunks(doc["shards"], "shards", shape, where)
@@ -195,13 +195,13 @@ def _version_2(doc: Mapping[str, Any], where: str) -> ArrayMeta:
     encoding = _encoding("v2", "." if separator is None else separator, "dimension_separator", where)
     order = doc.get("order", "C")
     if order not in ("C", "F"):
-        raise ManifestError(f"{where}: its order is {_shown(order)}, neither 'C' nor 'F'")
+        raise ManifestError(f"{where}: its order is {shown(order)}, neither 'C' nor 'F'")
     grid = _grid(shape, tuple(map(_equal_chunks, shape, chunks)), encoding, where)
     return ArrayMeta(2, shape, chunks, grid, _dtype(doc.get("dtype"), "dtype", where), order, doc)
 
 
 def _version_3(doc: Mapping[str, Any], where: str) -> ArrayMeta:
-    shape = _integers(doc.get("shape"), "shape", where)
+    shape = integers(doc.get("shape"), "shape", where)
     dtype = _dtype(doc.get("data_type"), "data_type", where)
     chunks, counts = _chunk_grid(doc.get("chunk_grid"), shape, where)
     encoding = _chunk_key_encoding(doc.get("chunk_key_encoding"), where)
@@ -211,7 +211,7 @@ def _version_3(doc: Mapping[str, Any], where: str) -> ArrayMeta:
 
 def _grid(shape: tuple[int, ...], counts: tuple[int, ...], encoding: ChunkKeyEncoding, where: str) -> ChunkGrid:
     if math.prod(counts) >= COUNTABLE:
-        raise ManifestError(f"{where}: its shape {_shown(list(shape))} has more chunks than 64 bits can count")
+        raise ManifestError(f"{where}: its shape {shown(list(shape))} has more chunks than 64 bits can count")
     return ChunkGrid(counts, encoding)
 
 
@@ -233,10 +233,10 @@ def _chunk_grid(
             counts = tuple(_rectilinear(edge, extent, where) for edge, extent in zip(edges, shape, strict=True))
             return None, counts
         case {"name": "regular" | "rectilinear", **rest} if not _is_unknown_kind(rest):
-            raise ManifestError(f"{where}: its chunk_grid {_shown(spec)} lacks the configuration")
+            raise ManifestError(f"{where}: its chunk_grid {shown(spec)} lacks the configuration")
         case {"name": str()} | str():
             return None, None
-    raise ManifestError(f"{where}: its chunk_grid is {_shown(spec)}, no object with a name")
+    raise ManifestError(f"{where}: its chunk_grid is {shown(spec)}, no object with a name")
 
 
 def _is_unknown_kind(rest: object) -> bool:
@@ -257,9 +257,9 @@ def _rectilinear(edges: object, extent: int, where: str) -> int:
                         pass
                     case _:
                         edge, repeats = entry, 1
-                size, times = _integer(edge, "chunk_shapes", where), _integer(repeats, "chunk_shapes", where)
+                size, times = integer(edge, "chunk_shapes", where), integer(repeats, "chunk_shapes", where)
                 if not size or not times:
-                    raise ManifestError(f"{where}: its chunk_shapes hold a 0: {_shown(entry)}")
+                    raise ManifestError(f"{where}: its chunk_shapes hold a 0: {shown(entry)}")
                 chunks += min(times, max(0, -((covered - extent) // size)))
                 covered += size * times
             if covered < extent:
@@ -281,18 +281,18 @@ def _chunk_key_encoding(spec: object, where: str) -> ChunkKeyEncoding | None:
             return _chunk_key_encoding(name, where)
         case {"name": str()} | str():
             return None
-    raise ManifestError(f"{where}: its chunk_key_encoding is {_shown(spec)}, no object with a name")
+    raise ManifestError(f"{where}: its chunk_key_encoding is {shown(spec)}, no object with a name")
 
 
 def _encoding(name: Literal["default", "v2"], separator: object, field: str, where: str) -> ChunkKeyEncoding:
     match separator:
         case "." | "/":
             return ChunkKeyEncoding(name, separator)
-    raise ManifestError(f"{where}: its {field} has the separator {_shown(separator)}, neither '.' nor '/'")
+    raise ManifestError(f"{where}: its {field} has the separator {shown(separator)}, neither '.' nor '/'")
 
 
 def _chunks(value: object, field: str, shape: tuple[int, ...], where: str) -> tuple[int, ...]:
-    chunks = _integers(value, field, where)
+    chunks = integers(value, field, where)
     if len(chunks) != len(shape):
         raise ManifestError(f"{where}: its {field} has {len(chunks)} dimensions, its shape {len(shape)}")
     for chunk, extent in zip(chunks, shape, strict=True):
@@ -301,22 +301,24 @@ def _chunks(value: object, field: str, shape: tuple[int, ...], where: str) -> tu
     return chunks
 
 
-def _integers(value: object, field: str, where: str) -> tuple[int, ...]:
+def integers(value: object, field: str, where: str) -> tuple[int, ...]:
+    """Return a list of whole numbers."""
     match value:
         case [*items]:
-            return tuple(_integer(item, field, where) for item in items)
-    raise ManifestError(f"{where}: its {field} is {_shown(value)}, no list of integers")
+            return tuple(integer(item, field, where) for item in items)
+    raise ManifestError(f"{where}: its {field} is {shown(value)}, no list of integers")
 
 
-def _integer(value: object, field: str, where: str) -> int:
+def integer(value: object, field: str, where: str, least: int = 0) -> int:
+    """Return a whole number of at least ``least`` that 63 bits hold."""
     match value:
         case bool():
             pass
-        case int() if 0 <= value < COUNTABLE:
+        case int() if least <= value < COUNTABLE:
             return value
-        case float() if value.is_integer() and 0 <= value < 2**53:  # written so by some JavaScript and pandas code
+        case float() if value.is_integer() and least <= value < 2**53:  # written so by some JavaScript and pandas code
             return int(value)
-    raise ManifestError(f"{where}: its {field} holds {_shown(value)}, no integer from 0 to 2**63-1")
+    raise ManifestError(f"{where}: its {field} holds {shown(value)}, no integer from {least} to 2**63-1")
 
 
 def is_divided(dtype: str) -> bool:
@@ -331,12 +333,13 @@ def _dtype(value: object, field: str, where: str) -> str:
             text = dumps(value).decode()
     if isinstance(text, str):
         if is_divided(text):  # which numpy does not write, and no reader after us may survive
-            raise ManifestError(f"{where}: its {field} is {_shown(value)}, a unit of time with a divisor")
+            raise ManifestError(f"{where}: its {field} is {shown(value)}, a unit of time with a divisor")
         return text
-    raise ManifestError(f"{where}: its {field} is {_shown(value)}")
+    raise ManifestError(f"{where}: its {field} is {shown(value)}")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value of a JSON document short enough for an error."""
     if value is None:
         return "missing"
     try:

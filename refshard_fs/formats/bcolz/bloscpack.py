@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks
-from refshard_fs.core.dtypes import counts, parse_dtype, shown
+from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
+from refshard_fs.core.zarrmeta import integers, shown
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz.blosc import (
     BODY,
@@ -245,7 +246,7 @@ def _described(metadata: Mapping[str, Any], header: Header, url: str, zarr_forma
         case _:
             return Described(np.dtype(BYTES), (header.total,), "C", metadata)
     dtype = parse_dtype(metadata.get("dtype"), where, zarr_format)
-    shape = counts(metadata, "shape", where)
+    shape = integers(metadata.get("shape"), "shape", where)
     if len(shape) > 32:
         raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions")
     size = math.prod(shape) * dtype.itemsize

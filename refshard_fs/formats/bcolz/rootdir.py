@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks
-from refshard_fs.core.dtypes import count, counts, parse_dtype, shown
+from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Load, Raw, Span, Stat, Steps
-from refshard_fs.core.zarrmeta import COUNTABLE, METADATA_NAMES, object_in
+from refshard_fs.core.zarrmeta import COUNTABLE, METADATA_NAMES, integer, integers, object_in, shown
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import COLUMNS, STORAGE
 from refshard_fs.formats.bcolz.blosc import (
@@ -146,7 +146,7 @@ def _carray(url: str, found: list[bytes | None], row: str, prefix: str, zarr_for
             raise ManifestError(f"{where} is empty: its writer died before it said what the carray holds")
     doc = object_in(storage, where)
     dtype = parse_dtype(doc.get("dtype"), where, zarr_format)
-    chunklen = count(doc, "chunklen", where, 1)
+    chunklen = integer(doc.get("chunklen"), "chunklen", where, 1)
     cparams = _cparams(doc.get("cparams"), where, dtype)
     if sizes is None:
         raise ManifestError(f"{relative_to(url, SIZES)} is missing: nothing else tells the shape")
@@ -164,13 +164,13 @@ def _carray(url: str, found: list[bytes | None], row: str, prefix: str, zarr_for
 
 def _shape(data: bytes, where: str, dtype: np.dtype[Any]) -> tuple[int, ...]:
     doc = object_in(data, where)
-    shape = counts(doc, "shape", where)
+    shape = integers(doc.get("shape"), "shape", where)
     if not 0 < len(shape) <= 32:
         raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions")
     size = math.prod(shape) * dtype.itemsize
     if size >= COUNTABLE:
         raise ManifestError(f"{where}: its 'shape' {shown(list(shape))} is more than 63 bits count in bytes")
-    if "nbytes" in doc and count(doc, "nbytes", where) != size:
+    if "nbytes" in doc and integer(doc.get("nbytes"), "nbytes", where) != size:
         raise ManifestError(f"{where}: its 'nbytes' is {doc['nbytes']}, but shape and dtype make {size}")
     return shape
 

@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription
-from refshard_fs.core.dtypes import count, counts, shown
-from refshard_fs.core.zarrmeta import COUNTABLE, object_in
+from refshard_fs.core.zarrmeta import COUNTABLE, integer, integers, object_in, shown
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.nested import MortonCode
@@ -94,7 +93,7 @@ def parse_info(data: bytes, where: str) -> Volume:
     dtype = _TYPES.get(str(doc.get("data_type")).lower())
     if dtype is None:
         raise ManifestError(f"{where}: its 'data_type' {shown(doc.get('data_type'))} is not known")
-    channels = count(doc, "num_channels", where, 1)
+    channels = integer(doc.get("num_channels"), "num_channels", where, 1)
     found: dict[str, Scale] = {}
     reports: dict[str, str] = {}
     names: set[str] = set()
@@ -121,7 +120,7 @@ def _scale(doc: Mapping[str, Any], dtype: np.dtype[Any], channels: int, where: s
     encoding = str(doc.get("encoding")).lower()
     if encoding != "raw":
         raise _NotShown(f"its chunks are encoded as {encoding!r}; only 'raw' ones are plain zarr chunks")
-    size = _axes(counts(doc, "size", where), where)
+    size = _axes(integers(doc.get("size"), "size", where), where)
     sharding = _sharding(doc.get("sharding"), where)
     match doc.get("chunk_sizes"):
         case [first] if sharding is not None:
@@ -130,7 +129,7 @@ def _scale(doc: Mapping[str, Any], dtype: np.dtype[Any], channels: int, where: s
             steps = [first]
         case other:
             raise ManifestError(f"{where}: its 'chunk_sizes' is {shown(other)}")
-    step = _axes(counts({"chunk_sizes": steps[0]}, "chunk_sizes", where), where)
+    step = _axes(integers(steps[0], "chunk_sizes", where), where)
     if 0 in step:
         raise ManifestError(f"{where}: its 'chunk_sizes' hold a zero")
     chunks = (*(min(s, max(n, 1)) for s, n in zip(step, size, strict=True)), channels)
