@@ -146,7 +146,7 @@ def test_pages_are_followed_over_groups_of_rows_and_many_pages() -> None:
     columns = {"path": [f"s3://b/{i}" for i in range(5000)], "offset": range(5000), "size": [1] * 5000}
     pq.write_table(pa.table(columns), out, row_group_size=700, data_page_size=256, use_dictionary=False)
     made = PartitionIndex(5000, 5000).decode(out.getvalue())
-    assert made.value(4999) == Row(made.targets[4999], 4999, 1)
+    assert made.value(4999) == Row(int(made.ranges.targets[4999]), 4999, 1)
 
 
 def test_all_that_a_file_makes_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:

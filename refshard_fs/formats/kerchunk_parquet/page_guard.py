@@ -9,9 +9,10 @@ pyarrow's own metadata objects cannot be used for that: an encrypted or contradi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-__all__ = ["ColumnChunk", "Damaged", "Footer", "MemoryBudget", "Page", "ThriftReader", "check_pages", "page_at"]
+__all__ = ["ColumnChunk", "Damaged", "Footer", "Page", "ThriftReader", "check_columns", "page_at"]
 
 DECODED: Final = 1 << 30  # bytes that the pages of a file may make, at most,
 RATIO: Final = 500  # and for each byte of the file,
@@ -209,25 +210,27 @@ def page_at(data: bytes, at: int, stop: int) -> Page:
     return Page(kind, start, stored, made, values, description[encoding, I32])
 
 
-class MemoryBudget:
-    """The bytes that the pages of a file of ``size`` bytes may still make."""
+def check_columns(data: bytes, footer: Footer, columns: Mapping[str, tuple[int, int]]) -> None:
+    """Raise ValueError where decoding ``columns`` may take more memory than their rows can need, or than there may be.
 
-    def __init__(self, size: int) -> None:
-        self._most = self._left = min(max(GRACE, RATIO * size), DECODED)
-
-    def spend(self, made: int) -> None:
-        """Take ``made`` bytes; ValueError where too few are left."""
-        self._left -= made
-        if self._left < 0:
-            made = self._most - self._left
-            raise ValueError(f"its pages would make {made} bytes or more, and {self._most} are allowed")
-
-
-def check_pages(data: bytes, chunk: ColumnChunk, rows: int, width: int, budget: MemoryBudget) -> None:
-    """Raise ValueError where decoding a column chunk may take more memory than ``rows`` can need, or the budget has.
-
-    ``width`` is how many bytes a value takes at least.
+    Each has its number among all columns, and how many bytes a value takes at least.
     """
+    most = left = min(max(GRACE, RATIO * len(data)), DECODED)
+    for rows, chunks in footer.groups:
+        for name, (number, width) in columns.items():
+            if number >= len(chunks):
+                raise Damaged("a group of rows lacks a column")
+            try:
+                for page in _pages(data, chunks[number], rows, width):
+                    left -= page.made
+                    if left < 0:
+                        raise ValueError(f"its pages would make {most - left} bytes or more, and {most} are allowed")
+            except ValueError as e:
+                raise ValueError(f"its column {name!r} cannot be read: {e}") from e
+
+
+def _pages(data: bytes, chunk: ColumnChunk, rows: int, width: int) -> Iterator[Page]:
+    """Yield the pages of a column chunk as pyarrow finds them; ValueError where one promises more than it can hold."""
     if not 0 <= chunk.values <= rows:
         raise Damaged(f"{chunk.values} values in {rows} rows")
     if chunk.at < 0 or chunk.size < 0 or chunk.at + chunk.size > len(data):
@@ -237,10 +240,10 @@ def check_pages(data: bytes, chunk: ColumnChunk, rows: int, width: int, budget: 
     seen = 0
     while seen < chunk.values and at < stop:
         page = page_at(data, at, stop)
-        budget.spend(page.made)
         if page.values > chunk.values or (page.kind == DICTIONARY and page.values * width > page.made):
             raise ValueError(f"a page of {page.made} bytes has {page.values} values, of {chunk.values} in all")
         _check_encoding(page.encoding)
+        yield page
         if page.kind != DICTIONARY:
             seen += page.values
         at = page.start + page.stored

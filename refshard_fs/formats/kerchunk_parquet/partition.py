@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, UInt32s
 from refshard_fs.core.model import Quota
-from refshard_fs.formats.kerchunk_parquet.page_guard import Damaged, Footer, MemoryBudget, check_pages
+from refshard_fs.formats.kerchunk_parquet.page_guard import Footer, check_columns
 from refshard_fs.references.partition import Partition
 from refshard_fs.references.values import from_base64
 
@@ -64,15 +64,7 @@ def read_columns(data: bytes, footer: Footer) -> dict[str, Column | None]:
         with pa.BufferReader(data) as source:
             file = parquet.ParquetFile(source, **options)
             found = _leaves(file.schema)
-            budget = MemoryBudget(len(data))
-            for rows, chunks in footer.groups:
-                for name, (number, kind) in found.items():
-                    if number >= len(chunks):
-                        raise Damaged("a group of rows lacks a column")
-                    try:
-                        check_pages(data, chunks[number], rows, _WIDTHS[kind], budget)
-                    except ValueError as e:
-                        raise ValueError(f"its column {name!r} cannot be read: {e}") from e
+            check_columns(data, footer, {name: (number, _WIDTHS[kind]) for name, (number, kind) in found.items()})
             # A value that many rows have is made once.
             shared = [name for name, (_, kind) in found.items() if kind == "BYTE_ARRAY"]
             file = parquet.ParquetFile(source, metadata=file.metadata, read_dictionary=shared, **options)
