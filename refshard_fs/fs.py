@@ -604,10 +604,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         (('s3://bucket/x.nc', 100, 150), b'inline')
         """
         key = self._strip_protocol(path)
-        entry = self._session.find_now(key)
-        if entry is None:
-            entry = self._session.wait(self._session.find, key)
-        match entry:
+        keyspace = self._session.open()
+        match self._session.run(key, lambda: keyspace.lookup(key)):
+            case None:
+                raise FileNotFoundError(key)
             case Span(url, start, stop):
                 return url, start, stop
             case Inline(data):

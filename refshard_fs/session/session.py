@@ -401,11 +401,6 @@ class Session(Engines):
             raise FileNotFoundError(key)
         return entry
 
-    def find_now(self, key: str) -> Entry | None:
-        """Return where the bytes of ``key`` are, if that takes no event loop; any thread may call this."""
-        keyspace = self._keyspace or self.opened()
-        return None if keyspace is None else self._at_once_reader().find(keyspace, key)
-
     async def plan(self, keys: Sequence[str]) -> list[Planned]:
         """Return the requests that reading ``keys`` would make; FileNotFoundError if one does not exist."""
         keyspace = await self.keyspace()
