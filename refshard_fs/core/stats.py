@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from html import escape
 from typing import Any
 
@@ -20,16 +19,13 @@ NAMES = (
     "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped unread
 )
 
-READS = 256  # that are counted together
-
 
 class Stats:
-    """Counters since the filesystem was made (or `clear`), shared by its event loops."""
+    """Counters since a session began (or `clear`), shared by its event loops."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(NAMES, 0)
-        self._reads: deque[int] = deque()  # sizes of what was read by one request each, not counted yet
 
     def add(self, **counts: int) -> None:
         with self._lock:
@@ -42,23 +38,20 @@ class Stats:
             self._counts[name] += count
 
     def add_read(self, size: int) -> None:
-        """Count one key read by one request of ``size`` bytes: soon, since a lock takes as long as a look-up."""
-        self._reads.append(size)
-        if len(self._reads) >= READS:
-            self.snapshot()
+        """Count one key that was read by one request of ``size`` bytes."""
+        with self._lock:
+            counts = self._counts
+            counts["keys"] += 1
+            counts["requests"] += 1
+            counts["bytes_wanted"] += size
+            counts["bytes_fetched"] += size
 
     def snapshot(self) -> dict[str, int]:
         with self._lock:
-            sizes = [self._reads.popleft() for _ in range(len(self._reads))]
-            for name in ("keys", "requests"):
-                self._counts[name] += len(sizes)
-            for name in ("bytes_wanted", "bytes_fetched"):
-                self._counts[name] += sum(sizes)
             return dict(self._counts)
 
     def clear(self) -> None:
         with self._lock:
-            self._reads.clear()
             self._counts = dict.fromkeys(NAMES, 0)
 
     def after_fork(self) -> None:
