@@ -7,13 +7,11 @@ In memory: under a lock of this process. Others are asked for their version just
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import stat
 import tempfile
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
@@ -28,7 +26,6 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError
 from refshard_fs.security.policy import locator
-from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.local import facts_of, in_memory, is_draft, locked, replacing, sync_file
 from refshard_fs.targets.pool import IMMEDIATE, Given
 from refshard_fs.targets.s3 import as_os_error, is_s3fs, os_errors
@@ -79,31 +76,10 @@ def _conflict(url: str, condition: Condition) -> ConflictError:
 # ------------------------------------------------------------------ locks of hierarchies that are not local
 
 
-class _Lock:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-_locks: weakref.WeakValueDictionary[str, _Lock] = weakref.WeakValueDictionary()  # by URL
-_locks_guard = threading.Lock()
-
-
-def _lock_of(url: str) -> _Lock:
-    with _locks_guard:
-        found = _locks.get(url)
-        if found is None:
-            found = _locks[url] = _Lock()
-        return found
-
-
-def _after_fork() -> None:
-    global _locks_guard
-    _locks_guard = threading.Lock()
-    _locks.clear()
-
+_locks: Final[dict[str, threading.Lock]] = {}  # by URL
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_locks.clear)
 
 
 # ------------------------------------------------------------------ objects
@@ -152,8 +128,7 @@ class Objects:
                 with locked(folder):
                     yield
             case _:
-                lock = _lock_of(self.url)  # which lasts as long as somebody refers to it
-                with lock.lock:
+                with _locks.setdefault(self.url, threading.Lock()):
                     yield
 
     def path(self, name: str) -> str:
@@ -263,20 +238,6 @@ class Objects:
                     file.writelines(parts)
                 self.fs.put_file(draft, path)
         return None
-
-    async def put_later(self, name: str, data: bytes) -> None:
-        """Write the object ``name`` from an event loop, which is not kept waiting; `make_durable` may follow."""
-        fs = self.fs
-        if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
-            if type(fs) is MemoryFileSystem:
-                self.put(name, (data,))
-            else:
-                await in_thread(lambda: self.put(name, (data,), durable=False))
-        elif fs.loop is asyncio.get_running_loop():
-            await fs._pipe_file(self.path(name), data)
-        else:
-            writing = asyncio.run_coroutine_threadsafe(fs._pipe_file(self.path(name), data), fs.loop)
-            await asyncio.wrap_future(writing)
 
     def make_durable(self, urls: Iterable[str]) -> None:
         """Return when the objects at ``urls``, which were put before, are on the disk, if they are local."""

@@ -11,7 +11,6 @@ removes the key and ``p`` all that is below it. Values are not copied: the commi
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -26,11 +25,12 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError
 from refshard_fs.session.overlay import Overlay
+from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.objects import Buffer, Objects
 from refshard_fs.targets.transfers import sum_of
 from refshard_fs.writing.options import WriteOptions
 
-__all__ = ["StagedValues", "Values", "clear", "merge", "never"]
+__all__ = ["StagedValues", "Values", "clear", "merge"]
 
 
 class Values:
@@ -41,7 +41,7 @@ class Values:
         self._options = options
         self._store = store
         self.waits = False  # whether all values wait for a commit that has a place for them
-        self.is_inner: Callable[[str], bool] = never  # whether a key is a chunk of a shard
+        self.is_inner: Callable[[str], bool] = lambda key: False  # whether a key is a chunk of a shard
 
     def keeps(self, key: str) -> bool:
         """Whether the value of ``key`` waits for the commit."""
@@ -50,33 +50,25 @@ class Values:
     def stored(self, parts: Sequence[Buffer]) -> Inline | Span:
         """Return an edit that holds ``parts``; large ones are an object, durable when this returns. May block."""
         if self._is_large(sum(map(len, parts))):
-            return self._stored(parts, durable=True)
+            return self._as_object(parts, durable=True)
         return Inline(b"".join(parts))
 
     async def write(self, key: str, data: bytes) -> None:
         """Let ``key`` hold ``data``; its object, if it has one, is whole when this returns."""
-        if self.write_now(key, data):
-            return
-        assert self._store is not None
-        name = self._name([data])
-        if not self._is_known(name) and not (
-            self._options.content_addressed and await asyncio.to_thread(self._store.facts, name) is not None
-        ):
-            await self._store.put_later(name, data)
-        self._overlay.put(key, self._made(name, len(data)))
+        if not self.write_now(key, data):
+            self._overlay.put(key, await in_thread(lambda: self._as_object([data])))
 
     def write_now(self, key: str, data: bytes) -> bool:
-        """Do the same at once, and return True, where that takes no event loop."""
+        """Do the same at once, and return True, where that needs no network."""
         overlay = self._overlay
         if self.keeps(key):
             overlay.put(key, overlay.spool.keep(data, overlay.edits.get(key)))
-            return True
-        if self.waits or is_metadata(key) or not self._is_large(len(data)):
+        elif self.waits or is_metadata(key) or not self._is_large(len(data)):
             overlay.put(key, Inline(data))
-            return True
-        if self._store is None or not self._store.is_immediate:
+        elif self._store is not None and self._store.is_immediate:
+            overlay.put(key, self._as_object([data]))
+        else:
             return False
-        overlay.put(key, self._stored([data]))
         return True
 
     async def refer(self, key: str, span: Span) -> None:
@@ -95,35 +87,19 @@ class Values:
         """Whether so many bytes are to be an object."""
         return self._store is not None and size > self._options.inline_threshold
 
-    def _stored(self, parts: Sequence[Buffer], *, durable: bool = False) -> Span:
-        assert self._store is not None
-        name = self._name(parts)
-        if not self._is_known(name) and not (self._options.content_addressed and self._store.facts(name) is not None):
-            self._store.put(name, parts, durable=durable)
-        return self._made(name, sum(map(len, parts)))
-
-    def _made(self, name: str, size: int) -> Span:
-        """Take note of the object ``name``, which has ``size`` bytes."""
-        assert self._store is not None
-        url = self._store.url_of(name)
-        if self._options.content_addressed:
-            self._overlay.names.add(name)  # and never removed: others may have found it, and refer to it
+    def _as_object(self, parts: Sequence[Buffer], *, durable: bool = False) -> Span:
+        """Put an object of ``parts``, and return where it is. One named by its content may be there already."""
+        overlay, store, by_content = self._overlay, self._store, self._options.content_addressed
+        assert store is not None
+        name = sum_of(parts).hex() if by_content else uuid.uuid4().hex
+        name = f"{name[:2]}/{name[2:]}"  # two letters are a directory, so that none has too many files
+        if not (by_content and (name in overlay.names or store.facts(name) is not None)):
+            store.put(name, parts, durable=durable)
+        if by_content:
+            overlay.names.add(name)  # and never removed: others may have found it, and refer to it
         else:
-            self._overlay.made(url)
-        return Span(url, 0, size)
-
-    def _is_known(self, name: str) -> bool:
-        return self._options.content_addressed and name in self._overlay.names
-
-    def _name(self, parts: Sequence[Buffer]) -> str:
-        """Return the name of an object for ``parts``. Two letters are a directory, so that none has too many files."""
-        name = sum_of(parts).hex() if self._options.content_addressed else uuid.uuid4().hex
-        return f"{name[:2]}/{name[2:]}"
-
-
-def never(key: str) -> bool:
-    """Say of no key that it is a chunk of a shard."""
-    return False
+            overlay.made(store.url_of(name))
+        return Span(store.url_of(name), 0, sum(map(len, parts)))
 
 
 _NAME: Final = re.compile(r"[^/]+/(?P<writer>[0-9a-f]+)\.(?P<seen>\d+)/(?P<number>\d+)-(?P<kind>[wrdp])/(?P<key>.+)")
@@ -140,42 +116,40 @@ class StagedValues(Values):
         self._staging: Objects = store
 
     async def write(self, key: str, data: bytes) -> None:
-        name = self._staged("w", key)
-        await self._staging.put_later(name, data)
-        self._wrote(key, name, data)
+        await in_thread(lambda: self._write(key, data))
 
     def write_now(self, key: str, data: bytes) -> bool:
-        if not self._staging.is_immediate:
-            return False
-        name = self._staged("w", key)
-        self._staging.put(name, (data,), durable=False)
-        self._wrote(key, name, data)
-        return True
+        if self._staging.is_immediate:
+            self._write(key, data)
+        return self._staging.is_immediate
 
     async def refer(self, key: str, span: Span) -> None:
-        spelled = msgspec.json.encode([span.url, span.start, span.stop])
-        await self._staging.put_later(self._staged("r", key), spelled)
+        await in_thread(lambda: self._stage("r", key, msgspec.json.encode([span.url, span.start, span.stop])))
         self._overlay.put(key, span)
 
     async def remove(self, key: str) -> None:
-        await self._staging.put_later(self._staged("d", key), b"-")
+        await in_thread(lambda: self._stage("d", key, b"-"))
         self._overlay.put(key, REMOVED)
 
     async def remove_below(self, prefix: str) -> None:
-        await self._staging.put_later(self._staged("p", prefix), b"-")
+        await in_thread(lambda: self._stage("p", prefix, b"-"))
         self._overlay.remove_below(prefix)
 
-    def _wrote(self, key: str, name: str, data: bytes) -> None:
+    def _write(self, key: str, data: bytes) -> None:
+        url = self._stage("w", key, data)
         small = is_metadata(key) or len(data) <= self._options.inline_threshold
-        self._overlay.put(key, Inline(data) if small else Span(self._staging.url_of(name), 0, len(data)))
+        self._overlay.put(key, Inline(data) if small else Span(url, 0, len(data)))
 
-    def _staged(self, kind: str, key: str) -> str:
+    def _stage(self, kind: str, key: str, data: bytes) -> str:
+        """Put the object of one write; return its URL."""
         overlay = self._overlay
         worker = overlay.worker
         assert worker is not None
         name = f"{overlay.id}/{worker.name}.{worker.seen}/{worker.next():09}-{kind}/{quote(key, safe='/') or _ROOT}"
-        worker.staged.append((overlay.edits.number, self._staging.url_of(name)))
-        return name
+        url = self._staging.url_of(name)
+        worker.staged.append((overlay.edits.number, url))
+        self._staging.put(name, (data,), durable=False)
+        return url
 
 
 class _Staged(NamedTuple):
