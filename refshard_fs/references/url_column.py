@@ -126,9 +126,7 @@ class Urls:
             starts, stops, keyed, numbers = starts[order], stops[order], keyed[order], numbers[order]
         chosen, became = groups_of(text, starts, stops, keyed)
         starts, stops = starts[chosen], stops[chosen]
-        whole = len(singly) == 0 and len(chosen) == len(numbers)
-        data = text[len(PAD) : -len(PAD)] if whole else join_pieces(text, starts, stops)
-        urls = Texts.of_sizes(data, stops - starts)
+        urls = Texts.of_sizes(join_pieces(text, starts, stops), stops - starts)
         if len(became) == self._count:
             return urls, None if len(urls) == self._count else became
         moved = np.full(self._count, len(urls), np.uint32)  # of None, if there is one

@@ -31,10 +31,10 @@ class DamagedStream(ValueError):
 class Inflate(Protocol):
     """One compressed document; DamagedStream where it is not whole."""
 
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
         """Yield what ``data``, the next bytes, stand for."""
 
-    def finish(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes | memoryview]:
         """Yield the rest: the document has ended."""
 
 
@@ -216,6 +216,16 @@ def _check_swelling(taken: int, made: int) -> None:
         raise DamagedStream(f"{taken} bytes make {made} or more: no document of references is like that")
 
 
+class _Plain:
+    """A document that is not compressed."""
+
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+        yield data
+
+    def finish(self) -> Iterator[bytes | memoryview]:
+        yield from ()
+
+
 class _Watched:
     """Another one, as long as it does not make too much of what it is fed."""
 
@@ -223,18 +233,18 @@ class _Watched:
         self._inner = inner
         self._taken = self._made = 0
 
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
         view = memoryview(data)
         for start in range(0, len(view), SLICE):  # what is not looked at yet does not count
             part = view[start : start + SLICE]
             self._taken += len(part)
-            for piece in self._inner.feed(part):
-                self._made += len(piece)
-                _check_swelling(self._taken, self._made)
-                yield piece
+            yield from self._counted(self._inner.feed(part))
 
-    def finish(self) -> Iterator[bytes]:
-        for piece in self._inner.finish():
+    def finish(self) -> Iterator[bytes | memoryview]:
+        yield from self._counted(self._inner.finish())
+
+    def _counted(self, pieces: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for piece in pieces:
             self._made += len(piece)
             _check_swelling(self._taken, self._made)
             yield piece
@@ -245,9 +255,9 @@ def is_compressed(head: bytes) -> bool:
     return any(head.startswith(magic) for magic, _ in _KNOWN)
 
 
-def inflate_for(head: bytes) -> Inflate | None:
-    """Return what makes a document plain that begins with ``head``; None if it is plain."""
+def inflate_for(head: bytes) -> Inflate:
+    """Return what makes a document plain that begins with ``head``."""
     for magic, make in _KNOWN:
         if head.startswith(magic):
             return _Watched(make())
-    return None
+    return _Plain()

@@ -6,7 +6,7 @@ told by their first bytes, whatever the name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -67,58 +67,39 @@ class Decoder:
 
     def __init__(self, index: JsonIndex) -> None:
         self._index = index
-        self._inflate: Inflate | None = None
+        self._inflate: Inflate | None = None  # None: not known yet
         self._head = b""
-        self._started = False
         self._reader = Reader(index.where)
         self._taken = 0
 
     def feed(self, data: bytes | memoryview) -> None:
         """Read on in ``data``; ManifestError if that cannot be."""
-        if not self._started:
+        if self._inflate is None:
             self._head += data
             if len(self._head) < MAGIC:
                 return
-            data, self._head = self._begin(), b""
-        self._pass(data)
+            self._inflate, data, self._head = inflate_for(self._head), self._head, b""
+        self._take(self._inflate.feed(data))
 
     def finish(self) -> ReferenceSet:
         """Return the reference set; ManifestError if it is none."""
-        if not self._started:
-            self._pass(self._begin())
-        if self._inflate is not None:
-            try:
-                for piece in self._inflate.finish():
-                    self._take(piece)
-            except DamagedStream as e:
-                raise self._damaged(e) from e
+        if self._inflate is None:
+            self._inflate = inflate_for(self._head)
+            self._take(self._inflate.feed(self._head))
+        self._take(self._inflate.finish())
         # What was read lies in it as well: nobody who still has the decoder shall keep that in memory.
         reader, self._reader = self._reader, Reader(self._index.where)
         reader.finish()
         return _reference_set(reader, self._index)
 
-    def _begin(self) -> bytes:
-        self._started = True
-        self._inflate = inflate_for(self._head)
-        return self._head
-
-    def _pass(self, data: bytes | memoryview) -> None:
-        if self._inflate is None:
-            self._take(data)
-            return
+    def _take(self, pieces: Iterator[bytes | memoryview]) -> None:
         try:
-            for piece in self._inflate.feed(data):
-                self._take(piece)
+            for piece in pieces:
+                self._taken += len(piece)
+                check_size(self._taken, self._index.most, self._index.where)
+                self._reader.feed(piece)
         except DamagedStream as e:
-            raise self._damaged(e) from e
-
-    def _take(self, piece: bytes | memoryview) -> None:
-        self._taken += len(piece)
-        check_size(self._taken, self._index.most, self._index.where)
-        self._reader.feed(piece)
-
-    def _damaged(self, error: DamagedStream) -> ManifestError:
-        return ManifestError(f"{self._index.where} is compressed and damaged: {error}")
+            raise ManifestError(f"{self._index.where} is compressed and damaged: {e}") from e
 
 
 def parse(data: bytes, where: str, overrides: Mapping[str, str], *, simple: bool = True) -> ReferenceSet:

@@ -10,7 +10,7 @@ from functools import cache
 
 import numcodecs
 
-from refshard_fs.formats.kerchunk_json.decompress import DamagedStream, inflate_for
+from refshard_fs.formats.kerchunk_json.decompress import DamagedStream, inflate_for, is_compressed
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -34,9 +34,9 @@ def one_input(data: bytes) -> None:
 
 def _inflated(data: bytes, piece: int) -> int | None:
     """Return a checksum of what ``data`` holds; None where it is damaged."""
-    inflate = inflate_for(data)
-    if inflate is None:
+    if not is_compressed(data):
         return None
+    inflate = inflate_for(data)
     found, size = 0, 0
     try:
         for start in range(0, len(data), piece):

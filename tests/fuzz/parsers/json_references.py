@@ -14,7 +14,7 @@ from refshard_fs.formats.kerchunk_json import blocks as json_blocks
 from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
 from refshard_fs.formats.templates.templates import TemplateLimits, expand_gen
-from refshard_fs.references import builder as gathering
+from refshard_fs.references import builder
 from refshard_fs.references.reference_set import References, ReferenceSet
 
 IS_TEXT = True
@@ -68,7 +68,7 @@ def configured() -> Iterator[None]:
     """Cut documents into blocks that are small enough for many false cuts."""
     with (
         mock.patch.multiple(json_blocks, BLOCK=256, PART=64),
-        mock.patch.multiple(gathering, FEW=2, BATCH=8),
+        mock.patch.multiple(builder, FEW=2, BATCH=8, SMALL=0),
         mock.patch.object(kerchunk_json, "expand_gen", partial(expand_gen, limits=_LIMITS)),
     ):
         yield
@@ -76,7 +76,7 @@ def configured() -> Iterator[None]:
 
 def one_input(data: bytes) -> None:
     quick = _outcome(lambda: _INDEX.decode(data))
-    with mock.patch.multiple(gathering, MANY=0, EACH=10**9):
+    with mock.patch.multiple(builder, MANY=0, EACH=10**9):
         by_key = _outcome(lambda: _INDEX.decode(data))
     assert quick is None or quick == by_key, (quick, by_key)  # which looks at no metadata
     plain = _outcome(lambda: parse_document(_object(data), "refs.json", {}))
