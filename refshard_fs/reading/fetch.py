@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 
-from refshard_fs.core.model import Span
+from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.blocks import QUEUED, Block, BlockIndex, Job, Reader
@@ -44,7 +44,7 @@ class Fetcher:
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Have each reader's future set, and fetch the (exact) spans ``ahead`` to hold them until they are read."""
-        fresh: dict[str, list[tuple[Span, Reader | None]]] = {}
+        fresh: dict[tuple[str, Pin | None], list[tuple[Span, Reader | None]]] = {}
         keys = 0
         for reader in readers:
             span = reader.span
@@ -60,24 +60,24 @@ class Fetcher:
                 continue
             block = self._known.covering(span)
             if block is None:
-                fresh.setdefault(span.url, []).append((span, reader))
+                fresh.setdefault((span.url, span.pin), []).append((span, reader))
             else:
                 self._join(block, reader)
         self._stats.count("keys", keys)
         for span in ahead:
             block = self._known.covering(span)
             if block is None:
-                fresh.setdefault(span.url, []).append((span, None))
+                fresh.setdefault((span.url, span.pin), []).append((span, None))
             else:
                 block.expect(span)
-        for url, members in fresh.items():
+        for (url, pin), members in fresh.items():
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits
             if any(span.apart for span, _ in members):
                 limits = limits.apart
             for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], limits):
                 some = [members[i] for i in places]
-                self._open(Span(url, start, stop, pin=some[0][0].pin, dense=dense), some, shared=True)
+                self._open(Span(url, start, stop, pin=pin, dense=dense), some, shared=True)
         self.requests.pump()
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:

@@ -19,7 +19,7 @@ from refshard_fs.core.edits import Edits
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Load, Packed, Span, Stat
+from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, redacted
@@ -404,7 +404,7 @@ class Session(Engines):
     async def plan(self, keys: Sequence[str]) -> list[Planned]:
         """Return the requests that reading ``keys`` would make; FileNotFoundError if one does not exist."""
         keyspace = await self.keyspace()
-        spans: dict[tuple[str, Limits], list[tuple[str, int, int | None]]] = {}
+        spans: dict[tuple[str, Pin | None, Limits], list[tuple[str, int, int | None]]] = {}
         found = await self.engine().find_all(keyspace, keys)
         for key, entry in zip(keys, found, strict=True):
             match entry:
@@ -417,8 +417,8 @@ class Session(Engines):
                         limits = self.options.limits.dense if span.dense else self.options.limits
                         if span.apart:
                             limits = limits.apart
-                        spans.setdefault((span.url, limits), []).append((key, span.start, span.stop))
-        return [p for (url, limits), wanted in spans.items() for p in requests_for(url, wanted, limits)]
+                        spans.setdefault((span.url, span.pin, limits), []).append((key, span.start, span.stop))
+        return [p for (url, _, limits), wanted in spans.items() for p in requests_for(url, wanted, limits)]
 
     async def prefetch(self, keys: Sequence[str], *, wait: bool) -> None:
         """Fetch ``keys``, which will be read, and hold them until they are; ``wait`` until all that fits is there.

@@ -9,6 +9,7 @@ import pytest
 
 from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
+from refshard_fs.errors import TargetChanged
 from refshard_fs.reading import dispatch, fetch
 from refshard_fs.reading.dispatch import FEW, Budget
 from refshard_fs.reading.fetch import Fetcher, Reader
@@ -188,3 +189,20 @@ def test_whole_objects_of_unknown_size_stay_within_the_memory(http_server: Range
 
     run(use)
     assert http_server.log.peak <= max(dispatch.UNSIZED_AT_ONCE, 1600 // size)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_ranges_of_one_object_that_are_to_be_of_different_versions_are_never_one_request(
+    http_server: RangeServer, order: int
+) -> None:
+    """Else the version of one would be held against the other's answer: bytes of a wrong one."""
+    url = http_server.put("/x", DATA)
+    right, wrong = Span(url, 0, 10, pin=Pin(size=len(DATA))), Span(url, 10, 20, pin=Pin(size=len(DATA) + 1))
+
+    async def use(fetcher: Fetcher) -> None:
+        found = dict(zip([right, wrong][::order], read(fetcher, *[right, wrong][::order]), strict=True))
+        assert await found[right] == DATA[:10]
+        with pytest.raises(TargetChanged):
+            await found[wrong]
+
+    run(use)

@@ -36,13 +36,14 @@ def test_announced_keys_are_fetched_together_and_read_without_a_request(chunked:
     assert fs.stats()["ahead_hits"] == 4
 
 
-def test_a_hundred_chunks_that_lie_apart_are_waited_for_once(chunked: Chunked) -> None:
-    keys = chunked.keys(range(0, 256, 2))
+def test_chunks_that_lie_apart_are_waited_for_once(chunked: Chunked) -> None:
+    numbers = range(0, 60, 2)
+    keys = chunked.keys(numbers)
     chunked.server.latency = 0.5
     fs = RefShardFileSystem(chunked.refs(), skip_instance_cache=True, max_gap=-1)
     fs.prefetch(keys)
     assert chunked.server.log.peak == len(keys)
-    assert fs.cat(keys) == {key: chunked.chunk(i) for i, key in zip(range(0, 256, 2), keys, strict=True)}
+    assert fs.cat(keys) == {key: chunked.chunk(i) for i, key in zip(numbers, keys, strict=True)}
 
 
 def test_what_was_read_is_held_no_longer(chunked: Chunked) -> None:
