@@ -154,11 +154,15 @@ def open_session(owner: object, exempt: frozenset[str] | None = None, **options:
 
     What it receives, and cookies, are its own; connections are those of the loop, unless there is a ``connector``.
     """
-    if "connector" not in options:
+    shared = "connector" not in options
+    if shared:
         options["connector"] = LoopConnections.of(asyncio.get_running_loop()).connector(exempt)
         options["connector_owner"] = False
     session = aiohttp.ClientSession(**{"timeout": CONNECTING, "read_bufsize": _BUFFER, **options})
-    close_with(owner, session)
+    if shared:
+        weakref.finalize(owner, session.detach)
+    else:
+        close_with(owner, session)
     return session
 
 
