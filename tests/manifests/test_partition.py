@@ -270,7 +270,7 @@ for at in range(footer, len(data) - 8):
 """
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_no_byte_of_a_footer_ends_the_process(seed: int) -> None:
     """Nor makes it raise anything but a ValueError: types, counts and sizes are changed one by one."""
     run = subprocess.run([sys.executable, "-c", SCAN, str(seed)], cwd=ROOT, capture_output=True, text=True)

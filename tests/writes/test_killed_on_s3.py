@@ -173,7 +173,7 @@ def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer,
 def test_an_overwriting_commit_killed_at_any_request_leaves_whole_objects_and_the_next_one_finishes(
     commits: Callable[..., int | None], s3_server: SeaweedServer
 ) -> None:
-    overwriting_rounds(commits, s3_server, 6, 2)
+    overwriting_rounds(commits, s3_server, 4, 2)
 
 
 @pytest.mark.soak

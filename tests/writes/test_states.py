@@ -166,6 +166,6 @@ def test_a_source_is_what_a_dictionary_is(format: str) -> None:
     machine = type(f"Source_{format}", (Source,), {"format": format})
     case = machine.TestCase
     case.settings = settings(
-        max_examples=25, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=15, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
     case("runTest").runTest()
