@@ -7,8 +7,8 @@ listing, and reads are not concerned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,7 +16,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Stat, Steps
-from refshard_fs.core.zarrmeta import NODE_DOCUMENTS
+from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import NotListable
 from refshard_fs.security.policy import locator
 
@@ -86,23 +86,22 @@ class _Consolidated(msgspec.Struct, frozen=True):
         doc = zarrmeta.loads(data)
         if not isinstance(doc, dict):
             return Known()
-        arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
         if self.name == ".zarray" or doc.get("node_type") == "array":
             return Known(frozenset([self.name, ".zattrs"]), frozenset([""]))
-        if self.name == "zarr.json":
-            return Known(frozenset(_members("", doc)), arrays)
-        return Known(frozenset([*doc.get("metadata", {}), self.name]), arrays)
+        arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
+        if self.name == CONSOLIDATED:
+            return Known(frozenset([*doc.get("metadata", {}), self.name]), arrays)
+        return Known(frozenset(_nodes("", doc)), arrays)
 
 
-def _members(path: str, doc: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the key of each ``zarr.json`` that stands in that of the group at ``path``, this one included."""
+def _nodes(path: str, doc: object) -> Iterator[str]:
+    """Yield the key of each ``zarr.json`` of which that of the group at ``path`` tells."""
     match doc:
         case {"consolidated_metadata": {"metadata": dict(members)}}:
             yield join(path, "zarr.json")
             for name, member in members.items():
                 yield f"{join(path, name)}/zarr.json"
-                if isinstance(member, dict):
-                    yield from _members(join(path, name), member)
+                yield from _nodes(join(path, name), member)
 
 
 def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from refshard_fs.core.documents import Documents, Shown
-from refshard_fs.core.keys import ChunkGrid, join, parent
+from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, grid_of
@@ -100,13 +100,8 @@ class ShardView(View):
         return bool(self.reports) or any(seen.layout is not None for seen in self._documents.arrays.values())
 
     def is_inner(self, key: str) -> bool:
-        arrays, path = self._documents.arrays, key
-        while path:
-            path = parent(path)[0]
-            seen = arrays.get(path)
-            if seen is not None:
-                return seen.layout is not None
-        return False
+        path = self._documents.known(key)
+        return path is not None and self._documents.arrays[path].layout is not None
 
     def register_arrays(self) -> Steps[None]:
         """Take in the arrays that the base knows without further reads."""
@@ -235,16 +230,15 @@ class ShardView(View):
             return None
         layout = seen.layout
         names, others, directories = yield from self._shards_below(path, layout)
-        rooms = [room_of(layout, shard) for shard in names]
         places: dict[tuple[int, ...], Any] = {}
         found: list[ShardRows] = []
         for first in range(0, len(names), _BATCH):
-            several = zip(names[first : first + _BATCH], rooms[first : first + _BATCH], strict=True)
-            batch = [(shard, room) for shard, room in several if room is not None]
-            if len(batch) < len(names[first : first + _BATCH]):
+            batch = names[first : first + _BATCH]
+            rooms = [room for shard in batch if (room := room_of(layout, shard)) is not None]
+            if len(rooms) < len(batch):
                 return None
-            tables = yield from together([self._table(path, layout, shard, room.level) for shard, room in batch])
-            for (_, room), loaded in zip(batch, tables, strict=True):
+            steps = [self._table(path, layout, shard, room.level) for shard, room in zip(batch, rooms, strict=True)]
+            for room, loaded in zip(rooms, (yield from together(steps)), strict=True):
                 if loaded is None:
                     continue
                 if room.lengths not in places:

@@ -23,6 +23,7 @@ from refshard_fs.references.resolving import resolver
 from refshard_fs.security import policy
 
 MARK = NAME.encode()
+_ZEROS = {"bool": False, "complex64": [0, 0], "complex128": [0, 0]}
 
 
 class Declared(NamedTuple):
@@ -58,21 +59,10 @@ def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declared]:
         return doc, Declared(grid, None, f"its {NAME} lacks a configuration with a manifest: a path, or an object")
     shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
     if grid is not None and not names_codecs(doc.get("codecs")):
-        shown |= {"codecs": [lost(path)], "fill_value": _neutral(doc)}
+        shown["codecs"] = [lost(path)]
+        if doc.get("fill_value") is None:  # readers do not come to the codecs without one
+            shown["fill_value"] = _ZEROS.get(str(doc.get("data_type")), 0)
     return shown, Declared(grid, manifest)
-
-
-def _neutral(doc: Mapping[str, Any]) -> Any:
-    """Return the fill value, or one that lets readers go on to the codecs."""
-    match doc.get("fill_value"), doc.get("data_type"):
-        case None, "bool":
-            return False
-        case None, "complex64" | "complex128":
-            return [0, 0]
-        case None, _:
-            return 0
-        case given, _:
-            return given
 
 
 def declaration(transformer: Mapping[str, Any]) -> str | bytes | None:
