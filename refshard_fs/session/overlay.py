@@ -106,7 +106,6 @@ class Base(NamedTuple):
     urls: Iterable[str | None]
     facts: Facts | None  # of the document that a commit replaces; None if there is none yet
     url: str = ""  # of that document
-    url_of: Callable[[str], str] | None = None  # of the object that a key is; None where keys are no objects
 
 
 class Reader(Protocol):
@@ -254,7 +253,7 @@ class Overlay:
 
     def _remember_versions(self, edits: Edits, but: Collection[str] = ()) -> None:
         """Remember which versions ``edits`` were made on, and no others: readers are about to forget them."""
-        url_of = None if self.base is None else self.base.url_of
+        url_of = None if self.base is None else self.base.keyspace.url_of
         urls = self._versions.keys() if url_of is None else {url_of(key) for key in edits.changes()}
         self._versions = {url: facts for url in urls if url not in but and (facts := self.seen(url)) is not None}
 

@@ -148,7 +148,7 @@ class Session(Engines):
             keyspace = await self.engine().run(steps)
             # Options without a protocol are for the first one that the references name.
             urls = await self.engine().run(keyspace.some_urls()) if options.fallback else ()
-            return Base(keyspace, urls, *await self._document(keyspace), keyspace.url_of)
+            return Base(keyspace, urls, *await self._document(keyspace))
         except TargetChanged:
             if options.overlay is None:
                 raise
