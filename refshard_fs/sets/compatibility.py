@@ -6,6 +6,7 @@ differ only the bytes can tell, so those of small arrays are read, and of no oth
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -19,7 +20,7 @@ from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.compatibility import STORAGE, Described, check_metadata, difference
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
-from refshard_fs.sets.variables import Named, digest
+from refshard_fs.sets.variables import Named
 
 __all__ = ["check_equal", "check_joinable", "with_digests"]
 
@@ -58,7 +59,7 @@ def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
         what, is_equal = "references", _references(path, one) == _references(path, other)
         is_equal &= one.inline.get(path) == other.inline.get(path)
         if not is_equal and path in one.digests and path in other.digests:
-            what, is_equal = "bytes", _digests(path, one) == _digests(path, other)
+            what, is_equal = "bytes", one.digests[path] == other.digests[path]
     if not is_equal:
         raise ManifestError(
             f"{one.name} and {other.name} have different {what} of {path!r}, which is not along {dim!r}: they must be "
@@ -84,10 +85,6 @@ def _references(path: str, part: Named) -> object:
         below = {key: value for key, value in References(refs).items() if key.startswith(path + "/")}
         return {key: value for key, value in below.items() if not zarrmeta.is_metadata(key)}
     return [(number, refs.urls[row.target], row.offset, row.length) for number, row in table.rows()]
-
-
-def _digests(path: str, part: Named) -> dict[int, bytes]:
-    return {**part.digests[path], **{number: digest(data) for number, data in part.inline.get(path, {}).items()}}
 
 
 def with_digests(
@@ -141,7 +138,8 @@ def _is_small(path: str, part: Named) -> bool:
     return None not in sizes and sum(filter(None, sizes)) <= SMALL
 
 
-def _read_digests(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> Mapping[str, Mapping[int, bytes]]:
+def _read_digests(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> dict[str, bytes]:
+    """Return a digest of all chunks of each array, but for those of which one cannot be read."""
     keys: dict[str, tuple[str, int]] = {}
     for path in paths:
         table = part.refs.tables[path]
@@ -150,10 +148,17 @@ def _read_digests(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> 
         data: Mapping[str, Any] = fs.cat(list(keys), on_error="return")
     except RefShardError:
         return {}
-    found: dict[str, dict[int, bytes]] = {path: {} for path in paths}
+    chunks = {path: dict(part.inline.get(path, {})) for path in paths}
     for key, (path, number) in keys.items():
         if isinstance(data[key], bytes):
-            found.get(path, {})[number] = digest(data[key])
+            chunks.get(path, {})[number] = data[key]
         else:
-            found.pop(path, None)
-    return found
+            chunks.pop(path, None)
+    return {path: _digest(of_array) for path, of_array in chunks.items()}
+
+
+def _digest(chunks: Mapping[int, bytes]) -> bytes:
+    state = hashlib.sha256()
+    for number, data in sorted(chunks.items()):
+        state.update(b"%d:%d:" % (number, len(data)) + data)
+    return state.digest()

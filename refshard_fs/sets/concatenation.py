@@ -6,7 +6,7 @@ What does not fit is a ManifestError that names the sets, the variable and the f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Part, Row, UInt64s
+from refshard_fs.core.columns import ChunkTable, Part, Row
 from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
@@ -47,7 +47,7 @@ class _Concatenation:
         self.first_targets = np.cumsum([0, *(len(part.refs.urls) for part in sets)]).tolist()
         self.tables: dict[str, ChunkTable] = {}
         self.side: dict[str, Value] = {}
-        self.digests: dict[str, Mapping[int, bytes]] = {}
+        self.digests: dict[str, Hashable] = {}
 
     def references(self) -> ReferenceSet:
         """Return all sets as one."""
@@ -167,7 +167,6 @@ class _Concatenation:
             variable, {**first.raw, "shape": [*first.shape[:axis], sum(lengths), *first.shape[axis + 1 :]]}
         )
         start, parts = 0, []
-        digests: dict[int, bytes] = {}
         for number, (part, length) in enumerate(zip(self.sets, lengths, strict=True)):
             count = -(-length // size) if size else 0
             if path in part.refs.tables and count:
@@ -180,13 +179,14 @@ class _Concatenation:
                 )
                 rows = self._part(path, number)
                 parts.append(rows._replace(numbers=move(rows.numbers.astype(np.uint64))))
-                for chunk, data in _by_number(part.inline.get(path, {}), move):
+                inline = sorted(part.inline.get(path, {}).items())
+                moved = move(np.array([chunk for chunk, _ in inline], np.uint64))
+                for chunk, (_, data) in zip(moved.tolist(), inline, strict=True):
                     self.side[join(path, grid.tail(chunk))] = data
-                digests |= dict(_by_number(part.digests.get(path, {}), move))
             start += count
         self.tables[path] = ChunkTable.from_parts(grid, parts)
         if all(path in part.digests for part in self.sets):
-            self.digests[path] = digests
+            self.digests[path] = tuple(part.digests[path] for part in self.sets)
 
     # ------------------------------------------------------------------ coordinates
 
@@ -216,12 +216,6 @@ class _Concatenation:
                 f"{part.name}, and cannot be carried over: {e}. Write {path!r} anew in {mine!r} there: its "
                 f"values are the only ones that a set holds itself"
             ) from e
-
-
-def _by_number(chunks: Mapping[int, bytes], move: Callable[[UInt64s], UInt64s]) -> Iterator[tuple[int, bytes]]:
-    """Yield what is known of chunks by their numbers in another grid."""
-    numbers = sorted(chunks)
-    return zip(move(np.array(numbers, np.uint64)).tolist(), map(chunks.__getitem__, numbers), strict=True)
 
 
 def _renumbered(numbers: Any, count: int, total: int, inner: int, start: int) -> Any:

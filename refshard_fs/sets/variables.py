@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +22,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, Value, decode, object_in
 
-__all__ = ["Named", "Variable", "VariableReader", "decode_chunk", "digest"]
+__all__ = ["Named", "Variable", "VariableReader", "decode_chunk"]
 
 # ----------------------------------------------------------------------------------------------------
 # The values in one chunk, where numpy and numcodecs are enough to know them. No I/O here.
@@ -126,8 +125,8 @@ class Named(msgspec.Struct, frozen=True, dict=True):
     name: str
     refs: ReferenceSet
     variables: Mapping[str, Variable]
-    # Digests of chunks that were read to be compared (see `digest`), by array and number.
-    digests: Mapping[str, Mapping[int, bytes]] = {}
+    # What stands for the bytes of arrays that were read to be compared: digests, of joined arrays in the order of sets.
+    digests: Mapping[str, Hashable] = {}
 
     @cached_property
     def inline(self) -> Mapping[str, Mapping[int, bytes]]:
@@ -216,8 +215,3 @@ def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str)
         case [*_] if len(names) == len(meta.shape) and all(name is None or isinstance(name, str) for name in names):
             return Variable(key, meta, attributes, tuple(names))
     raise ManifestError(f"{key!r} of {where}: {names!r:.100} are no names of its {len(meta.shape)} dimensions")
-
-
-def digest(chunk: bytes) -> bytes:
-    """Return what stands for a chunk's bytes, which may be many, where chunks are compared."""
-    return hashlib.sha256(chunk).digest()
