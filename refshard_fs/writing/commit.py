@@ -32,7 +32,7 @@ from refshard_fs.writing.committer import Committing, Finish
 from refshard_fs.writing.hierarchy import commit_hierarchy
 from refshard_fs.writing.options import READ_AS, WriteOptions, format_named
 from refshard_fs.writing.parquet import commit_parquet
-from refshard_fs.writing.save import Compressed, as_written, save_json
+from refshard_fs.writing.save import as_written, save_json
 from refshard_fs.writing.shards import shard_edits
 
 __all__ = ["Committing", "commit", "waits"]
@@ -136,7 +136,7 @@ def _commit_json(committing: Committing) -> None:
     base = committing.base
     refs = collect(EditedKeySpace(base.keyspace, committing.edits), committing.run, as_written)
     document = Document(base.url, committing.given(base.url), base.facts, committing.overlay.sent)
-    save_json(FlatStream(refs, as_written), committing.run, Compressed(base.url, document))
+    save_json(FlatStream(refs, as_written), committing.run, base.url, document)
 
 
 _COMMITTERS: Final[dict[str, Callable[[Committing], Finish | None]]] = {

@@ -14,9 +14,8 @@ import io
 import lzma
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
@@ -29,7 +28,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
-from refshard_fs.formats.chunk_manifest.view import ManifestView
+from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
 from refshard_fs.formats.kerchunk_json import writing as json_writing
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet import writing as parquet_writing
@@ -44,33 +43,10 @@ from refshard_fs.security import policy
 from refshard_fs.session.collect import Run, collect, gather
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.targets.document import Sink
+from refshard_fs.targets.document import Document, Sink
 from refshard_fs.writing.options import SetFormat
 
-__all__ = ["Compressed", "Streamed", "absolute", "as_written", "manifest_of", "respelling", "save", "save_json"]
-
-# ----------------------------------------------------------------------------------------------------
-# Documents compressed as their names say when they are written: ``.gz``, ``.bz2``, ``.xz``, ``.zst``.
-
-
-class Streamed(Protocol):
-    """Where a document goes: it appears whole, or not at all."""
-
-    def stream(self) -> AbstractContextManager[BinaryIO]:
-        """Give a file to write it to; it takes its place when the block ends without an error."""
-
-
-class Compressed:
-    """A document that goes to ``place``, compressed if the end of ``url`` says so."""
-
-    def __init__(self, url: str, place: Streamed) -> None:
-        self._url, self._place = url, place
-
-    @contextlib.contextmanager
-    def stream(self) -> Iterator[BinaryIO]:
-        """Give a file to write the content to; it takes its place when the block ends without an error."""
-        with self._place.stream() as file, _compressing(self._url, file) as plain:
-            yield plain
+__all__ = ["absolute", "as_written", "manifest_of", "respelling", "save", "save_json"]
 
 
 @contextlib.contextmanager
@@ -152,7 +128,7 @@ def save(
         case "parquet":
             _save_parquet(stream, run, sink, record_size, overwrite)
         case "json":
-            save_json(stream, run, Compressed(url, sink))
+            save_json(stream, run, url, sink)
         case "chunk-manifest":
             _save_manifests(stream, run, sink, overwrite)
         case _:
@@ -233,7 +209,7 @@ def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: in
         for array, numbers, partition in _partitions(stream, run, record_size, 0):
             parquet_writing.parquet_partition(array, stream.grids[array], numbers, partition, dry=True)
     _make_room(sink, overwrite)
-    try:
+    with _all_or_nothing(sink):
         files: dict[str, bytes] = {}
         for array, numbers, partition in _partitions(stream, run, record_size, FEW):
             data = parquet_writing.parquet_partition(array, stream.grids[array], numbers, partition)
@@ -242,7 +218,13 @@ def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: in
                 sink.put(files)
                 files = {}
         sink.put(files)
-        sink.put({PARQUET: document})  # last: without it, what lies there is no set
+        sink.put({PARQUET: document})  # last: without it, there is no set
+
+
+@contextlib.contextmanager
+def _all_or_nothing(sink: Sink) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         sink.remove()
         raise
@@ -279,22 +261,22 @@ class _Counted:
         return found
 
 
-def save_json(stream: ReferenceStream, run: Run, sink: Streamed) -> None:
+def save_json(stream: ReferenceStream, run: Run, url: str, sink: Sink | Document) -> None:
     """Write version 1, the only one that every reader takes; version 0 where a URL would be taken for a template."""
     try:
-        _write_json(stream, run, sink, 1)
+        _write_json(stream, run, url, sink, 1)
     except json_writing.LooksLikeTemplate as e:
         if stream.pins() is not None:
             raise ManifestError(
                 f"the URL {e} looks like a template, which JSON with pins cannot hold: save it as chunk manifests, or "
                 "give the pins up with unpinned()"
             ) from e
-        _write_json(stream, run, sink, 0)
+        _write_json(stream, run, url, sink, 0)
 
 
-def _write_json(stream: ReferenceStream, run: Run, sink: Streamed, version: int) -> None:
+def _write_json(stream: ReferenceStream, run: Run, url: str, sink: Sink | Document, version: int) -> None:
     start, end = json_writing.FRAMES[version]
-    with sink.stream() as file:
+    with sink.stream() as whole, _compressing(url, whole) as file:
         file.write(start)
         comma = b""
         for key, value in stream.documents():
@@ -331,15 +313,7 @@ def _save_manifests(stream: ReferenceStream, run: Run, sink: Sink, overwrite: bo
         nodes[array] = manifest_writing.with_manifest(nodes[array])
     if names:
         sink.remove()
-    try:
+    with _all_or_nothing(sink):
         sink.put(written)
         sink.put({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
-        members_of = {path: doc for path, doc in nodes.items() if path}
-        root = nodes[""]
-        if root["node_type"] == "group":
-            inline = {"kind": "inline", "must_understand": False, "metadata": members_of}
-            root = {**root, "consolidated_metadata": inline}
-        sink.put({_ROOT: zarrmeta.dumps(root)})  # last: without it, what lies there is no hierarchy
-    except BaseException:
-        sink.remove()
-        raise
+        sink.put({_ROOT: zarrmeta.dumps(root_with(nodes, [], [], []))})  # last: without it, there is no hierarchy

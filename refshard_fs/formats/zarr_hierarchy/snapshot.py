@@ -7,6 +7,7 @@ keys there may be, and each is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -39,7 +40,7 @@ def pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[
         pins = yield from _listed(hierarchy, tell)
         documents, grids = yield from _documents(hierarchy, pins)
     else:
-        pins = yield from _asked(hierarchy, sorted((yield from hierarchy.consolidated()).keys), tell)
+        pins = yield from _requested(hierarchy, sorted((yield from hierarchy.consolidated()).keys), tell)
         documents, grids = yield from _documents(hierarchy, pins)
         if not pins:
             raise NotListable(
@@ -48,7 +49,7 @@ def pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[
                 "an object store, such as s3://bucket/store"
             )
         for path, grid in grids.items():
-            pins |= yield from _asked(hierarchy, (join(path, tail) for tail in grid.tails()), tell)
+            pins |= yield from _requested(hierarchy, (join(path, tail) for tail in grid.tails()), tell)
     side: dict[str, Value] = {}
     rows: dict[str, list[tuple[int, Row]]] = {path: [] for path in grids}
     urls: list[str] = []
@@ -98,21 +99,14 @@ def _listed(hierarchy: Hierarchy, tell: Tell) -> Steps[dict[str, Pin]]:
     return dict(sorted(found.items()))
 
 
-def _asked(hierarchy: Hierarchy, keys: Iterable[str], tell: Tell) -> Steps[dict[str, Pin]]:
+def _requested(hierarchy: Hierarchy, keys: Iterable[str], tell: Tell) -> Steps[dict[str, Pin]]:
     """Return those of ``keys`` that exist."""
     found: dict[str, Pin] = {}
-    wanted: list[str] = []
-    for key in (*keys, None):
-        if key is not None:
-            wanted.append(key)
-        if wanted and (key is None or len(wanted) == TOGETHER):
-            answers = yield from _facts([hierarchy.url_of(name) for name in wanted])
-            for name, facts in zip(wanted, answers, strict=True):
-                pin = _pin(facts)
-                if pin is not None:
-                    found[name] = pin
-            tell(len(wanted))
-            wanted = []
+    left = iter(keys)
+    while part := list(islice(left, TOGETHER)):
+        answers = yield from _facts([hierarchy.url_of(name) for name in part])
+        found |= {name: pin for name, facts in zip(part, answers, strict=True) if (pin := _pin(facts)) is not None}
+        tell(len(part))
     return found
 
 
