@@ -40,14 +40,6 @@ class Chunk(NamedTuple):
     span: Span | None
 
 
-class Announced(NamedTuple):
-    """Keys that will be read, their ranges as far as they are known, and the task that fetches them."""
-
-    keys: Sequence[str]
-    spans: list[Span]
-    feeding: asyncio.Task[None]
-
-
 class _Array:
     """One array whose reads are followed, and what was fetched ahead of it."""
 
@@ -183,8 +175,11 @@ class Ahead:
             del self._expected[key]
         return count > 0
 
-    def announce(self, keyspace: KeySpace, keys: Sequence[str]) -> Announced:
-        """Fetch ``keys``, which will be read, in waves within the budget."""
+    async def announce(self, keyspace: KeySpace, keys: Sequence[str], *, wait: bool) -> None:
+        """Fetch ``keys``, which will be read, in waves within the budget.
+
+        ``wait`` until nothing more of it can arrive before some of it is read; cancelled meanwhile, take it back.
+        """
         for key in keys:
             self._expected[key] = self._expected.get(key, 0) + 1
         spans: list[Span] = []
@@ -193,14 +188,10 @@ class Ahead:
         feeding.add_done_callback(self._feeding.discard)
         self._announced += 1
         self._watch_unread()
-        return Announced(keys, spans, feeding)
-
-    async def arrived(self, announced: Announced) -> None:
-        """Wait until nothing more of what was told can arrive before some of it is read; cancelled, take it back."""
-        keys, spans, feeding = announced
+        requests = self._fetcher.requests
         try:
-            while not (self._fetcher.requests.active == 0 and (feeding.done() or self._fetcher.requests.queued)):
-                await self._fetcher.requests.change()
+            while wait and (requests.active or not (feeding.done() or requests.queued)):
+                await requests.change()
         except asyncio.CancelledError:
             feeding.cancel()
             self._fetcher.drop(spans, stop=True)

@@ -85,7 +85,7 @@ class ReadAhead:
 
     def _is_next(self, number: int) -> bool:
         """Whether a run was going to fetch ``number``, had its window been larger."""
-        return any(run.foreseen > SURE and run.is_exhausted and run.next == number for run in self._runs)
+        return any(run.foreseen > SURE and not run.coming and run.next == number for run in self._runs)
 
     def _resize(self, window: int, *, late: bool, wasted: bool) -> None:
         self._window = self._window or window
@@ -188,11 +188,6 @@ class _Run:
         self._size = size
         self._further = self.following()
         self.next = next(self._further, None)  # after those that are coming
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether all that was looked at has been read."""
-        return not self.coming
 
     @property
     def latest_early(self) -> int:

@@ -426,10 +426,7 @@ class Session(Engines):
         What fails is not reported: whoever reads the key will hear of it.
         """
         keyspace = await self.keyspace()
-        ahead = self.engine().ahead
-        announced = ahead.announce(keyspace, keys)
-        if wait:
-            await ahead.arrived(announced)
+        await self.engine().ahead.announce(keyspace, keys, wait=wait)
 
     async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
         """Return the keys of the chunks of ``array`` that ``selection`` touches.
