@@ -197,7 +197,7 @@ class _Parser:
         if level == len(_LEVELS):
             return self._unary(depth)
         left = self._level(level + 1, depth)
-        while self.kind == "sign" and self.lexeme in _LEVELS[level]:
+        while self.lexeme in _LEVELS[level]:
             self._count(depth)
             operator, position = self.lexeme, self.start
             if operator == "/":
@@ -229,14 +229,13 @@ class _Parser:
                 return Value(_ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1]))
             case "name", _:
                 self._advance()
-                called = (self.kind, self.lexeme) == ("sign", "(")
-                return Name(lexeme, self._arguments(depth + 1) if called else None, position)
+                return Name(lexeme, self._arguments(depth + 1) if self.lexeme == "(" else None, position)
         raise self._unexpected()
 
     def _arguments(self, depth: int) -> tuple[tuple[str, Expression], ...]:
         self._advance()
         arguments: dict[str, Expression] = {}
-        while (self.kind, self.lexeme) != ("sign", ")"):
+        while self.lexeme != ")":
             name, position = self.lexeme, self.start
             is_name = self.kind == "name"
             self._advance()
@@ -246,13 +245,13 @@ class _Parser:
                 raise self.source.error(position, f"the argument {name!r} is given twice")
             self._advance()
             arguments[name] = self._level(0, depth)
-            if (self.kind, self.lexeme) != ("sign", ")"):
+            if self.lexeme != ")":
                 self._expect(",")
         self._advance()
         return tuple(arguments.items())
 
     def _expect(self, sign: str) -> None:
-        if (self.kind, self.lexeme) != ("sign", sign):
+        if self.lexeme != sign:
             raise self._unexpected()
         self._advance()
 
