@@ -7,7 +7,6 @@ padded when it is read. No I/O here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -123,19 +122,9 @@ def _documents(url: str, names: tuple[str, ...], where: tuple[str, ...]) -> Step
     return list(found)
 
 
-class Carray(msgspec.Struct, frozen=True):
-    """A carray as its documents describe it."""
-
-    array: ArrayDescription
-    chunks: CarrayChunks
-
-    @property
-    def length(self) -> int:
-        """Rows."""
-        return self.array.shape[0]
-
-
-def _carray(url: str, found: list[bytes | None], row: str, prefix: str, zarr_format: int) -> Carray:
+def _carray(
+    url: str, found: list[bytes | None], row: str, prefix: str, zarr_format: int
+) -> tuple[ArrayDescription, CarrayChunks]:
     """Return the carray at ``url`` whose storage, sizes and attributes are ``found``."""
     where = relative_to(url, STORAGE)
     storage, sizes, attributes = found
@@ -159,7 +148,7 @@ def _carray(url: str, found: list[bytes | None], row: str, prefix: str, zarr_for
     dimensions = (row, *(f"{prefix}{axis}" for axis in range(1, len(shape))))
     chunks = (rows, *(max(extent, 1) for extent in shape[1:]))
     array = ArrayDescription(where, shape, chunks, dtype, "C", cparams, dimensions, attrs)
-    return Carray(array, CarrayChunks(url, shape[0], rows, row_size, dtype))
+    return array, CarrayChunks(url, shape[0], rows, row_size, dtype)
 
 
 def _shape(data: bytes, where: str, dtype: np.dtype[Any]) -> tuple[int, ...]:
@@ -220,27 +209,24 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     url = probe.url
     names = (STORAGE, SIZES, ATTRIBUTES)
     table = probe.documents.get(COLUMNS)
+    attributes: dict[str, Any] = {}
+    carrays: dict[str, tuple[ArrayDescription, CarrayChunks]] = {}
     if table is None:
-        carray = _carray(url, (yield from _documents(url, names, ("",))), "dim_0", "dim_", options.zarr_format)
-        return _key_space({DATA: carray}, {}, options)
-    where = relative_to(url, COLUMNS)
-    columns = _column_names(table.data, where)
-    (own,) = yield from _documents(url, (ATTRIBUTES,), ("",))
-    attributes = object_in(own, relative_to(url, ATTRIBUTES)) if own is not None else {}
-    carrays: dict[str, Carray] = {}
-    if columns:
+        found = yield from _documents(url, names, ("",))
+        carrays[DATA] = _carray(url, found, "dim_0", "dim_", options.zarr_format)
+    else:
+        columns = _column_names(table.data, relative_to(url, COLUMNS))
+        (own,) = yield from _documents(url, (ATTRIBUTES,), ("",))
+        if own is not None:
+            attributes = object_in(own, relative_to(url, ATTRIBUTES))
         paths = tuple(map(quote, columns)) if protocol_of(url) in ("http", "https") else columns
-        found = yield from _documents(url, names, paths)
+        found = (yield from _documents(url, names, paths)) if columns else []
         for i, name in enumerate(columns):
             some = found[i * len(names) : (i + 1) * len(names)]
             carrays[name] = _carray(relative_to(url, paths[i]), some, ROW, f"{name}_dim_", options.zarr_format)
-    lengths = {name: carray.length for name, carray in carrays.items()}
+    arrays = {name: array for name, (array, _) in carrays.items()}
+    lengths = {name: array.shape[0] for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ManifestError(f"{url}: its columns are not equally long: {shown(lengths)}")
-    return _key_space(carrays, attributes, options)
-
-
-def _key_space(carrays: Mapping[str, Carray], attributes: Mapping[str, Any], options: OpenOptions) -> KeySpace:
-    arrays = {name: carray.array for name, carray in carrays.items()}
-    chunks = {name: carray.chunks for name, carray in carrays.items()}
+    chunks = {name: chunks for name, (_, chunks) in carrays.items()}
     return ArrayGroup(arrays, chunks, options.zarr_format, attributes)
