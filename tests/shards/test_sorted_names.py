@@ -23,7 +23,7 @@ def build(names: Sequence[bytes]) -> tuple[SortedNames, list[int]]:
 def test_names_sort_by_their_bytes_and_of_equal_ones_the_last_stays(names: list[bytes]) -> None:
     found, order = build(names)
     want = sorted(set(names))
-    assert [found.name(i) for i in range(len(found))] == want
+    assert [found[i] for i in range(len(found))] == want
     assert [names[i] for i in order] == want
     assert order == [len(names) - 1 - names[::-1].index(n) for n in want]
 
@@ -41,13 +41,13 @@ def test_a_name_is_found_where_it_stands(names: list[bytes], wanted: bytes) -> N
 def test_children_are_names_and_directories_below(names: list[bytes], directory: bytes) -> None:
     found, _ = build(names)
     below = [n for n in sorted(set(names)) if n.startswith(directory)]
-    assert [found.name(i) for i in found.below(directory)] == below
+    assert [found[i] for i in found.below(directory)] == below
     tails = [n[len(directory) :].partition(b"/") for n in below]
     want = {(head, bool(slash)) for head, slash, _ in tails if head}
     children = list(found.children(directory))
     assert {(head, place is None) for head, place in children} == want
     assert len(children) == len(want)
-    assert all(found.name(place) == directory + head for head, place in children if place is not None)
+    assert all(found[place] == directory + head for head, place in children if place is not None)
 
 
 def test_long_names_that_are_alike_sort_too() -> None:

@@ -422,7 +422,7 @@ def test_a_large_directory_makes_no_object_for_each_member() -> None:
     members = listed_from(names)
     assert isinstance(members, Members)
     assert members.nbytes < 70 * len(names)
-    assert [members.names.name(i).decode() for i in range(len(names))] == sorted(names)
+    assert [members.names[i].decode() for i in range(len(names))] == sorted(names)
 
 
 def listed_from(names: list[str]) -> Members:

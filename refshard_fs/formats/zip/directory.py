@@ -13,6 +13,7 @@ import re
 import struct
 import zlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import compress, islice
 from operator import eq
@@ -135,23 +136,21 @@ def _end64(tail: bytes, at: int, stop: int, short: tuple[int, ...]) -> tuple[int
 
 
 # ----------------------------------------------------------------------------------------------------
-# Many names in byte order, held as one blob and three columns: found by bisection, no object for each. No I/O here.
+# Many names in byte order, as one blob and where each ends: found by bisection, without an object for each.
 
 
 _AFTER_SLASH = b"0"  # the byte that follows "/": what begins with "a/" ends before "a0"
-
-Offsets = npt.NDArray[np.uint64]
 
 
 class SortedNames:
     """Distinct UTF-8 names without NUL, ascending by their bytes; a name's place is its number in that order."""
 
-    __slots__ = ("_blob", "_lengths", "_starts", "nbytes")
-
-    def __init__(self, blob: bytes, starts: Offsets, lengths: npt.NDArray[np.uint32]) -> None:
-        self._blob = blob
-        self.nbytes = len(blob) + starts.nbytes + lengths.nbytes
-        self._starts, self._lengths = starts.data, lengths.data  # a memoryview gives Python ints
+    def __init__(self, names: Sequence[bytes]) -> None:
+        ends = np.zeros(len(names) + 1, np.uint64)
+        ends[1:] = np.cumsum(list(map(len, names)))
+        self._blob = b"".join(names)
+        self._ends = ends.data  # a memoryview gives Python ints
+        self.nbytes = len(self._blob) + ends.nbytes
 
     @classmethod
     def sort(cls, names: Sequence[bytes]) -> tuple[SortedNames, list[int], set[bytes]]:
@@ -162,51 +161,35 @@ class SortedNames:
         if repeated:
             last = dict(zip(ordered, order, strict=True))
             ordered, order = list(last), list(last.values())
-        lengths = np.array(list(map(len, ordered)), np.uint32)
-        return cls(b"".join(ordered), np.cumsum(lengths, dtype=np.uint64) - lengths, lengths), order, repeated
+        return cls(ordered), order, repeated
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._ends) - 1
 
-    def name(self, place: int) -> bytes:
-        """Return the name at ``place``."""
-        start = self._starts[place]
-        return self._blob[start : start + self._lengths[place]]
+    def __getitem__(self, place: int) -> bytes:
+        return self._blob[self._ends[place] : self._ends[place + 1]]
 
     def find(self, name: bytes) -> int | None:
         """Return the place of ``name``, or None if it is not among these."""
-        place = self._bisect(name, 0, len(self))
-        return place if place < len(self) and self.name(place) == name else None
+        place = bisect_left(self, name)
+        return place if place < len(self) and self[place] == name else None
 
     def below(self, directory: bytes) -> range:
         """Return the places of what begins with ``directory``, which is empty or ends with a slash."""
         if not directory:
             return range(len(self))
-        first = self._bisect(directory, 0, len(self))
-        return range(first, self._after(directory, first, len(self)))
+        first = bisect_left(self, directory)
+        return range(first, bisect_left(self, directory[:-1] + _AFTER_SLASH, first))
 
     def children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
         """Yield name and place of what lies directly below ``directory``; a directory has no place."""
         places = self.below(directory)
         place, stop, cut = places.start, places.stop, len(directory)
         while place < stop:
-            head, slash, _ = self.name(place)[cut:].partition(b"/")
+            head, slash, _ = self[place][cut:].partition(b"/")
             if head:
                 yield head, None if slash else place
-            place = self._after(directory + head + slash, place, stop) if slash else place + 1
-
-    def _after(self, directory: bytes, low: int, high: int) -> int:
-        return self._bisect(directory[:-1] + _AFTER_SLASH, low, high)
-
-    def _bisect(self, name: bytes, low: int, high: int) -> int:
-        """Return the first place in ``[low, high)`` whose name is not before ``name``; ``high`` if there is none."""
-        while low < high:
-            middle = (low + high) // 2
-            if self.name(middle) < name:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+            place = bisect_left(self, directory + head + _AFTER_SLASH, place, stop) if slash else place + 1
 
 
 STORED, DEFLATED = 0, 8
