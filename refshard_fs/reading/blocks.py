@@ -1,4 +1,4 @@
-"""What is asked of targets: readers, the blocks of bytes that serve them, and the requests for those. No I/O here."""
+"""Readers, the blocks of bytes that serve them, and the requests that fetch the blocks. No I/O here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Block:
         self.data: bytes | memoryview | None = None
 
     def expect(self, span: Span) -> None:
-        """Hold ``span`` until it is read, once more."""
+        """Hold ``span`` until it is read; each call counts as one read to come."""
         piece = span.start, span.stop or 0
         self.held[piece] = self.held.get(piece, 0) + piece[1] - piece[0]
 
@@ -71,7 +71,7 @@ class Block:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody reads of it, or will."""
+        """Whether somebody waits for it, or will read of it."""
         return bool(self.readers or self.held or self.begun)
 
 

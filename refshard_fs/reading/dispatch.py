@@ -1,4 +1,4 @@
-"""Requests in their turn: those that readers wait for first, so many at once to a host, so many bytes at a time."""
+"""The queue of requests: those that readers wait for go first, within bounds of number (a host) and of memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Taker(Protocol):
         """Take note that the loop is ending."""
 
     def make_room(self) -> bool:
-        """Let go of something that is held; False if there is nothing."""
+        """Let go of the oldest block that is held for later; False if there is none."""
 
 
 class Dispatch:
@@ -165,7 +165,7 @@ class Dispatch:
         job.task.add_done_callback(lambda _: self._ended(job))  # also where it was stopped before it ran
 
     def stop(self, job: Job) -> None:
-        """Have ``job`` not begun, or end soon, and nobody told."""
+        """Cancel ``job``, queued or under way, without telling anybody."""
         if job.task is not None and job.state == UNDER_WAY:
             job.task.cancel()
         job.state = OVER

@@ -44,7 +44,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Read(NamedTuple):
-    """A request on its way, where its key lies, if that is known, and whether it tells what will be read next."""
+    """A request under way. ``entry`` is None if not known yet; ``guess``: it may tell what will be read next."""
 
     keyspace: KeySpace
     request: Request
@@ -54,7 +54,7 @@ class _Read(NamedTuple):
 
 
 def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Future[bytes]]) -> None:
-    """Have ``task`` stopped once all of ``futures``, for which it works, were cancelled, and them once it is."""
+    """Cancel ``task``, which works for ``futures``, once all of these are cancelled; and these once it is."""
     left = len(futures)
 
     def ended(future: asyncio.Future[bytes]) -> None:
@@ -92,7 +92,7 @@ class Engine(Lookups):
         near: Callable[[str], bool] = lambda url: False,
         longest: int | None = None,
     ) -> None:
-        """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
+        """``longest`` is the most bytes that a document or an index may have; a larger one is an error."""
         super().__init__(fetcher, cache, stats, token, longest)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
         self.ahead = Ahead(self, most, near)
@@ -117,7 +117,7 @@ class Engine(Lookups):
     def read_many(
         self, keyspace: KeySpace, requests: Sequence[Request], entries: Sequence[Entry | None]
     ) -> list[asyncio.Future[bytes]]:
-        """Return a future for each of ``requests``, as `read` does, all of which are known: nothing is guessed of them.
+        """Return a future for each of ``requests`` of one selection, as `read` does; no read-ahead is guessed from them.
 
         ``entries`` tell where they are, None where that is to be looked up. No more than the budget's memory is under
         way at once, but all results may wait for whoever takes them: who cannot have that asks for fewer at a time.
@@ -153,7 +153,7 @@ class Engine(Lookups):
             raise
 
     async def _look_up(self, keyspace: KeySpace, reads: Sequence[_Read]) -> None:
-        """Find what ``reads`` ask for, all in the same rounds, and serve it."""
+        """Look the keys of ``reads`` up, all in the same rounds, and fetch their bytes."""
         begun: list[Block] = []
         keys = [read.request.key for read in reads]
         try:

@@ -81,7 +81,7 @@ class Fetcher:
         self.requests.pump()
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
-        """Fetch ``spans``, or their first bytes, before it is known what of them will be read; `release` says it is."""
+        """Fetch the first bytes of ``spans`` before it is known what of them will be read, and hold them until `release`."""
         begun = []
         for span in spans:
             stop = span.start + FIRST if span.size is None else min(span.stop or 0, span.start + FIRST)
@@ -99,7 +99,7 @@ class Fetcher:
         return begun
 
     def release(self, begun: list[Block]) -> None:
-        """Hold what was ``begun`` no longer than for those who are known to read it; the list is empty then."""
+        """Hold the blocks that `begin` returned only for their readers from now on, and empty the list."""
         while begun:
             block = begun.pop()
             block.begun -= 1
@@ -134,7 +134,7 @@ class Fetcher:
         self.requests.pump()
 
     def drop_unread(self) -> None:
-        """Hold, and fetch, nothing that nobody waits for."""
+        """Let go of everything that nobody waits for, fetched or not."""
         for block in [block for block in self._known if not block.begun]:
             self._stats.add(ahead_wasted=sum(block.held.values()))
             block.held.clear()
@@ -182,7 +182,7 @@ class Fetcher:
         return block
 
     def _forget(self, block: Block) -> None:
-        """Take ``block`` out of everything; what is under way for it is stopped."""
+        """Remove ``block`` from everywhere, and cancel its requests."""
         for job in block.jobs:
             self.requests.stop(job)
         if block.shared:
@@ -299,7 +299,7 @@ class Fetcher:
         self._settle(block)
 
     def _measure(self, block: Block, size: int) -> None:
-        """Let ``block``, which had been begun with an unknown end, be as long as it is, and serve no one beyond."""
+        """Set the end of ``block``, which was not known; who reads beyond it gets a request of his own."""
         span = block.span
         stop = span.start + size
         block.span = Span(span.url, span.start, stop, pin=span.pin, dense=True)

@@ -41,10 +41,10 @@ class Together(NamedTuple):
 
 
 class Immediate:
-    """The engine's synchronous sibling; each method returns None where an event loop is needed."""
+    """Reads without an event loop; each method returns None where one is needed."""
 
     def __init__(self, pool: Pool, cache: Cache, stats: Stats, token: object, longest: int | None = None) -> None:
-        """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
+        """``longest`` is the most bytes that a document or an index may have; a larger one is an error."""
         self._longest = longest
         self._pool = pool
         self._stats = stats

@@ -1,7 +1,7 @@
-"""Look-ups advance in rounds: what many of them need at a time is met together, and each need once.
+"""Drives look-ups in rounds: what many of them need next is read together, and the same need only once.
 
-What is met is remembered by whoever holds the cache. Questions that are asked while a look-up waits for the same answer
-join it; one that nobody waits for any more is stopped.
+Answers are remembered in the process's cache. Look-ups that need the same answer at the same time share one read, and
+a read that nobody waits for any more is cancelled.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class _Loading:
 
 
 class Lookups:
-    """Finds out on one event loop what key spaces need to know; to be used from that loop only."""
+    """Answers the needs of key spaces on one event loop; to be used from that loop only."""
 
     def __init__(self, fetcher: Fetcher, cache: Cache, stats: Stats, token: object, longest: int | None) -> None:
-        """Take what is read with; of a document or an index that has more than ``longest`` bytes, no more is read."""
+        """``longest`` is the most bytes that a document or an index may have; a larger one is an error."""
         self.stats = stats
         self.fetcher = fetcher
         self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
@@ -68,7 +68,7 @@ class Lookups:
     # ------------------------------------------------------------------ driving look-ups
 
     async def run(self, steps: Steps[T]) -> T:
-        """Return what ``steps`` return, meeting every need on the way."""
+        """Return what ``steps`` return, answering every need on the way."""
         (result,) = await self.run_all([steps])
         if isinstance(result, Exception):
             raise result
@@ -82,7 +82,7 @@ class Lookups:
         return result
 
     async def run_all(self, many: Sequence[Steps[T]]) -> list[T | Exception]:
-        """Drive ``many`` look-ups in lock-step: the needs of one round are met together."""
+        """Drive ``many`` look-ups in lock-step: the needs of one round are answered together."""
         results: list[Any] = [None] * len(many)
         answers: dict[int, Any] = dict.fromkeys(range(len(many)))
         while answers:
@@ -118,7 +118,7 @@ class Lookups:
         return self._answers.get(need, self.pool)
 
     async def need(self, need: Need) -> Any:
-        """Return the answer to one need; asked by several at once, it is met once."""
+        """Return the answer to one need; several who ask at once share one read."""
         known = self._known(need)
         if known is not None:
             self.stats.add(cache_hits=1)
@@ -184,7 +184,7 @@ class Lookups:
         return value
 
     async def _document(self, entry: Entry) -> bytes:
-        """Return the bytes of what is decoded here: they have a bound, whoever says how many they are."""
+        """Return the bytes of an index or a document; more than the bound is an error."""
         source = entry.source if isinstance(entry, Packed) else entry
         check_size(source.size, self._longest)
         return await self._bytes(entry, self._longest)

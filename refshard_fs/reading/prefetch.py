@@ -1,4 +1,4 @@
-"""Fetching ahead: what the read-ahead policy guesses from what is read, and what the reader says beforehand.
+"""Fetching ahead: what the read-ahead policy guesses, and what `prefetch` announces.
 
 Either way the bytes are held by the `Fetcher`, within its budget, until they are read, or until nobody goes on reading.
 """
@@ -163,11 +163,11 @@ class Ahead:
     # ------------------------------------------------------------------ what the reader says
 
     def expects(self, key: str) -> bool:
-        """Whether ``key`` was said to be read, and has not been."""
+        """Whether ``key`` was announced, and has not been read."""
         return key in self._expected
 
     def was_announced(self, key: str) -> bool:
-        """Whether ``key``, which is read now, was said to be: once less from then on."""
+        """Return whether ``key``, which is read now, was announced; one announcement of it is used up."""
         count = self._expected.get(key, 0)
         if count > 1:
             self._expected[key] = count - 1
@@ -241,13 +241,13 @@ class Ahead:
         return self._announced + self._fetcher.progress
 
     def _watch_unread(self) -> None:
-        """See that what is held gives its memory back where nobody goes on reading."""
+        """Begin to watch whether what is held is still being read: see `drop_unread`."""
         if self._watch is None:
             loop = asyncio.get_running_loop()
             self._watch = loop.call_later(UNREAD_SECONDS, _drop_unread, weakref.ref(self), self._progress)
 
     def drop_unread(self, progress: int) -> None:
-        """Take all announcements and guesses back, unless there was more ``progress`` meanwhile."""
+        """Give the memory of all announcements and guesses back, if nothing was read since ``progress`` was noted."""
         self._watch = None
         if progress != self._progress:
             if self._expected or self._fetcher.holds:
