@@ -117,7 +117,7 @@ class Engine(Lookups):
     def read_many(
         self, keyspace: KeySpace, requests: Sequence[Request], entries: Sequence[Entry | None]
     ) -> list[asyncio.Future[bytes]]:
-        """Return a future for each of ``requests`` of one selection, as `read` does; no read-ahead is guessed from them.
+        """Return a future for each of ``requests`` of one selection, as `read` does; nothing is guessed from them.
 
         ``entries`` tell where they are, None where that is to be looked up. No more than the budget's memory is under
         way at once, but all results may wait for whoever takes them: who cannot have that asks for fewer at a time.

@@ -81,7 +81,7 @@ class Fetcher:
         self.requests.pump()
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
-        """Fetch the first bytes of ``spans`` before it is known what of them will be read, and hold them until `release`."""
+        """Fetch the first bytes of ``spans`` before it is known what will be read, and hold them until `release`."""
         begun = []
         for span in spans:
             stop = span.start + FIRST if span.size is None else min(span.stop or 0, span.start + FIRST)
