@@ -40,7 +40,7 @@ BATCH = 8  # partitions that a listing asks for at a time
 ASKED = 1 << 16  # partitions that are asked for one by one, where nothing lists them
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)
-MEMO = 4096  # loads, absent partitions and resolved URLs that are remembered
+MEMO = 4096  # absent partitions and resolved URLs that are remembered
 
 Value = dict[str, Any] | bytes | tuple[str | None, Row]
 
@@ -130,7 +130,6 @@ class ParquetKeySpace(KeySpace):
         self.resolve = resolve
         self._version = version
         self._quota = Quota(root, cache_size)
-        self._loads: dict[tuple[str, int, str], Load] = {}
         self._absent: set[tuple[str, int]] = set()  # partitions that were looked for in vain
         self._absolute = lru_cache(MEMO)(resolve)
         members: dict[str, dict[str, Any] | bytes] = dict(self.layout.metadata)
@@ -199,16 +198,10 @@ class ParquetKeySpace(KeySpace):
 
     def load(self, array: str, number: int, name: str = "") -> Load:
         """Return what it takes to have a partition, in the file ``name``; the answer is None where there is none."""
-        load = self._loads.get((array, number, name))
-        if load is None:
-            file = join(array, name) if name else partition_name(array, number)
-            span = Span(relative_to(self.root, file), optional=True)
-            layout = self.layout
-            index = PartitionIndex(layout.chunks(array, number), layout.record_size, self._version, self._quota)
-            if len(self._loads) > MEMO:
-                self._loads.clear()
-            load = self._loads[array, number, name] = Load(span, index)
-        return load
+        file = join(array, name) if name else partition_name(array, number)
+        layout = self.layout
+        index = PartitionIndex(layout.chunks(array, number), layout.record_size, self._version, self._quota)
+        return Load(Span(relative_to(self.root, file), optional=True), index)
 
     def stored(self, array: str, start: int, stop: int) -> Steps[list[int]]:
         """Return the partitions with chunks numbered ``[start, stop)`` that exist, where the target can tell.
