@@ -102,6 +102,7 @@ class Chunks(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Chunks]) -> Chunks:
         """Return the chunks of all ``parts``, ascending by number; of one number, that of the last part counts."""
+        parts = [part for part in parts if len(part.numbers)] or parts[:1]
         found = cls(*map(np.concatenate, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
         numbers = found.numbers
         if (numbers[1:] > numbers[:-1]).all():
@@ -256,7 +257,8 @@ class _Surveying:
         arrays, rest = self._arrays(metas, plain)
         inline = [len(texts[key]) for key in self._inline]
         inline += [place.stop for place in rest.values() if place.target == INLINE]
-        of_chunks = [extents.sizes[extents.chunks.targets == INLINE] for extents in arrays.values()]
+        there = ((extents, extents.chunks.targets == INLINE) for extents in arrays.values())
+        of_chunks = [extents.sizes[held] for extents, held in there if held.any()]
         return Survey(
             list(self._urls),
             tuple(groups),
