@@ -194,7 +194,7 @@ def test_bytes_behind_an_answer_are_of_no_other_one() -> None:
     assert talk(script, twice) == [b"01234"] * 2
 
 
-@pytest.mark.parametrize("size", [1000, 3 << 20])
+@pytest.mark.parametrize("size", [1000, 5 << 20])
 def test_bodies_of_any_length_are_bytes_of_their_own(size: int) -> None:
     body = bytes(i % 251 for i in range(size))
     head = f"HTTP/1.1 206 Partial\r\nContent-Length: {size}\r\nContent-Range: bytes 0-{size - 1}/{size}\r\n\r\n"
