@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import ChunkGrid, join, parent
+from refshard_fs.core.keys import ChunkGrid, join, parent, splits
 from refshard_fs.core.keyspace import Grids, KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED
@@ -199,14 +199,7 @@ class Documents(Generic[K]):
 
     def known(self, key: str) -> str | None:
         """Return the path of the array, of those seen so far, that ``key`` lies below."""
-        known = self.arrays
-        end = key.rfind("/")
-        while end > 0:
-            path = key[:end]
-            if path in known:
-                return path
-            end = key.rfind("/", 0, end)
-        return "" if "" in known and key else None
+        return next((path for path, _ in splits(key) if path in self.arrays), None)
 
     def _adopt(self, document: Document[K]) -> None:
         self.arrays.update(document.arrays)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
-from refshard_fs.core.keys import is_within, parent
+from refshard_fs.core.keys import is_within, parent, splits
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.spool import Spooled
 
@@ -88,14 +88,7 @@ class Edits:
     def hides(self, key: str) -> bool:
         """Whether ``key`` is a removed prefix, or lies below one."""
         prefixes = self._prefixes
-        if not prefixes:
-            return False
-        end = len(key)
-        while end >= 0:
-            if key[:end] in prefixes:
-                return True
-            end = key.rfind("/", 0, end) if end else -1
-        return "" in prefixes
+        return bool(prefixes) and (key in prefixes or any(path in prefixes for path, _ in splits(key)))
 
     def put(self, key: str, edit: Edit) -> None:
         """Let ``key`` hold ``edit``, or be removed."""

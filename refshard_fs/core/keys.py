@@ -36,6 +36,16 @@ def parent(key: str) -> tuple[str, str]:
     return head, name
 
 
+def splits(key: str) -> Iterator[tuple[str, str]]:
+    """Yield each directory that ``key`` lies in, the nearest first and the root last, and the rest of the key."""
+    end = key.rfind("/")
+    while end > 0:
+        yield key[:end], key[end + 1 :]
+        end = key.rfind("/", 0, end)
+    if key:
+        yield "", key
+
+
 def is_number(text: str) -> bool:
     """Whether ``text`` is a coordinate as a key spells it: digits without needless zeros, no more than 64 bits have."""
     return text.isascii() and text.isdigit() and len(text) < 20 and (text[0] != "0" or text == "0")

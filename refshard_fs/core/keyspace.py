@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keys import ChunkGrid, splits
 from refshard_fs.core.model import Entry, Listed, Span, Steps
 
 
@@ -178,17 +178,12 @@ class View(KeySpace):
 
 def place(grids: Mapping[str, ChunkGrid], key: str) -> Place | None:
     """Return the place of ``key`` among ``grids``, or None if it is no chunk key of theirs."""
-    end = len(key)
-    while True:
-        end = key.rfind("/", 0, end)
-        path = key[:end] if end >= 0 else ""
+    for path, rest in splits(key):
         grid = grids.get(path)
-        if grid is not None:
-            number = grid.number(key[end + 1 :])
-            if number is not None:
-                return Place(path, number)
-        if end < 0:
-            return None
+        number = None if grid is None else grid.number(rest)
+        if number is not None:
+            return Place(path, number)
+    return None
 
 
 def _as_sequence(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:

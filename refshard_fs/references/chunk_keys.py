@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.columns import UInt64s
-from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keys import ChunkGrid, splits
 from refshard_fs.core.swar import (
     LEAST,
     ONES,
@@ -124,11 +124,9 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
 
 def _nearest(directory: str, grids: Mapping[str, ChunkGrid]) -> str | None:
     """Return the path of the array that ``directory`` is or lies in."""
-    while directory not in grids:
-        if not directory:
-            return None
-        directory = directory.rpartition("/")[0]
-    return directory
+    if directory in grids:
+        return directory
+    return next((path for path, _ in splits(directory) if path in grids), None)
 
 
 def _by_directory(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKeys]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from refshard_fs.core.columns import ABSENT, Row
 from refshard_fs.core.directories import Listing, chunks_below, has_chunks_below
+from refshard_fs.core.keys import splits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
 from refshard_fs.core.swar import Positions
@@ -161,13 +162,5 @@ class FlatKeySpace(KeySpace):
         return tree
 
     def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yield (array, rest) for each way to read ``prefix`` as a directory of chunks in columns."""
-        chunks = self.refs.chunks
-        if prefix in chunks:
-            yield prefix, ""
-        end = len(prefix)
-        while end > 0:
-            end = prefix.rfind("/", 0, end)
-            path = prefix[:end] if end >= 0 else ""
-            if path in chunks:
-                yield path, prefix[end + 1 :]
+        """Return (array, rest) for each way to read ``prefix`` as a directory of chunks in columns."""
+        return (at for at in ((prefix, ""), *splits(prefix)) if at[0] in self.refs.chunks)

@@ -15,7 +15,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.directories import by_name
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import add_to_tree, join, normalise, parent
+from refshard_fs.core.keys import add_to_tree, join, normalise, parent, splits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Steps
 from refshard_fs.core.version_3 import group_3
@@ -146,17 +146,14 @@ class Composite(KeySpace):
 
     def _owner(self, key: str) -> tuple[KeySpace | None, str, str | None]:
         """Return the key space that has ``key``, what it is called there, and the prefix that says so (if one does)."""
-        end = len(key)
-        while end > 0:
-            end = key.rfind("/", 0, end)
-            prefix = key[:end] if end > 0 else ""
+        for prefix, rest in splits(key):
             match self._mounts.get(prefix):
                 case None:
                     continue
                 case str(directory):
-                    return self.base, join(directory, key[end + 1 :]), None
+                    return self.base, join(directory, rest), None
                 case mount:
-                    return mount, key[end + 1 :], prefix
+                    return mount, rest, prefix
         return self.base, key, None
 
     def _lister(self, directory: str) -> Steps[tuple[KeySpace | None, str]]:
