@@ -173,7 +173,8 @@ class ReferenceBuilder:
             names = [self._checked_key(key).encode("utf-8", "surrogatepass") for key in records.names(left)]
             sizes = np.fromiter(map(len, names), np.int64, len(names))
             spelled = b"".join([name + b'"' for name in names])
-        members = Members(spelled, sizes, ranges.take(left), self._data)
+        kept = ranges if len(left) == len(records) else ranges.take(left)
+        members = Members(spelled, sizes, kept, self._data)
         self._keep(order, members, is_placed=not is_odd and not is_inline)
 
     def _place(self, order: int, keys: Keys, ranges: Ranges) -> Positions:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Final
 
 from refshard_fs.core.columns import ABSENT, Row
 from refshard_fs.core.directories import Listing, chunks_below, has_chunks_below
-from refshard_fs.core.keys import splits
+from refshard_fs.core.keys import add_to_tree, splits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
 from refshard_fs.core.swar import Positions
@@ -74,7 +74,7 @@ class FlatKeySpace(KeySpace):
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         yield from ()
-        directories = self._directories.get(prefix, {})
+        directories = {name: Listed(name, None, True) for name in self._tree.get(prefix, ())}
         stem = prefix + "/" if prefix else ""
         chunks = [chunks_below(self.refs.chunks[path], below, stem) for path, below in self._tables_at(prefix)]
         found = [listed for listed in (*chunks, self._files(prefix, stem)) if listed]
@@ -95,7 +95,7 @@ class FlatKeySpace(KeySpace):
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
-        if prefix in self._directories or prefix in self._rows:
+        if prefix in self._tree or prefix in self._rows:
             return True
         return any(has_chunks_below(self.refs.chunks[path], below) for path, below in self._tables_at(prefix))
 
@@ -144,21 +144,11 @@ class FlatKeySpace(KeySpace):
         return self.refs.keys.directories()
 
     @cached_property
-    def _directories(self) -> dict[str, dict[str, Listed]]:
+    def _tree(self) -> dict[str, dict[str, bool]]:
         """The directories, by name, directly below each one that has any."""
-        tree: dict[str, dict[str, Listed]] = {"": {}}
-        paths: Iterable[str] = chain(self._rows, (path for path, table in self.refs.chunks.items() if table))
-        while paths:
-            new = list[str]()
-            for path in paths:
-                if path:
-                    directory, _, name = path.rpartition("/")
-                    below = tree.get(directory)
-                    if below is None:
-                        below = tree[directory] = {}
-                        new.append(directory)
-                    below[name] = Listed(name, None, True)
-            paths = new
+        tree: dict[str, dict[str, bool]] = {"": {}}
+        for path in chain(self._rows, (path for path, table in self.refs.chunks.items() if table)):
+            add_to_tree(tree, path, is_directory=True)
         return tree
 
     def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
