@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -48,6 +48,7 @@ def _mixed(word: int) -> int:
     return word ^ word >> 16
 
 
+_UNKNOWN = int(BEYOND)  # bytes that a shard may have as long as nobody knows how many it has
 _BLOCK = 4096  # minishards whose places are read at a time: 64 KiB
 _GZIP = 31  # zlib's name for a gzip stream of any window
 
@@ -98,39 +99,34 @@ class Sharding(msgspec.Struct, frozen=True):
 class ShardIndex(msgspec.Struct, frozen=True):
     """Where the indexes of a block of minishards begin and end: ``uint64[minishards, 2]``, from the table's end on.
 
-    ``table`` is how long the table of all is, and ``room`` what the shard has after it, as far as that is known.
+    ``table`` is how long the table of all is, and ``room`` what the shard has after it, at most.
     """
 
     table: int = 0
-    room: int | None = None
+    room: int = _UNKNOWN
 
     def sized(self, object_size: int) -> ShardIndex:
         """Return this index of a shard of ``object_size`` bytes."""
-        return ShardIndex(self.table, _room(object_size, self.table))
+        return ShardIndex(self.table, max(object_size - self.table, 0))
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
         pairs = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         wrong = (pairs[:, 0] > pairs[:, 1]) | (pairs[:, 1] >= BEYOND)
         if wrong.any():
             raise ValueError(f"minishard {int(wrong.argmax())} of its index ends before it begins")
-        wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > _last(self.room))
+        wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > np.uint64(self.room))
         if wrong.any():
             minishard = int(wrong.argmax())
             raise ValueError(f"the index of minishard {minishard} ends at {pairs[minishard, 1]}, beyond {self.room}")
         return pairs
 
 
-class Minishard:
+class Minishard(NamedTuple):
     """Where the chunks of one minishard lie, by ascending id; ``starts`` count from the end of the shard's table."""
 
-    __slots__ = ("ids", "sizes", "starts")
-
-    def __init__(
-        self, ids: npt.NDArray[np.uint64], starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]
-    ) -> None:
-        self.ids = ids
-        self.starts = starts
-        self.sizes = sizes
+    ids: npt.NDArray[np.uint64]
+    starts: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
 
     @property
     def nbytes(self) -> int:
@@ -147,7 +143,7 @@ class Minishard:
 class MinishardIndex(msgspec.Struct, frozen=True):
     """How a minishard's index is read, of ``most`` chunks at most.
 
-    It lies at ``[start, stop)`` after the shard's ``table``, where there is ``room`` for so much, as far as is known.
+    It lies at ``[start, stop)`` after the shard's ``table``, where there is ``room`` for so much, at most.
     """
 
     encoding: Encoding
@@ -155,11 +151,11 @@ class MinishardIndex(msgspec.Struct, frozen=True):
     table: int = 0
     start: int = 0
     stop: int = 0
-    room: int | None = None
+    room: int = _UNKNOWN
 
     def sized(self, object_size: int) -> MinishardIndex:
         """Return this index in a shard of ``object_size`` bytes."""
-        return msgspec.structs.replace(self, room=_room(object_size, self.table))
+        return msgspec.structs.replace(self, room=max(object_size - self.table, 0))
 
     def decode(self, data: bytes) -> Minishard:
         if self.encoding == "gzip":
@@ -175,26 +171,17 @@ class MinishardIndex(msgspec.Struct, frozen=True):
         wrong = (gaps >= BEYOND) | (sizes >= BEYOND) | (starts < before) | (stops < starts) | (stops >= BEYOND)
         if wrong.any():
             raise ValueError("a minishard's index has chunks that lie beyond any file")
-        wrong = (sizes > 0) & ((stops > _last(self.room)) | ((starts < self.stop) & (stops > self.start)))
+        wrong = (sizes > 0) & ((stops > np.uint64(self.room)) | ((starts < self.stop) & (stops > self.start)))
         if wrong.any():
             place = int(wrong.argmax())
             where = f"[{starts[place]}, {stops[place]})"
-            room = "" if self.room is None else f", or not within {self.room} bytes"
-            raise ValueError(f"chunk {ids[place]} lies at {where}: in the index of its minishard{room}")
+            reason = f"in the index of its minishard, or not within {self.room} bytes"
+            raise ValueError(f"chunk {ids[place]} lies at {where}: {reason}")
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
         if (ids[1:] == ids[:-1]).any():
             raise ValueError("a minishard's index has a chunk twice")
         return Minishard(ids, starts[order], sizes[order])
-
-
-def _room(size: int, table: int) -> int:
-    return max(size - table, 0)
-
-
-def _last(room: int | None) -> np.uint64:
-    """Return where the last byte of a shard may end."""
-    return BEYOND if room is None else np.uint64(room)
 
 
 def inflated(data: bytes, most: int, *, exact: bool) -> bytes:
