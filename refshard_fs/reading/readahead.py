@@ -23,7 +23,7 @@ SURE = 4  # chunks of a run that it foresaw, from which on it is followed;
 SURE_AT_ONCE = 6  # if all were asked for together, which may be all there is
 FORESEEN = 5 / 8  # of the latest chunks: fewer, and nothing is fetched ahead, for reads are at random
 LATEST = 16  # chunks that count for that
-STEPS = 512  # of a run, in which is looked for how it goes on
+STEPS = 256  # of a run, in which is looked for how it goes on
 RUNS = 8  # followed at once in one array
 LEFT = 24  # chunks read elsewhere after which a run is over
 PASS = 1 << 16  # chunks that are remembered as read, and not fetched again
@@ -230,6 +230,8 @@ class _Run:
             self._steps = _stepping(self._steps, first - self.last)
             self.last = first
             first = next(iter(self.coming), None)
+        if len(self._steps) > 2 * STEPS:
+            del self._steps[:-STEPS]
         return True
 
     def turns_with(self, number: int) -> bool:
