@@ -6,7 +6,6 @@ It is written from the parser itself, and names nothing else: completing runs no
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -40,15 +39,12 @@ _refshard() {{
 complete -o filenames -F _refshard refshard
 """
 _ZSH: Final = "autoload -U +X bashcompinit && bashcompinit\n"
-_WORD: Final = re.compile(r"[A-Za-z0-9_.=/-]+")  # what may stand in a shell script without quotes
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the completion script of ``parser``, which has subcommands, for ``shell``."""
     (below,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     commands = {name: command._actions for name, command in below.choices.items()}
-    for action in (action for actions in commands.values() for action in actions):
-        assert all(map(_WORD.fullmatch, [*_choices(action), *action.option_strings]))
     if shell == "fish":
         helps = {choice.dest: choice.help or "" for choice in below._choices_actions}
         return "".join(f"{line}\n" for line in _fish(commands, helps))

@@ -356,7 +356,7 @@ def _dimensions(found: Survey, extents: Extents) -> tuple[str, ...]:
 
 
 Part = int | slice | EllipsisType
-_INTEGER: Final = re.compile(r"[+-]?\d{1,18}")
+_INDEX: Final = re.compile(r"[+-]?\d{1,18}|(\s*([+-]?\d{1,18})?\s*:){1,2}\s*([+-]?\d{1,18})?", re.ASCII)
 
 
 def parse_selection(text: str) -> tuple[str, tuple[Part, ...]]:
@@ -377,15 +377,12 @@ def parse_selection(text: str) -> tuple[str, tuple[Part, ...]]:
 def _part(part: str, text: str) -> Part:
     if part == "...":
         return ...
-    bounds = [bound.strip() for bound in part.split(":")]
-    if len(bounds) > 3 or not all(_INTEGER.fullmatch(bound) or (not bound and len(bounds) > 1) for bound in bounds):
+    if not _INDEX.fullmatch(part):
         raise ValueError(f"{part!r} in {text!r} is no index: use integers, slices such as 0:10 or ::2, and ...")
-    numbers = [int(bound) if bound else None for bound in bounds]
-    if len(numbers) == 1 and numbers[0] is not None:
-        return numbers[0]
-    if numbers[2:] == [0]:
+    bounds = [int(bound) if bound.strip() else None for bound in part.split(":")]
+    if bounds[2:] == [0]:
         raise ValueError(f"{part!r} in {text!r} has a step of 0")
-    return slice(*numbers)
+    return slice(*bounds) if ":" in part else int(part)
 
 
 def spelled(select: Any) -> str:
