@@ -133,3 +133,19 @@ def test_one_array_of_a_hierarchy_is_forgotten_alone(http_server: RangeServer) -
         fs.cat_file("b/0")
     fs.invalidate_cache()
     assert fs.cat_file("b/0") == b"23"
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_indexes_of_shards_that_were_written_anew_are_forgotten(mode: str, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", minversion="3")
+
+    def write(size: int) -> None:
+        shape = {"shape": (8 * size,), "chunks": (size,), "shards": (8 * size,), "dtype": "u1", "compressors": None}
+        zarr.create_array(tmp_path / "a.zarr", **shape, overwrite=True)[:] = size
+
+    write(3)
+    fs = opened(str(tmp_path / "a.zarr"), mode=mode)
+    assert fs.cat_file("c/7") == b"\x03" * 3
+    write(5)
+    fs.invalidate_cache()
+    assert fs.cat_file("c/7") == b"\x05" * 5

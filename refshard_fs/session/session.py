@@ -218,10 +218,11 @@ class Session(Engines):
         """
         keyspace = self._keyspace
         below = None if not path or keyspace is None or keyspace.url_of is None else keyspace.url_of(path)
-        if self.options.overlay is not None:
-            self.options.overlay.reopen()
         self._forget_indexes(below)
-        self._forget_source(below)
+        if self.options.overlay is not None:
+            self.options.overlay.reopen()  # which has every session that shares it forget
+        else:
+            self._forget_source(below)
 
     def forget(self) -> None:
         """Forget the opened source, and which versions were read; indexes are used if they are of the same version."""
