@@ -80,7 +80,7 @@ def rounds(run: Run, folder: Path, count: int | None, number: int) -> None:
 
 
 def test_a_commit_killed_anywhere_leaves_whole_objects_and_the_next_one_finishes(run: Run, tmp_path: Path) -> None:
-    rounds(run, tmp_path, 16, 2)
+    rounds(run, tmp_path, 10, 2)
 
 
 @pytest.mark.soak

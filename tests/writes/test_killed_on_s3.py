@@ -149,31 +149,33 @@ def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str
     assert (shown(fs) if is_set else rows(fs)) == (content(value) if is_set else rows_after(now, value))
 
 
-def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer, count: int, number: int) -> None:
-    """Kill writers that overwrite a hierarchy."""
+def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer, count: int) -> None:
+    """Kill writers that overwrite a hierarchy with one state after the other."""
 
     def made() -> str:
         url = f"s3://killed/{uuid.uuid4().hex}/o.zarr"
         overwriting.begin(url, 1, target_options=server.storage_options)
         return url
 
-    def found(url: str) -> dict[str, Any]:
+    def found() -> dict[str, Any]:
         return overwriting.found(opened(url, "overwritten", server.endpoint_url, mode="r"))
 
-    steps = commit(made(), "overwritten", str(number), NEVER)
+    steps = commit(made(), "overwritten", "2", NEVER)
     assert steps is not None
+    url, now = made(), 1
     for i in range(count):
-        url = made()
+        number = i + 2
         commit(url, "overwritten", str(number), i * (steps - 1) // (count - 1))
-        overwriting.check_partly_committed(found(url), 1, number)
+        overwriting.check_partly_committed(found(), now, number)
         commit(url, "overwritten", str(number), NEVER)
-        assert found(url) == overwriting.state(number), "the next commit finishes"
+        assert found() == overwriting.state(number), "the next commit finishes"
+        now = number
 
 
 def test_an_overwriting_commit_killed_at_any_request_leaves_whole_objects_and_the_next_one_finishes(
     commits: Callable[..., int | None], s3_server: SeaweedServer
 ) -> None:
-    overwriting_rounds(commits, s3_server, 4, 2)
+    overwriting_rounds(commits, s3_server, 4)
 
 
 @pytest.mark.soak
@@ -181,7 +183,7 @@ def test_an_overwriting_commit_killed_at_any_request_leaves_whole_objects_and_th
 def test_overwriting_commits_killed_at_many_requests_leave_whole_objects_and_the_next_one_finishes(
     commits: Callable[..., int | None], s3_server: SeaweedServer
 ) -> None:
-    overwriting_rounds(commits, s3_server, 50, 3)
+    overwriting_rounds(commits, s3_server, 50)
 
 
 @pytest.mark.parametrize("format", ALL)

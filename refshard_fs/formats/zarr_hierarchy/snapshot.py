@@ -14,7 +14,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row
-from refshard_fs.core.hierarchy import Hierarchy
+from refshard_fs.core.hierarchy import OLD_RECORDS, Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Facts, Load, Names, Pin, Raw, Span, Stat, Steps
@@ -92,7 +92,7 @@ def _listed(hierarchy: Hierarchy, tell: Tell) -> Steps[dict[str, Pin]]:
             for listed in names or ():
                 key = join(directory, listed.name)
                 if listed.is_directory:
-                    directories.append(key)
+                    directories += [key] if key != OLD_RECORDS else []
                 else:
                     found[key] = Pin(listed.etag, listed.last_modified, listed.size, exact=True)
                     tell(1)
