@@ -246,11 +246,15 @@ class Session(Engines):
             self._drop_engines()
 
     def _forget_indexes(self, below: str | None = None) -> None:
-        """Have the process forget the indexes that it remembers of objects that were read here."""
+        """Have the process forget the indexes that it remembers of the source, and of objects that were read here."""
+        source = below or self.options.source
 
         def is_of_ours(key: Any) -> bool:
             url = _url_of(key)
-            return url is not None and key[0] == self.options.token and self._versions.knows(url, below)
+            if url is None or key[0] != self.options.token:
+                return False
+            is_of_source = isinstance(source, str) and (url == source or url.startswith(source.rstrip("/") + "/"))
+            return is_of_source or self._versions.knows(url, below)
 
         INDEXES.discard_where(is_of_ours)
 
