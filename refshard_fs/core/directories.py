@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, overload
@@ -20,6 +20,7 @@ __all__ = [
     "chunk_names",
     "chunks_below",
     "has_chunks_below",
+    "tails",
 ]
 
 _BARE: Final = ChunkKeyEncoding("v2", ".")
@@ -63,23 +64,30 @@ class Listing(Sequence[Listed]):
             self.sizes.insert(at, file.size)
 
 
+def tails(grid: ChunkGrid, numbers: UInt64s) -> Iterable[str]:
+    """Return the keys of chunks relative to their array: `ChunkGrid.tail`, of many at once."""
+    if not grid.counts:
+        return map(grid.tail, numbers.tolist())
+    left, columns = numbers, list[Iterable[str]]()
+    for count in reversed(grid.counts):
+        left, coords = np.divmod(left, np.uint64(count))
+        known = [*map(str, range(count))] if count <= len(numbers) else None
+        columns.append(map(str if known is None else known.__getitem__, coords.tolist()))
+    if grid.encoding.name == "default":
+        columns.append(["c"] * len(numbers))
+    return map(grid.encoding.separator.join, zip(*reversed(columns), strict=True))
+
+
 def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list[str], UInt64s]:
     """Return ``stem`` and the relative key of each of the chunks ``numbers``, in order, and the numbers in that order.
 
     Separators sort before digits, and so keys sort as the spellings of their coordinates do, one after the other: where
     most chunks exist, all keys are spelled in that order.
     """
-    head, separator = ("c" if grid.encoding.name == "default" else ""), grid.encoding.separator
-    if not grid.counts:
-        return [stem + (head or "0")] * len(numbers), numbers
-    stem += head + separator if head else ""
-    if grid.size <= 2 * len(numbers):
-        return _most_names(grid, numbers, stem)
-    left, spelled = numbers, list[list[str]]()
-    for count in reversed(grid.counts):
-        left, coords = np.divmod(left, np.uint64(count))
-        spelled.insert(0, list(map(str, coords.tolist())))
-    names = [stem + separator.join(parts) for parts in zip(*spelled, strict=True)]
+    if grid.counts and grid.size <= 2 * len(numbers):
+        head = "c" + grid.encoding.separator if grid.encoding.name == "default" else ""
+        return _most_names(grid, numbers, stem + head)
+    names = [stem + tail for tail in tails(grid, numbers)]
     order = sorted(range(len(names)), key=names.__getitem__)
     return [names[i] for i in order], numbers[order]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE
+from refshard_fs.core.directories import tails
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.references.partition import Partition
 from refshard_fs.references.stream import check_representable, open_end
@@ -43,11 +43,11 @@ def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partit
     check_representable(array, grid, numbers, partition)
     rows = partition.present()
     stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
-    tails = _tails(grid, np.array(rows, np.int64) + numbers.start)
+    keys = tails(grid, np.array(rows, np.uint64) + np.uint64(numbers.start))
     urls = [_url(url, version) for url in partition.urls]
     values = zip(*(column.tolist() for column in partition.ranges.take(rows)), strict=True)
     out = []
-    for row, tail, (target, offset, length) in zip(rows, tails, values, strict=True):
+    for row, tail, (target, offset, length) in zip(rows, keys, values, strict=True):
         if target == ABSENT:
             out.append(f'{stem}{tail}":{zarrmeta.dumps(spelled(partition.inline[row])).decode()}')
         elif length == WHOLE:
@@ -55,19 +55,6 @@ def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partit
         else:
             out.append(f'{stem}{tail}":[{urls[target]},{offset},{length}]')
     return ",".join(out).encode()
-
-
-def _tails(grid: ChunkGrid, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Iterable[str]:
-    """Return the keys of chunks relative to their array: `ChunkGrid.tail`, of many at once."""
-    if not grid.counts:
-        return map(grid.tail, numbers.tolist())
-    columns: list[Iterable[str]] = []
-    for count, column in zip(grid.counts, np.unravel_index(numbers, grid.counts), strict=True):
-        known = [*map(str, range(count))] if count <= len(numbers) else None
-        columns.append(map(str if known is None else known.__getitem__, column.tolist()))
-    if grid.encoding.name == "default":
-        columns.insert(0, ["c"] * len(numbers))
-    return map(grid.encoding.separator.join, zip(*columns, strict=True))
 
 
 def _url(url: str | None, version: int) -> str:
