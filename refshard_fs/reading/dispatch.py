@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import redacted
-from refshard_fs.reading.blocks import OVER, QUEUED, UNDER_WAY, Block, Host, Job
 from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import Answer, Pool, check
 
-__all__ = ["Budget", "Dispatch", "Taker"]
+if TYPE_CHECKING:
+    from refshard_fs.reading.fetch import Block, Fetcher
+
+__all__ = ["Budget", "Dispatch", "Host", "Job", "QUEUED"]
 
 logger = logging.getLogger("refshard_fs")
 
@@ -23,6 +26,7 @@ FEW = 10  # requests under way to a host, until it is seen that answers take tim
 PATIENCE = 0.003  # seconds without an answer that show it
 SLOW = 0.006  # seconds that all of the last answers took, which shows it, too
 UNSIZED_AT_ONCE = 8  # whole objects under way at once, until answers of their host have told how large such are
+QUEUED, UNDER_WAY, OVER = range(3)  # states of a job
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -37,32 +41,48 @@ class Budget(msgspec.Struct, frozen=True):
         return self.memory * 3 // 4
 
 
-class Taker(Protocol):
-    """What becomes of requests."""
+class Job:
+    """One request for a block or a part of it."""
 
-    def arrived(self, job: Job, answer: Answer) -> None:
-        """Take the bytes that were asked for."""
+    __slots__ = ("block", "host", "size", "start", "state", "stop", "task")
 
-    def failed(self, block: Block, error: Exception) -> None:
-        """Take note that a part of ``block`` cannot be had."""
+    def __init__(self, block: Block, host: Host, start: int, stop: int | None) -> None:
+        self.block, self.host, self.start, self.stop = block, host, start, stop
+        self.size = 0 if stop is None else stop - start
+        self.state = QUEUED
+        self.task: asyncio.Task[None] | None = None  # while it counts as one of its host's
 
-    def abandoned(self) -> None:
-        """Take note that the loop is ending."""
 
-    def make_room(self) -> bool:
-        """Let go of the oldest block that is held for later; False if there is none."""
+class Host:
+    """The requests to one host: those that readers wait for go first.
+
+    Few are begun at once, since connections cost more than they bring where answers come
+    at once: `limit` grows where they do not.
+    """
+
+    __slots__ = ("active", "answered", "later", "limit", "patience", "sizes", "urgent", "waits")
+
+    def __init__(self, limit: int) -> None:
+        self.active = 0
+        self.answered = 0
+        self.limit = limit
+        self.patience: asyncio.TimerHandle | None = None
+        self.waits: deque[float] = deque(maxlen=8)  # seconds until the last answers began, or came
+        self.sizes: deque[int] = deque(maxlen=8)  # bytes of the last objects that were read whole
+        self.urgent: deque[Job] = deque()
+        self.later: deque[Job] = deque()
 
 
 class Dispatch:
-    """Begins jobs on one event loop; ``used`` counts the bytes under way, and those that the taker holds."""
+    """Begins jobs on one event loop; ``used`` counts the bytes under way, and those that are held for later."""
 
-    def __init__(self, pool: Pool, budget: Budget, stats: Stats, taker: Taker) -> None:
+    def __init__(self, pool: Pool, budget: Budget, stats: Stats, fetcher: Fetcher) -> None:
         self.pool = pool
         self.budget = budget
         self.used = 0  # bytes of the budget
         self.active = 0  # requests under way
         self._stats = stats
-        self._taker = taker
+        self._fetcher = fetcher
         self._hosts: dict[str, Host] = {}
         self._changed: asyncio.Future[None] | None = None
 
@@ -136,7 +156,7 @@ class Dispatch:
             if not queue:
                 continue
             size = queue[0].size = self._size(queue[0])
-            while queue is host.urgent and self.used + size > most and self._taker.make_room():
+            while queue is host.urgent and self.used + size > most and self._fetcher.make_room():
                 pass
             if self.used + size > most and self.used:
                 return None
@@ -185,7 +205,7 @@ class Dispatch:
             answer = await self._answer(job)
         except asyncio.CancelledError:
             if job.state == UNDER_WAY:  # not by us: the loop is ending
-                self._taker.abandoned()
+                self._fetcher.abandoned()
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
             if logger.isEnabledFor(logging.DEBUG):
@@ -193,11 +213,11 @@ class Dispatch:
                 logger.debug("%s [%s:%s] failed: %s", place, job.start, job.stop, failure)
             if job.state == UNDER_WAY:
                 job.state = OVER
-                self._taker.failed(job.block, error)
+                self._fetcher.failed(job.block, error)
         else:
             if job.state == UNDER_WAY:
                 job.state = OVER
-                self._taker.arrived(job, answer)
+                self._fetcher.arrived(job, answer)
         finally:
             self._ended(job)
 

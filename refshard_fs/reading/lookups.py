@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
-from refshard_fs.reading.blocks import Reader
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import ABSENT, blame, note
-from refshard_fs.reading.fetch import Fetcher
+from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.loading import Answers, Keep, load, naming, sized
 from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.versioned import VersionedObject

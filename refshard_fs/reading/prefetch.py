@@ -14,7 +14,7 @@ from typing import NamedTuple
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Span
-from refshard_fs.reading.blocks import Block
+from refshard_fs.reading.fetch import Block
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.readahead import ReadAhead
