@@ -73,6 +73,7 @@ class HttpTarget(Target):
         self._away_options = {k: v for k, v in self._home_options.items() if k in _HARMLESS or k == "allow_redirects"}
         self._home: aiohttp.ClientSession | None = None
         self._away: aiohttp.ClientSession | None = None
+        self._opening = asyncio.Lock()
         self._locations: dict[str, _Location] = {}
 
     async def read(
@@ -137,7 +138,8 @@ class HttpTarget(Target):
         """Return the context of a response."""
         session = self._home
         if session is None:
-            session = self._home = await self._open()
+            async with self._opening:
+                session = self._home = self._home or await self._open()
         if location.away:
             given, options = self._headers, self._away_options
             if self._away is None:

@@ -478,6 +478,23 @@ def test_a_client_may_be_a_wrapper_of_a_session(http_server: RangeServer, to: st
     assert reader.read(http_server.url + "/home", 2, 5) == DATA[2:5]
 
 
+def test_a_client_of_the_user_is_made_once(http_server: RangeServer) -> None:
+    url = http_server.put("/x", DATA)
+    made = []
+
+    async def get_client(**options: Any) -> aiohttp.ClientSession:
+        await asyncio.sleep(0.01)
+        made.append(aiohttp.ClientSession(**options))
+        return made[-1]
+
+    async def read(opened: Any, path: str) -> None:
+        answers = await asyncio.gather(*(opened.read(path, i, i + 9) for i in range(8)))
+        assert [answer.data for answer in answers] == [DATA[i : i + 9] for i in range(8)]
+
+    Reader(by_protocol={"http": {"get_client": get_client}}).run(url, read)
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("how", ["of the environment", "of the options", "of the client"])
 def test_a_proxy_may_have_a_private_name(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "http://data.example/x"
