@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid, join, parent, splits
 from refshard_fs.core.keyspace import Grids, KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
-from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_document
 
 NAMES: Final = (*ARRAY_DOCUMENTS, CONSOLIDATED)
 
@@ -50,15 +50,12 @@ class Rewrite(Protocol[K_co], Hashable):
         """Return what rewrites one node's metadata (and takes the node's path) in the document ``data``."""
 
 
-class Document(Generic[K]):
+class Document(NamedTuple, Generic[K]):
     """A metadata document as it is shown, and what it tells of arrays and groups, by path."""
 
-    __slots__ = ("arrays", "data", "groups")
-
-    def __init__(self, data: bytes, arrays: Mapping[str, K], groups: Mapping[str, K]) -> None:
-        self.data = data
-        self.arrays = arrays
-        self.groups = groups
+    data: bytes
+    arrays: Mapping[str, K]
+    groups: Mapping[str, K]
 
     @property
     def nbytes(self) -> int:
@@ -110,25 +107,22 @@ class _Reader(Generic[K]):
     def consolidated(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         match doc:
             case {"metadata": dict(members)}:
-                shown = dict(members)
-                for key, member in members.items():
-                    directory, name = parent(key)
-                    if name in ARRAY_DOCUMENTS:
-                        shown[key] = self._member(member, join(path, directory))
-                if any(shown[k] is not members[k] for k in members):
-                    return {**doc, "metadata": shown}
+                paths = {key: join(path, parent(key)[0]) for key in members if is_array_document(key)}
+                shown = self._nodes(members, paths)
+                return doc if shown is None else {**doc, "metadata": shown}
         return doc
 
     def _members(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         match doc:
             case {"consolidated_metadata": {"metadata": dict(members)} as inline}:
-                shown = {k: self._member(v, join(path, k)) for k, v in members.items()}
-                if any(shown[k] is not members[k] for k in members):
-                    return {**doc, "consolidated_metadata": {**inline, "metadata": shown}}
+                shown = self._nodes(members, {name: join(path, name) for name in members})
+                return doc if shown is None else {**doc, "consolidated_metadata": {**inline, "metadata": shown}}
         return doc
 
-    def _member(self, value: Any, path: str) -> Any:
-        return self.node(value, path) if isinstance(value, dict) else value
+    def _nodes(self, members: Mapping[str, Any], paths: Mapping[str, str]) -> Mapping[str, Any] | None:
+        """Return ``members``, those of ``paths`` rewritten; None if they stay as they are."""
+        found = {key: self.node(members[key], path) for key, path in paths.items() if isinstance(members[key], dict)}
+        return {**members, **found} if any(node is not members[key] for key, node in found.items()) else None
 
 
 class Documents(Generic[K]):
