@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -109,9 +110,7 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
 
 def slots_of(lengths: tuple[int, ...]) -> int:
     """Return the number of slots of a shard of ``lengths`` chunks; ValueError where no index could be that long."""
-    slots = 1
-    for length in lengths:
-        slots *= length
+    slots = math.prod(lengths)
     if slots < 1 or slots * PAIR > MAX_INDEX:
         raise ValueError(
             f"a shard of {'×'.join(map(str, lengths))} chunks would need an index of over {MAX_INDEX} bytes"

@@ -146,11 +146,10 @@ class ManifestView(View):
     def lookup(self, key: str) -> Steps[Entry | None]:
         if self._documents.is_document(key):
             return (yield from self._documents.lookup(key))
-        path, declared = yield from self._array_of(key)
-        coords = None if declared is None else _coords(declared, path, key)
-        if declared is None or coords is None:
+        chunk = yield from self._chunk(key)
+        if chunk is None:
             return (yield from self.base.lookup(key))
-        number = declared.number_of(coords)
+        path, coords, number = chunk
         if number is None:
             return None
         manifest, origin, where = yield from self._manifest(path)
@@ -167,13 +166,18 @@ class ManifestView(View):
                 return (yield from self.base.lookup(name))
 
     def is_empty(self, key: str) -> Steps[bool]:
-        path, declared = yield from self._array_of(key)
-        coords = None if declared is None else _coords(declared, path, key)
-        if declared is None or coords is None:
+        chunk = yield from self._chunk(key)
+        if chunk is None:
             return (yield from self.base.is_empty(key))
-        number = declared.number_of(coords)
-        manifest, _, _ = yield from self._manifest(path)
-        return number is not None and manifest.is_empty(number)
+        manifest, _, _ = yield from self._manifest(chunk[0])
+        return chunk[2] is not None and manifest.is_empty(chunk[2])
+
+    def _chunk(self, key: str) -> Steps[tuple[str, tuple[int, ...], int | None] | None]:
+        """Return array, coordinates and number (None: outside) of ``key``, if it is a chunk that a manifest maps."""
+        path, grid = yield from self._array_of(key)
+        tail = key[len(path) + 1 :] if path else key
+        coords = None if grid is None else grid.encoding.decode(tail, len(grid.counts))
+        return None if grid is None or coords is None else (path, coords, grid.number_of(coords))
 
     def array_of(self, key: str) -> Steps[str | None]:
         """Return the path of the array that ``key`` lies below, if in one."""
@@ -349,10 +353,6 @@ def _pinned(entry: Entry | None) -> Steps[Entry | None]:
                 return None
             return msgspec.structs.replace(entry, optional=False, pin=facts.pin)
     return entry
-
-
-def _coords(grid: ChunkGrid, path: str, key: str) -> tuple[int, ...] | None:
-    return grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
 
 
 def _numbers(name: str, stem: str, count: int) -> tuple[int, ...] | None:
