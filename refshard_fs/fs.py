@@ -39,7 +39,7 @@ from refshard_fs.session.options import SessionOptions, route
 from refshard_fs.session.overlay import OverlayCopy
 from refshard_fs.session.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS
 from refshard_fs.session.session import Session
-from refshard_fs.session.tuning import hook_zarr
+from refshard_fs.session.tuning import hook_zarr, pipeline_problem
 from refshard_fs.sharding.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
 from refshard_fs.writing.options import (
@@ -635,9 +635,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def stats(self) -> Counters:
         """Return counters of what this filesystem and its copies in this process have read, as a dict.
 
-        It prints as a table; `refshard_fs.core.stats` explains the names.
+        It prints as a table; `refshard_fs.core.stats` explains the names. A line below it tells where zarr reads chunk
+        by chunk, and does not hand us whole selections (see `tune_zarr`).
         """
-        return Counters(self._session.stats.snapshot())
+        counters = Counters(self._session.stats.snapshot())
+        problem = pipeline_problem()
+        if problem is not None:
+            counters.note = f"zarr reads chunk by chunk: {problem}"
+        return counters
 
     def visualize(self, array: str | None = None, select: Any = None) -> Picture:
         """Return a picture of where the bytes of ``array`` (by default, of the largest) lie.

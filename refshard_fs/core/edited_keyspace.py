@@ -19,8 +19,6 @@ __all__ = ["EditedKeySpace", "grid_of"]
 class EditedKeySpace(View):
     """The keys of ``base``, edited. The edits may grow while this is in use, and are seen as they do."""
 
-    may_change = True
-
     def __init__(self, base: KeySpace, edits: Edits) -> None:
         super().__init__(base)
         self.edits = edits

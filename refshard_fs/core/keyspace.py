@@ -48,8 +48,6 @@ class KeySpace(ABC):
     reports: Mapping[str, str] = {}
     # Whether look-ups never need a read: `find` tells a key's entry at once.
     in_memory = False
-    # Whether the keys may change while this is in use, as they do where somebody writes.
-    may_change = False
     # Whether the metadata of every array is known without reads, so that none is learnt of by reading.
     holds_all_metadata = False
     # Whether the chunk manifests of its arrays, if they have any, are resolved already.

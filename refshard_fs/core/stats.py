@@ -69,11 +69,16 @@ class Counters(dict[str, int]):
     >>> Counters(keys=1200, bytes_fetched=3 << 20)
     keys           1,200
     bytes_fetched  3,145,728  (3.0 MiB)
+
+    ``note`` is a sentence that is printed after them.
     """
+
+    note: str | None = None
 
     def __repr__(self) -> str:
         wide = max(map(len, self), default=0)
-        return "\n".join(f"{name:<{wide}}  {_text(name, value)}" for name, value in self.items())
+        lines = [f"{name:<{wide}}  {_text(name, value)}" for name, value in self.items()]
+        return "\n".join([*lines, self.note] if self.note else lines)
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -81,7 +86,7 @@ class Counters(dict[str, int]):
             f'<td style="text-align:right">{escape(_text(name, value))}</td></tr>'
             for name, value in self.items()
         )
-        return f"<table>{rows}</table>"
+        return f"<table>{rows}</table>" + (f"<p>{escape(self.note)}</p>" if self.note else "")
 
 
 def _text(name: str, value: Any) -> str:
