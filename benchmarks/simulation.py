@@ -113,12 +113,12 @@ def simulate(client: Client, setting: Setting, seed: int) -> Outcome:
 
 # ---------------------------------------------------------------------- what is measured first
 
-# zarr asks for ten chunks at a time; blocks of a run are read ahead of, scattered chunks are not.
+# zarr's own pipeline asks for ten chunks at a time; ours for a whole selection, in up to `concurrency=` requests.
 IN_FLIGHT = {
     ("fsspec", "slabs"): 10,
-    ("refshard", "slabs"): 16,
+    ("refshard", "slabs"): 128,
     ("fsspec", "scattered"): 10,
-    ("refshard", "scattered"): 10,
+    ("refshard", "scattered"): 128,
 }
 
 Contender = Callable[[engine.Pattern, engine.Scene], tuple[float, int]]
