@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from io import FileIO, RawIOBase
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -192,13 +192,12 @@ class IndexCache:
         self._make_room(size)
         descriptor, aside = tempfile.mkstemp(".tmp", name[:16] + "-", self.directory)  # readable by this user alone
         try:
-            with open(descriptor, "w+b") as file:
+            with open(descriptor, "wb") as file:
+                check = crc32c(name.encode())
                 for piece in pieces:
                     file.write(piece)
-                file.flush()
-                check = _check(file.raw, length, name)
-                file.seek(length)
-                file.write(_END.pack(_MAGIC, length, check or 0))
+                    check = crc32c(memoryview(piece).cast("B"), check)
+                file.write(_END.pack(_MAGIC, length, check))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, self._path(name))
@@ -237,24 +236,8 @@ def _checked_length(file: FileIO, size: int, name: str) -> int | None:
 
     Reading leaves the pages of the file to the system's cache; a check of mapped memory would make them this process's.
     """
-    file.seek(max(size - _END.size, 0))
-    end = file.read(_END.size)
-    if len(end) != _END.size:
-        return None
-    magic, length, check = _END.unpack(end)
-    if magic != _MAGIC or length != size - _END.size:
-        return None
-    return length if _check(file, length, name) == check else None
-
-
-def _check(file: RawIOBase, length: int, name: str) -> int | None:
-    """Return a checksum of ``name`` and the first ``length`` bytes of ``file``; None if it has fewer."""
-    file.seek(0)
-    found = crc32c(name.encode())
-    while length > 0:
-        data = file.read(min(_PIECE, length))
-        if not data:
-            return None
-        found = crc32c(data, found)
-        length -= len(data)
-    return found
+    length = size - _END.size
+    check = crc32c(name.encode())
+    for start in range(0, length, _PIECE):
+        check = crc32c(file.read(min(_PIECE, length - start)), check)
+    return length if length > 0 and file.read(_END.size) == _END.pack(_MAGIC, length, check) else None
