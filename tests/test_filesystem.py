@@ -11,6 +11,8 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.callbacks import Callback
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
@@ -265,6 +267,13 @@ def test_a_cache_that_is_given_for_targets_caches_them(tmp_path: Path, http_serv
     )
     assert RefShardFileSystem({"k": [url, 2, 3]}, fs=cache).cat_file("k") == b"234"
     assert list(tmp_path.iterdir())
+
+
+def test_a_directory_of_a_synchronous_filesystem_is_a_filesystem_for_targets(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"0123456789")
+    given = DirFileSystem(str(tmp_path), LocalFileSystem())
+    assert RefShardFileSystem({"k": ["x.bin", 2, 3]}, fs=given).cat_file("k") == b"234"
+    assert RefShardFileSystem({"k": [f"dir://x.bin::file://{tmp_path}", 2, 3]}).cat_file("k") == b"234"
 
 
 def test_options_for_a_protocol_are_for_its_other_names_too() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import json
 import pickle
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,13 @@ def test_loops_that_were_closed_without_a_word_go_when_the_next_one_reads(source
         del loop
     gc.collect()
     assert sum(loop() is not None for loop in loops) <= 1
+
+
+def test_connections_are_closed_on_their_loop_when_the_process_ends(source: str) -> None:
+    code = f"from refshard_fs import RefShardFileSystem as FS\nassert FS({source!r}).cat_file('k/9') == bytes([9])"
+    out = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=True)
+    assert "Non-thread-safe" not in out.stderr
+    assert "unclosed" not in out.stderr
 
 
 # ---------------------------------------------------------------------- copies

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import os
 import socket
@@ -27,6 +28,7 @@ __all__ = ["GuardedResolver", "LoopConnections", "close_connections", "close_wit
 
 CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `VersionedObject` bounds
 _BUFFER = 1 << 18  # bytes of a body that are received before they are taken; fewer would stop long bodies often
+ENDING = 1.0  # seconds that closing connections may take when the process ends
 KEPT = 15.0  # seconds that a connection is kept which nobody uses: servers close theirs
 _NAME = "_refshard_connections"  # the attribute of a loop that holds its connections
 
@@ -34,8 +36,9 @@ _NAME = "_refshard_connections"  # the attribute of a loop that holds its connec
 class LoopConnections:
     """The connections of one event loop, and what else is to be closed with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Use `of`."""
+        self._loop = weakref.ref(loop)
         self._connectors: dict[frozenset[str] | None, aiohttp.TCPConnector] = {}
         # By identity, for instances of fsspec that have the same options are equal.
         self._others: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -45,7 +48,7 @@ class LoopConnections:
         """Return the connections of ``loop``, which is running here."""
         found = getattr(loop, _NAME, None)
         if not isinstance(found, cls) or found not in _all:  # the latter of a forked child
-            found = cls()
+            found = cls(loop)
             # Held by the loop alone: nothing here keeps a loop alive, and a new loop at the same address has its own.
             setattr(loop, _NAME, found)
             # There is no other way to be told, however a loop ends: `asyncio.run` or a bare `loop.close()`.
@@ -79,6 +82,14 @@ class LoopConnections:
         for connector in connectors:
             await connector.close()
         await asyncio.sleep(0)  # sockets are closed in the next round of the loop
+
+    def end(self) -> None:
+        """Close all at the end of the process: on the loop, if that still runs in its thread."""
+        loop = self._loop()
+        if loop is not None and loop.is_running():
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(self.close(), loop).result(ENDING)
+        self.cut()
 
     def cut(self) -> None:
         """Close what can be closed where nothing can be awaited any more."""
@@ -230,4 +241,4 @@ if hasattr(os, "register_at_fork"):
 @atexit.register
 def _at_exit() -> None:
     for connections in list(_all):  # the threads of their loops are about to stop, wherever they are
-        connections.cut()
+        connections.end()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.model import Facts, Listed
@@ -131,7 +132,7 @@ class FsspecTarget(Target):
     async def _at_most(self, path: str, most: int) -> bytes:
         """Return an object whose size nobody knows, asking for no more than shows that it has too many bytes."""
         fs = self.fs
-        if isinstance(fs, AsyncFileSystem) and fs.async_impl:  # there is no way to open a file that all of them offer
+        if has_coroutines(fs):  # there is no way to open a file that all of them offer
             data = bytes(await self._call("cat_file", path, start=0, end=most + 1))
         else:
             data = await in_thread(lambda: _in_pieces(fs, _threads.turn(fs, path), path, most + 1))
@@ -188,7 +189,7 @@ class FsspecTarget(Target):
 
     async def _call(self, name: str, path: str, **given: Any) -> Any:
         fs = self.fs
-        if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
+        if not has_coroutines(fs):
             method = getattr(fs, name)
             turn = _threads.turn(fs, path)
 
@@ -204,6 +205,13 @@ class FsspecTarget(Target):
         if home is asyncio.get_running_loop():
             return await method(path, **given)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(path, **given), home))
+
+
+def has_coroutines(fs: AbstractFileSystem) -> bool:
+    """Whether the coroutines of ``fs`` work. `DirFileSystem` has some, over whatever filesystem it is."""
+    while isinstance(fs, DirFileSystem):
+        fs = fs.fs
+    return isinstance(fs, AsyncFileSystem) and bool(fs.async_impl)
 
 
 def _in_pieces(fs: AbstractFileSystem, turn: contextlib.AbstractContextManager[object], path: str, limit: int) -> bytes:

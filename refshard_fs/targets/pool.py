@@ -23,7 +23,7 @@ from refshard_fs.security import policy
 from refshard_fs.security.admission import ANONYMOUS, Access, Admission
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.failures import Retry
-from refshard_fs.targets.generic import ChainTarget, FsspecTarget
+from refshard_fs.targets.generic import ChainTarget, FsspecTarget, has_coroutines
 from refshard_fs.targets.http import AsyncHttp, HttpTarget
 from refshard_fs.targets.in_memory import DataTarget, MemoryTarget
 from refshard_fs.targets.local import LocalTarget
@@ -203,7 +203,7 @@ class Pool:
 
     def _for_loop(self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop) -> Target:
         """Return a target of ``fs``, or of its like on ``loop``: where it is needed, or lets us read for ourselves."""
-        if not (isinstance(fs, AsyncFileSystem) and fs.async_impl):
+        if not has_coroutines(fs):
             return FsspecTarget(fs)
         fast = self._options.fast_s3 and is_s3fs(fs) and (fs._s3 is None or not has_own_hooks(fs._s3))
         if type(fs) is not HTTPFileSystem and not fast:
