@@ -108,7 +108,7 @@ class _Editing:
     def regrid(self, path: str) -> None:
         """Let the table of the array ``path`` be that of its metadata, which changed."""
         grid = None
-        for name in METADATA:
+        for name in sorted(METADATA):  # that of version 2 first
             value = self._side.get(join(path, name))
             if value is not None and not isinstance(value, Row):
                 grid = grid or grid_of(join(path, name), value, self._where)

@@ -25,7 +25,7 @@ __all__ = [
     "spelled",
 ]
 
-METADATA: Final = (".zarray", "zarr.json")
+METADATA: Final = zarrmeta.ARRAY_DOCUMENTS
 
 
 def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
@@ -48,7 +48,7 @@ class GridReader:
         if type(value) is not str:
             return grid_of(key, value, self._where)
         if value not in self._by_text:
-            grid = zarrmeta.plain_grid(value) if key.endswith(METADATA[0]) else None
+            grid = zarrmeta.plain_grid(value) if key.endswith(".zarray") else None
             grid = grid or grid_of(key, value, self._where)
             self._by_text[value] = None if grid is None else self._grids.setdefault(grid, grid)
         return self._by_text[value]

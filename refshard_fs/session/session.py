@@ -41,7 +41,6 @@ T = TypeVar("T")
 
 PIECE = 8 * MIB  # of a large key, where it is read in order
 PIECES = 4  # in memory at a time
-_ARRAY_DOCUMENTS = ("zarr.json", ".zarray")
 _named: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 _naming = threading.Lock()
 
@@ -440,7 +439,7 @@ class Session(Engines):
         selection does not fit.
         """
         meta = self._arrays.get(array)
-        for name in _ARRAY_DOCUMENTS:
+        for name in zarrmeta.ARRAY_DOCUMENTS:
             if meta is None:
                 with contextlib.suppress(FileNotFoundError):
                     data = await self.read(Request(join(array, name)))

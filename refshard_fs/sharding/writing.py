@@ -126,7 +126,7 @@ def sharded_by(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:
     found: set[str] = set()
     for key, data in documents:
         path, name = parent(key)
-        if name in ("zarr.json", ".zarray"):
+        if name in zarrmeta.ARRAY_DOCUMENTS:
             arrays = DocumentIndex(path, name, -1, Unshard()).decode(data).arrays
             found |= {array for array, seen in arrays.items() if seen.layout is not None}
     return frozenset(found)

@@ -100,7 +100,7 @@ def _growth(
 # ------------------------------------------------------------------ the plan of a commit
 
 
-_NODES: Final = ("zarr.json", ".zarray", ".zmetadata")  # documents in which arrays are described
+_NODES: Final = (*zarrmeta.ARRAY_DOCUMENTS, zarrmeta.CONSOLIDATED)  # documents in which arrays are described
 _LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # of the root, in this order
 
 
@@ -173,7 +173,7 @@ def planned(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bool) 
                 if parent(key)[1] != ".zmetadata":
                     layouts |= {path: layout for path, layout in found.layouts.items() if path == parent(key)[0]}
             path, name = parent(key)
-            if name in ("zarr.json", ".zarray") and not edits.hides(key):
+            if name in zarrmeta.ARRAY_DOCUMENTS and not edits.hides(key):
                 longer = yield from _growth(keyspace, key, written, path, layouts.get(path))
                 grown |= {} if longer is None else {path: longer}
     arrays = _Arrays(view, edits, layouts)
@@ -243,7 +243,7 @@ class _Arrays:
         if found is None:
             return "", None
         seen = yield from self._view.array_info(found)
-        gone = all(self._edits.get(join(found, name)) is REMOVED for name in ("zarr.json", ".zarray"))
+        gone = all(self._edits.get(join(found, name)) is REMOVED for name in zarrmeta.ARRAY_DOCUMENTS)
         return (found, None) if seen is None or gone else (found, seen.layout)
 
 

@@ -74,7 +74,7 @@ class Layout:
             if key != normalise(key) or not {"", ".", ".."}.isdisjoint(key.split("/")):
                 raise ManifestError(f"{where}: {key!r} is no key; its parts are names with a slash between them")
             path, name = parent(key)
-            if name in (".zarray", "zarr.json"):
+            if name in zarrmeta.ARRAY_DOCUMENTS:
                 meta = zarrmeta.array_meta(value, f"{key!r} of {where}")
                 if meta is not None and meta.grid is not None:
                     self.grids[path] = meta.grid
