@@ -90,7 +90,7 @@ class ReferenceBuilder:
     def add_members(self, members: Mapping[Any, Any]) -> None:
         """Take members as Python values."""
         if len(members) <= FEW:
-            self._add_singly(members)
+            self._add_one_by_one(members)
             return
         if _is_regular(members):
             self._add_regular(members)
@@ -101,14 +101,14 @@ class ReferenceBuilder:
             kind = type(value)
             is_list = (kind is list or kind is tuple) and len(value) in (1, 3) and type(value[0]) is str
             (regular if type(key) is str and (is_list or kind is str) else others)[key] = value
-        self._add_singly(others)
+        self._add_one_by_one(others)
         self._add_regular(regular)
 
     def _add_regular(self, members: Mapping[str, Any]) -> None:
         """Take members that are texts, or lists that begin with one."""
         records = _compact(members, self._urls) if len(members) > FEW else None
         if records is None:
-            self._add_singly(members)
+            self._add_one_by_one(members)
         else:
             self._add_records(records)
 
@@ -122,7 +122,7 @@ class ReferenceBuilder:
 
     def finish(self) -> ReferenceSet:
         """Return the reference set; the builder is of no use after that."""
-        urls, numbers = self._urls.settled()
+        urls, numbers = self._urls.finish()
         self._renumber(numbers)
         if self._documents <= MANY:
             self._read_metadata()
@@ -286,7 +286,7 @@ class ReferenceBuilder:
 
     # ------------------------------------------------------------------ single members
 
-    def _add_singly(self, members: Mapping[Any, Any]) -> None:
+    def _add_one_by_one(self, members: Mapping[Any, Any]) -> None:
         if not members:
             return
         found: dict[str, Value] = {}

@@ -129,7 +129,7 @@ class _Editing:
         if grid is None:
             self._side |= rows
             return
-        aside: list[tuple[int, Row]] = []
+        found: list[tuple[int, Row]] = []
         known = {path: grid}
         for key, row in [*rows.items(), *self._rows_in_side(path)]:
             at = place(known, key)
@@ -137,9 +137,9 @@ class _Editing:
                 self._side[key] = row
             else:
                 self._side.pop(key, None)
-                aside.append((at.number, row))
+                found.append((at.number, row))
         self._grids[path] = grid
-        self._tables[path] = ChunkTable.from_parts(grid, [*parts, Part.from_rows(aside)])
+        self._tables[path] = ChunkTable.from_parts(grid, [*parts, Part.from_rows(found)])
 
     def _rows_in_side(self, path: str) -> Iterator[tuple[str, Row]]:
         for key, value in list(self._side.items()):

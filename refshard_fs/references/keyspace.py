@@ -61,7 +61,7 @@ class FlatKeySpace(KeySpace):
 
     @cached_property
     def holds_all_metadata(self) -> bool:  # type: ignore[override]  # found when it is asked
-        """Whether the metadata of every array is inline, and so no array can be learnt of by reading."""
+        """Whether the metadata of every array is inline, so that reading tells of no other array."""
         return bool((self.refs.keys.ranges.targets[self._documents] == ABSENT).all())
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:

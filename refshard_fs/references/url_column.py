@@ -1,12 +1,13 @@
-"""The URLs of a reference set as they come, each with a number; without an object for each where they are many.
+"""The URLs of a reference set while it is read: each has a number, and none is an object where they are many.
 
-What comes in one block has one number in it. In the end `settled` says which numbers are one URL's. No I/O here.
+A URL that comes in two large blocks has a number in each. In the end `finish` says which numbers are of one URL. No
+I/O here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from refshard_fs.errors import ManifestError
 
 __all__ = ["NotExpanded", "Urls"]
 
-FEW: Final = 256  # URLs that are looked for one by one
+FEW: Final = 256  # URLs of a block that are looked for one by one
 
 
 class NotExpanded(Exception):
@@ -29,15 +30,21 @@ class NotExpanded(Exception):
         self.text = text
 
 
+class _Block(NamedTuple):
+    """URLs one after the other, and what is known of each."""
+
+    text: bytes
+    sizes: Positions
+    hashes: UInt64s
+    numbers: Positions
+
+
 class Urls:
     """All URLs so far; None, the default target, may be one of them."""
 
     def __init__(self) -> None:
-        self._singly: dict[bytes | None, int] = {}
-        self._texts: list[bytes] = []  # of the others,
-        self._sizes: list[Positions] = []  # each as long as these say,
-        self._hashes: list[UInt64s] = []
-        self._numbers: list[Positions] = []  # and with these numbers
+        self._by_text: dict[bytes | None, int] = {}
+        self._blocks: list[_Block] = []  # of all others
         self._count = 0
 
     def __len__(self) -> int:
@@ -46,56 +53,49 @@ class Urls:
 
     def number(self, url: bytes | None) -> int:
         """Return the number of one URL."""
-        found = self._singly.get(url)
+        found = self._by_text.get(url)
         if found is None:
-            found = self._singly[url] = self._count
+            found = self._by_text[url] = self._count
             self._count += 1
         return found
 
     def numbers(self, text: bytes, starts: Positions, stops: Positions) -> UInt32s:
-        """Return the number of each piece of ``text``; those that equal the one before are told by words alone."""
+        """Return the number of each piece of ``text``; most are the same as the one before."""
         if not len(starts):
             return np.zeros(0, np.uint32)
         firsts = runs(text, starts, stops)
         begins, ends = starts[firsts], stops[firsts]
         if len(firsts) > FEW:
-            found = self._many(text, begins, ends)
+            found = self._block(text, begins, ends)
         else:
             spans = zip(begins.tolist(), ends.tolist(), strict=True)
-            pieces = [text[start:stop] for start, stop in spans]
-            known = self._singly
-            new = [piece for piece in dict.fromkeys(pieces) if piece not in known]
-            known.update(zip(new, range(self._count, self._count + len(new)), strict=True))
-            self._count += len(new)
-            found = np.fromiter(map(known.__getitem__, pieces), np.uint32, len(pieces))
+            found = np.array([self.number(text[start:stop]) for start, stop in spans], np.uint32)
         return found.repeat(np.diff(firsts, append=len(starts)))
 
-    def _many(self, text: bytes, starts: Positions, stops: Positions) -> UInt32s:
-        """Return the numbers of pieces by their hashes."""
-        keyed = hashes(text, starts, stops)
-        chosen, groups = groups_of(text, starts, stops, keyed)
-        self._texts.append(join_pieces(text, starts[chosen], stops[chosen]))
-        self._sizes.append((stops - starts)[chosen])
-        self._hashes.append(keyed[chosen])
-        self._numbers.append(np.arange(self._count, self._count + len(chosen)))
-        numbers = groups + np.uint32(self._count)
+    def _block(self, text: bytes, starts: Positions, stops: Positions) -> UInt32s:
+        hashed = hashes(text, starts, stops)
+        chosen, groups = groups_of(text, starts, stops, hashed)
+        starts, stops = starts[chosen], stops[chosen]
+        numbers = np.arange(self._count, self._count + len(chosen))
+        self._blocks.append(_Block(join_pieces(text, starts, stops), stops - starts, hashed[chosen], numbers))
+        groups = groups + np.uint32(self._count)
         self._count += len(chosen)
-        return numbers
+        return groups
 
-    def expand(self, expanded: Callable[[str], str]) -> UInt32s | None:
+    def expand(self, expand: Callable[[str], str]) -> UInt32s | None:
         """Expand each URL that has ``{{`` in it, once; return what each number has become, None where all stay.
 
-        `NotExpanded`, with a number, where ``expanded`` raises ManifestError.
+        `NotExpanded`, with a number, where ``expand`` raises ManifestError.
         """
-        if not any(b"{{" in text for text in (*self._texts, *filter(None, self._singly))):
+        if not any(b"{{" in text for text in (*(block.text for block in self._blocks), *filter(None, self._by_text))):
             return None
-        column, moved = self.settled()
+        urls, moved = self.finish()
         known: dict[bytes | None, int] = {}
-        became = np.empty(len(column), np.uint32)
-        for number, url in enumerate(column):
+        became = np.empty(len(urls), np.uint32)
+        for number, url in enumerate(urls):
             if url is not None and "{{" in url:
                 try:
-                    url = expanded(url)
+                    url = expand(url)
                 except ManifestError as e:
                     first = number if moved is None else int(np.flatnonzero(moved == number)[0])
                     raise NotExpanded(first, url) from e
@@ -103,32 +103,32 @@ class Urls:
             became[number] = known.setdefault(encoded, len(known))
         if moved is not None:
             became = became[moved]
-        count = self._count
-        for old in (self._texts, self._sizes, self._hashes, self._numbers):
-            old.clear()
-        self._singly, self._count = known, len(known)
+        count, self._count = self._count, len(known)
+        self._by_text = known
+        self._blocks.clear()
         return None if (became == np.arange(count)).all() else became
 
-    def settled(self) -> tuple[Texts, UInt32s | None]:
-        """Return all URLs, and which of them each number has become: None where all are as they were."""
-        if not self._texts:
-            return Texts.of(self._singly), None
-        singly = [url for url in self._singly if url is not None]
-        places = [number for url, number in self._singly.items() if url is not None]
-        text = b"".join((PAD, *self._texts, *singly, PAD))
-        sizes = np.concatenate((*self._sizes, np.fromiter(map(len, singly), np.int64, len(singly))))
-        keyed = np.concatenate((*self._hashes, np.fromiter(map(hash_of, singly), np.uint64, len(singly))))
-        numbers = np.concatenate((*self._numbers, np.array(places, np.int64)))
+    def finish(self) -> tuple[Texts, UInt32s | None]:
+        """Return all URLs, each once, and which of them each number has become: None where all stay."""
+        if not self._blocks:
+            return Texts.of(self._by_text), None
+        single = {url: number for url, number in self._by_text.items() if url is not None}
+        sizes, hashed = np.fromiter(map(len, single), np.int64), np.fromiter(map(hash_of, single), np.uint64)
+        blocks = [*self._blocks, _Block(b"".join(single), sizes, hashed, np.array([*single.values()], np.int64))]
+        texts, *columns = zip(*blocks, strict=True)
+        sizes, hashed, numbers = map(np.concatenate, columns)
         stops = len(PAD) + sizes.cumsum()
-        starts = stops - sizes
-        if len(singly):  # as they came first
+        starts, text = stops - sizes, b"".join((PAD, *texts, PAD))
+        if single:  # in the order in which they came first
             order = np.argsort(numbers)
-            starts, stops, keyed, numbers = starts[order], stops[order], keyed[order], numbers[order]
-        chosen, became = groups_of(text, starts, stops, keyed)
+            starts, stops, hashed, numbers = starts[order], stops[order], hashed[order], numbers[order]
+        chosen, groups = groups_of(text, starts, stops, hashed)
         starts, stops = starts[chosen], stops[chosen]
-        urls = Texts.of_sizes(join_pieces(text, starts, stops), stops - starts)
-        if len(became) == self._count:
-            return urls, None if len(urls) == self._count else became
-        moved = np.full(self._count, len(urls), np.uint32)  # of None, if there is one
-        moved[numbers] = became
-        return Texts.joined([urls, Texts.of([None])]), moved
+        is_whole = not single and len(chosen) == len(groups)
+        data = text[len(PAD) : -len(PAD)] if is_whole else join_pieces(text, starts, stops)
+        urls = Texts.of_sizes(data, stops - starts)
+        if len(groups) == self._count:
+            return urls, None if len(urls) == self._count else groups
+        became = np.full(self._count, len(urls), np.uint32)  # of None, which is one of them
+        became[numbers] = groups
+        return Texts.joined([urls, Texts.of([None])]), became

@@ -36,7 +36,7 @@ def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
 
 
 class GridReader:
-    """Reads the grids that metadata of the set ``where`` give to arrays: each text once, for most are spelled alike."""
+    """Reads the grids that metadata of the set ``where`` give to arrays: each text once, for most are the same."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -22,7 +22,7 @@ def taken(urls: Urls, found: list[bytes]) -> list[int]:
 
 
 def settled(urls: Urls, numbers: list[int]) -> list[str | None]:
-    column, became = urls.settled()
+    column, became = urls.finish()
     assert len(set(column)) == len(column)
     return [column[number if became is None else int(became[number])] for number in numbers]
 

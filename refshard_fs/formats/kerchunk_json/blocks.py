@@ -37,7 +37,7 @@ _LAX = json.JSONDecoder(strict=False)
 
 
 class _Short(Exception):
-    """The text that is at hand ends within a member."""
+    """The text so far ends within a member."""
 
 
 class Reader:
@@ -53,7 +53,7 @@ class Reader:
         self._at = 0  # what lies before it has been read
         self._before = 0  # bytes of the document before _text
         self._state = "start"  # then "first", "next" or "member" (what may come: or the end, a comma, none) and "end"
-        self._wanted = 0  # bytes that must be at hand for another try
+        self._wanted = 0  # bytes that there must be for another try
         self.top = ReferenceBuilder(where)
         self.refs: ReferenceBuilder | None = None
         self.header: dict[str, Any] = {}
