@@ -24,6 +24,7 @@ __all__ = ["Found", "Immediate", "SMALL"]
 SMALL: Final = 16 * KIB  # bytes of a range, at most, that is read together with others,
 TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # where they lie so near
 SLOW: Final = 0.001  # seconds of one read; a thread costs 0.1 ms, and what the system has cached takes 0.02 ms
+PACE: Final = 1e9  # bytes a second that come beside it: slower than any cache
 LARGE: Final = 4 * MIB  # bytes that take so long wherever they are
 
 
@@ -50,7 +51,7 @@ class Immediate:
         self._stats = stats
         self._answers = Answers(cache, token)
         self._loading = threading.Lock()
-        self.is_slow = False  # the last read took long: a slow disk, or a network's
+        self._slow_reads = 0  # in a row: of a slow disk, or of a network's; one alone may be a busy machine
 
     def read(self, keyspace: KeySpace, request: Request, *, may_load: bool = False) -> bytes | None:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
@@ -82,7 +83,7 @@ class Immediate:
 
     def blocks(self, entry: Entry) -> bool:
         """Whether `take` would keep an event loop from its other work: then a thread is to call it."""
-        if isinstance(entry, Inline) or not (self.is_slow or (entry.size or 0) > LARGE):
+        if isinstance(entry, Inline) or not (self._slow_reads > 1 or (entry.size or 0) > LARGE):
             return False
         return self.reaches(entry.spans[0].url)
 
@@ -214,9 +215,10 @@ class Immediate:
             return None
         began = time.perf_counter()
         answer = place[0].read_now(place[1], span.start, span.stop, span.pin, most)
-        self.is_slow = time.perf_counter() - began > SLOW
+        took = time.perf_counter() - began
         if answer is None:
             return None
+        self._slow_reads = self._slow_reads + 1 if took > SLOW + len(answer.data) / PACE else 0
         if span.stop is None or len(answer.data) != span.stop - span.start:
             check(answer, span.start, span.stop, exact=span.exact)
         return answer
