@@ -62,7 +62,11 @@ class _Commit(DirectoryCommit):
     def _put_objects(self) -> bytes:
         nodes: Nodes = self._nodes()
         old: Nodes = {} if self._view is None else self._run("", partial(_documents, self._view.base))
-        touched = [path for path, doc in nodes.items() if _is_array(doc) and self._touches(path, doc, old.get(path))]
+        touched = [
+            path
+            for path, doc in nodes.items()
+            if doc.get("node_type") == "array" and self._touches(path, doc, old.get(path))
+        ]
         self._replaced = _replaced(old.get("", {}))
         self._done = [join(path, name) for path in touched if (name := _manifest(old.get(path)))]
         self._useless = [join(path, name) for path in set(old) - set(nodes) if (name := _manifest(old.get(path)))]
@@ -175,12 +179,7 @@ def _document(keyspace: KeySpace, key: str) -> Steps[dict[str, Any] | None]:
 
 def _read(keyspace: KeySpace, key: str) -> Steps[bytes | None]:
     entry = yield from keyspace.lookup(key)
-    match entry:
-        case None:
-            return None
-        case Inline(data):
-            return data
-    found: bytes | None = yield Load(entry, Raw())
+    found: bytes | None = None if entry is None else (yield Load(entry, Raw()))
     return found
 
 
@@ -194,10 +193,6 @@ def _arrays(shown: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 def _grid(path: str, doc: Mapping[str, Any]) -> ChunkGrid | None:
     meta = zarrmeta.array_meta(doc, repr(join(path, _ROOT)))
     return None if meta is None else meta.grid
-
-
-def _is_array(doc: Mapping[str, Any]) -> bool:
-    return doc.get("node_type") == "array"
 
 
 def _manifest(doc: Mapping[str, Any] | None) -> str | None:
