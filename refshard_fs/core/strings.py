@@ -23,9 +23,9 @@ class Texts(Sequence[str | None]):
         self.ends = ends
 
     @classmethod
-    def of(cls, texts: Iterable[bytes | None]) -> Texts:
-        """Return the sequence of ``texts``, which are in UTF-8 (surrogates allowed)."""
-        given = list(texts)
+    def of(cls, texts: Iterable[str | bytes | None]) -> Texts:
+        """Return the sequence of ``texts``; bytes are in UTF-8 (half surrogate pairs allowed)."""
+        given = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts]
         parts = [text or b"" for text in given]
         ends = np.cumsum(np.fromiter(map(len, parts), np.uint64, len(parts)), dtype=np.uint64)
         if None in given:

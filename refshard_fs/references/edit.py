@@ -154,7 +154,7 @@ class _Editing:
             there = [(number, row or Row(ABSENT, 0, 0)) for number, row in rows.items()]
             old = table.part()
             self._tables[path] = ChunkTable.from_parts(table.grid, [old, Part.from_rows(there)])
-        new = [url.encode("utf-8", "surrogatepass") for url in self._new]
+        new = self._new
         urls = Texts.joined([self._old, Texts.of(new)]) if new else self._old
         mine = Pins.of(self._new_pins.get(url) for url in self._new) if self._new_pins else None
         pins = Pins.joined([(self._pins, len(self._old)), (mine, len(new))])

@@ -44,8 +44,8 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         given = [pin or _NOTHING for pin in pins]
         sizes = (WHOLE if pin.size is None else pin.size for pin in given)
         return cls(
-            _texts([pin.etag for pin in given]),
-            _texts([pin.last_modified for pin in given]),
+            Texts.of(pin.etag for pin in given),
+            Texts.of(pin.last_modified for pin in given),
             np.fromiter(sizes, np.uint64, len(given)),
         )
 
@@ -133,7 +133,3 @@ def _common(names: list[str]) -> str:
     least, most = min(names), max(names)
     ends = (i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b)
     return least[: next(ends, len(least))]
-
-
-def _texts(values: Iterable[str | None]) -> Texts:
-    return Texts.of(None if value is None else value.encode("utf-8", "surrogatepass") for value in values)

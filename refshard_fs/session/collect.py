@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -70,7 +70,7 @@ def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Ex
     walk = _Walk(keyspace)
     yield from walk.directory(prefix, None)
     tables = {path: array.table() for path, array in walk.arrays.items()}
-    urls = texts_of(list(walk.urls))
+    urls = Texts.of(walk.urls)
     refs = ReferenceSet(urls, tables, walk.side, pins=Pins.matched(walk.pins, urls))
     return refs, {path: array.extras for path, array in walk.arrays.items() if array.extras}
 
@@ -250,12 +250,7 @@ def respelled(refs: ReferenceSet, respell: Respell) -> ReferenceSet:
     """Return ``refs`` with other URLs; the columns are shared."""
     urls = list(refs.urls)
     new = list(map(respell, urls))
-    return refs if new == urls else msgspec.structs.replace(refs, urls=texts_of(new))
-
-
-def texts_of(urls: Sequence[str | None]) -> Texts:
-    """Return URLs as a set stores them."""
-    return Texts.of(None if url is None else url.encode("utf-8", "surrogatepass") for url in urls)
+    return refs if new == urls else msgspec.structs.replace(refs, urls=Texts.of(new))
 
 
 def _with_metadata(keyspace: FlatKeySpace) -> Steps[ReferenceSet]:
@@ -294,4 +289,4 @@ def columns_of(keyspace: ParquetKeySpace, run: Run, respell: Respell, array: str
             parts.append(Part((rows + numbers.start).astype(np.uint64), ranges))
             side.update((join(path, grid.tail(numbers.start + row)), data) for row, data in partition.inline.items())
         tables[path] = ChunkTable.from_parts(grid, parts)
-    return ReferenceSet(texts_of(list(urls)), tables, side)
+    return ReferenceSet(Texts.of(urls), tables, side)

@@ -146,7 +146,7 @@ def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
         (etags, modified),
         b"".join(inline),
         np.sort(numbers[inside & (codes == ABSENT)]),
-        (np.array([number for number, _ in sums], np.uint64), Texts.of(found.encode() for _, found in sums)),
+        (np.array([number for number, _ in sums], np.uint64), Texts.of(found for _, found in sums)),
         prefixes_of(spelled.prefixes, len(grid.counts), where),
     )
 
@@ -155,7 +155,7 @@ def _texts(texts: Sequence[str | None]) -> Texts | None:
     """Return a text for each target; None where there are none at all."""
     if all(text is None for text in texts):
         return None
-    return Texts.of(None if text is None else text.encode("utf-8", "surrogatepass") for text in texts)
+    return Texts.of(texts)
 
 
 def _numbers(keys: list[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, np.ndarray[Any, np.dtype[np.bool_]]]:

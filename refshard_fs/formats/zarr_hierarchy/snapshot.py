@@ -67,7 +67,7 @@ def pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[
         else:
             rows[at.array].append((at.number, Row(len(urls) - 1, 0, pin.size)))
     tables = {path: ChunkTable.from_parts(grid, [Part.from_rows(rows[path])]) for path, grid in grids.items()}
-    return ReferenceSet(_texts(urls), tables, side, pins=Pins.of(kept))
+    return ReferenceSet(Texts.of(urls), tables, side, pins=Pins.of(kept))
 
 
 def pinned(refs: ReferenceSet, tell: Tell) -> Steps[ReferenceSet]:
@@ -142,7 +142,3 @@ def _documents(hierarchy: Hierarchy, pins: Mapping[str, Pin]) -> Steps[tuple[dic
         if grid is not None:
             grids[path] = grid
     return found, grids
-
-
-def _texts(urls: Iterable[str]) -> Texts:
-    return Texts.of(url.encode("utf-8", "surrogatepass") for url in urls)
