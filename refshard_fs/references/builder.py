@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -39,7 +39,8 @@ EACH: Final = 16  # members
 class _Kept:
     """Members that are kept by key, looked through when the arrays had changed ``grids_seen`` times."""
 
-    def __init__(self, members: Members, grids_seen: int, *, is_read: bool) -> None:
+    def __init__(self, order: int, members: Members, grids_seen: int, *, is_read: bool) -> None:
+        self.order = order
         self.members = members
         self.grids_seen = grids_seen
         self.is_read = is_read  # whether the metadata among them is
@@ -55,7 +56,7 @@ class ReferenceBuilder:
         self._grids: dict[str, ChunkGrid] = {}  # of large arrays
         self._grids_seen = 0  # how often they changed
         self._parts: dict[str, list[tuple[int, Part]]] = {}  # their chunks, each part with its place in the order
-        self._kept: dict[int, list[_Kept]] = {}  # by place in the order
+        self._kept: list[_Kept] = []
         self._order = 0
         self._data = bytearray()  # the texts of all blocks
         self._members = self._documents = 0  # how many there were
@@ -126,14 +127,12 @@ class ReferenceBuilder:
         self._renumber(numbers)
         if self._documents <= MANY:
             self._read_metadata()
-        in_order = [(order, item) for order, several in sorted(self._kept.items()) for item in several]
-        unplaced = [item.members for _, item in in_order if item.grids_seen < self._grids_seen]
-        kept = [item.members for _, item in in_order]
+        self._kept.sort(key=attrgetter("order"))
+        unplaced = [item for item in self._kept if item.grids_seen < self._grids_seen]
         # Inline data hides nothing where there are no references.
-        if self._parts or any((members.ranges.targets != ABSENT).any() for members in unplaced):
-            for i, (order, item) in enumerate(in_order):
-                if item.grids_seen < self._grids_seen:
-                    kept[i] = self._without_chunks(order, item.members)
+        if self._parts or any((item.members.ranges.targets != ABSENT).any() for item in unplaced):
+            for item in unplaced:
+                item.members = self._without_chunks(item.order, item.members)
         chunks, replaced = {}, []
         for path, grid in self._grids.items():
             parts = [part for _, part in sorted(self._parts.pop(path, ()), key=itemgetter(0))]
@@ -143,7 +142,7 @@ class ReferenceBuilder:
             for part in parts:  # inline data that a later reference replaced
                 inline = part.numbers[part.ranges.targets == ABSENT]
                 replaced += [join(path, grid.tail(number)) for number in table.existing(inline)] if len(inline) else []
-        keys = KeyTable.of(kept)
+        keys = KeyTable.of([item.members for item in self._kept])
         if replaced:
             keys = keys.without_rows(keys.rows_of(replaced))
         return ReferenceSet(urls, chunks, keys, where=self._where)
@@ -206,7 +205,7 @@ class ReferenceBuilder:
 
     def _keep(self, order: int, members: Members, *, is_placed: bool = True) -> None:
         seen = self._grids_seen if is_placed else -1
-        self._kept.setdefault(order, []).append(_Kept(members, seen, is_read=self._reads_metadata))
+        self._kept.append(_Kept(order, members, seen, is_read=self._reads_metadata))
 
     def _next(self) -> int:
         self._order += 1
@@ -228,15 +227,13 @@ class ReferenceBuilder:
 
     def _read_metadata(self) -> None:
         """Read the metadata that was passed over."""
-        for several in list(self._kept.values()):
-            for item in several:
-                if not item.is_read:
-                    item.is_read = True
-                    keys = item.members.keys
-                    for row in keys.named(METADATA).tolist():
-                        value = item.members.value(row)
-                        if type(value) is not Row:
-                            self._learn(keys.key(row), value)
+        for item in [item for item in self._kept if not item.is_read]:
+            item.is_read = True
+            keys = item.members.keys
+            for row in keys.named(METADATA).tolist():
+                value = item.members.value(row)
+                if type(value) is not Row:
+                    self._learn(keys.key(row), value)
 
     def _learn(self, key: str, value: Value) -> None:
         """Take note of the array that the metadata ``key`` is about. If it had another grid, its chunks go by key."""
@@ -262,8 +259,7 @@ class ReferenceBuilder:
     def _columns(self) -> Iterator[UInt32s]:
         for parts in self._parts.values():
             yield from (part.ranges.targets for _, part in parts)
-        for several in self._kept.values():
-            yield from (item.members.ranges.targets for item in several)
+        yield from (item.members.ranges.targets for item in self._kept)
 
     def _renumber(self, numbers: UInt32s | None) -> None:
         """Replace the numbers of all URLs."""
@@ -278,10 +274,9 @@ class ReferenceBuilder:
             for _, part in parts:
                 for row in np.flatnonzero(part.ranges.targets == target)[:1]:
                     return join(path, self._grids[path].tail(int(part.numbers[row])))
-        for several in self._kept.values():
-            for item in several:
-                for row in np.flatnonzero(item.members.ranges.targets == target)[:1]:
-                    return item.members.keys.key(int(row))
+        for item in self._kept:
+            for row in np.flatnonzero(item.members.ranges.targets == target)[:1]:
+                return item.members.keys.key(int(row))
         return ""
 
     # ------------------------------------------------------------------ single members

@@ -381,3 +381,9 @@ def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
         b'"',
     ):
         assert json_fast.scan(block, Urls()) is None
+
+
+@pytest.mark.parametrize("end", ["}", "} ", ',"b":"text"}'])
+def test_half_a_surrogate_pair_may_be_anywhere(end: str) -> None:
+    for text in ('{"a":"\\ud800"' + end, '{"x":["u",1,2],"a":"\\ud800"' + end):
+        assert shown(read(text))["a"] == "\ud800"
