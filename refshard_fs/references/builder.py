@@ -311,8 +311,10 @@ class ReferenceBuilder:
 
     def _value(self, value: Any) -> Value:
         match value:
-            case str() | bytes():
+            case str():
                 return value
+            case bytes():  # what kerchunk inlines begins so in bytes too; damage shows when it is read, as in text
+                return value.decode("latin-1") if value.startswith(b"base64:") else value
             case [str() | None as url]:
                 return Row(self._target_of(url), 0, None)
             case [str() | None as url, offset, length]:
@@ -377,6 +379,8 @@ def _has_odd(keys: bytes) -> bool:
 
 
 def _count(value: Any, name: str) -> int:
+    if isinstance(value, np.integer):
+        value = int(value)
     if type(value) is not int or not 0 <= value < WHOLE:
         raise ManifestError(f"its {name} is {value!r}, no whole number ≥ 0")
     return value

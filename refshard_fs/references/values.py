@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 from typing import Any, Final
 
@@ -78,7 +77,7 @@ def from_base64(text: str) -> bytes:
     """Return the bytes that ``text`` spells, which may begin with "base64:"; ValueError where it is damaged."""
     try:
         return base64.b64decode("".join(text.removeprefix("base64:").split()), validate=True)
-    except binascii.Error as e:
+    except ValueError as e:
         raise ValueError(f"its base64 text is damaged: {e}") from e
 
 

@@ -50,6 +50,7 @@ class Target:
 
     most_retries = 1000  # further tries of what failed for a passing reason; few, where a layer below has tried again
     patience = math.inf  # seconds after which a request that has not been answered never will be
+    tells_versions = True  # with the bytes; else only `current_facts` tell which version they are of
 
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
@@ -66,6 +67,10 @@ class Target:
     async def facts(self, path: str) -> Facts:
         """Return what is known of an object without its bytes."""
         raise NotImplementedError
+
+    async def current_facts(self, path: str) -> Facts:
+        """Return the same as `facts`, as the object is now: not what a listing told before."""
+        return await self.facts(path)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         """Return what lies directly below ``path``, or None if this target cannot list."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import fsspec
+from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.dirfs import DirFileSystem
@@ -33,8 +34,8 @@ PIECE = 1 << 20  # bytes of an object of unknown size that are read at a time
 
 # One connection, one file position or one cache of theirs serves all callers: two threads at once would mix them up.
 _ONE_AT_A_TIME = frozenset(
-    ["ftp", "sftp", "ssh", "smb", "tar", "libarchive", "git", "cached", "blockcache", "filecache"]
-)
+    ["ftp", "sftp", "ssh", "smb", "git", "cached", "blockcache", "filecache"]
+)  # and archives: handles of one ZipFile mix up their positions in Python 3.12.0-3.12.8 and 3.13.0-3.13.1 (gh-127847)
 _ONE_PER_FILE = "simplecache"  # a second reader would take the file that the first still downloads for a whole one
 
 
@@ -54,15 +55,27 @@ class _Threads:
 
     def turn(self, fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
         """Return what is to be held while ``fs`` serves ``path``."""
-        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-        per_file = _ONE_PER_FILE in protocols
-        if not per_file and _ONE_AT_A_TIME.isdisjoint(protocols):
+        while isinstance(fs, DirFileSystem):
+            fs = fs.fs
+        per_file = _ONE_PER_FILE in _protocols(fs)
+        if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _bears_one(below):
+            fs, per_file = below, False
+        if not per_file and not _bears_one(fs):
             return contextlib.nullcontext()
         with self._lock:
             locks = self._locks.get(fs)
             if locks is None:
                 locks = self._locks[fs] = [threading.Lock() for _ in range(THREADS if per_file else 1)]
         return locks[hash(path) % len(locks)]
+
+
+def _protocols(fs: AbstractFileSystem) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _bears_one(fs: AbstractFileSystem) -> bool:
+    """Whether ``fs`` bears one caller only."""
+    return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(_protocols(fs))
 
 
 _threads = _Threads()
@@ -86,6 +99,7 @@ class FsspecTarget(Target):
     """The objects of one filesystem instance, ``owned`` if nobody else has it."""
 
     most_retries = 2
+    tells_versions = False
 
     def __init__(self, fs: AbstractFileSystem, *, owned: bool = False) -> None:
         self.fs = fs
@@ -144,6 +158,11 @@ class FsspecTarget(Target):
         if info.get("type") == "directory":
             raise FileNotFoundError(path)
         return Facts(info.get("size"), *_version_in(info))
+
+    async def current_facts(self, path: str) -> Facts:
+        for listed in (path, self.fs._parent(path)):  # some keep a listing by its own path, some by those below it
+            self.fs.invalidate_cache(listed)
+        return await self.facts(path)
 
     async def _recent(self, path: str) -> Facts:
         """Return the facts of an object that is being read, asked for once by all who read it within `RECENT`."""
@@ -249,6 +268,7 @@ class ChainTarget(Target):
     """The objects of all chains that are opened with the same options, by whole URL."""
 
     most_retries = 2
+    tells_versions = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -263,6 +283,10 @@ class ChainTarget(Target):
     async def facts(self, path: str) -> Facts:
         target, inner = await self._open(path)
         return await target.facts(inner)
+
+    async def current_facts(self, path: str) -> Facts:
+        target, inner = await self._open(path)
+        return await target.current_facts(inner)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         target, inner = await self._open(path)

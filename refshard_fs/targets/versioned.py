@@ -232,8 +232,8 @@ class VersionedObject:
         version = self._version
         try:
             answer = await self._ask(path, start, stop, version.condition(pin), most)
-            if pin is not None and version.seen is None and answer.etag is None and answer.size is None:
-                facts = await self.target.facts(path)  # such targets tell a version only when asked
+            if pin is not None and not self.target.tells_versions:
+                facts = await self.target.current_facts(path)  # after the bytes came: an older object is then noticed
                 answer = Answer(answer.data, facts.size, facts.etag, facts.last_modified)
         except HttpStatus as e:
             if e.status == _PRECONDITION_FAILED:

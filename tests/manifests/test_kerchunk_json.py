@@ -11,6 +11,7 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fsspec.implementations.reference import ReferenceFileSystem
 from numcodecs.zstd import Zstd
@@ -186,6 +187,28 @@ def test_a_bad_value_is_found_among_many(odd: Any) -> None:
             parse_document({**others, "odd": odd}, "refs", {})
         assert str(among.value) == str(alone.value)
         assert "odd" in str(among.value)
+
+
+@pytest.mark.parametrize("others", [0, 200])
+def test_bytes_in_base64_are_decoded_as_text_in_base64_is(others: int) -> None:
+    """kerchunk leaves inlined values so."""
+    refs: dict[str, Any] = {f"a/{i}": f"text {i}" for i in range(others)}
+    fs = RefShardFileSystem(fo=refs | {"k": b"base64:aGVsbG8=", "bad": b"base64:\xff", "raw": b"Base64:"})
+    assert fs.cat_file("k") == b"hello"
+    assert fs.info("k")["size"] == 5
+    assert fs.cat_file("raw") == b"Base64:"
+    with pytest.raises(ManifestError, match=r"'bad'.*base64"):
+        fs.cat_file("bad")
+
+
+@pytest.mark.parametrize("others", [0, 200])
+@pytest.mark.parametrize("kind", [np.int32, np.uint64])
+def test_offsets_and_lengths_may_be_numpy_integers(kind: Any, others: int, target: str) -> None:
+    refs: dict[str, Any] = {f"a/{i}": [target, kind(i % 5), kind(2)] for i in range(others)}
+    fs = RefShardFileSystem(fo=refs | {"k": [target, kind(2), kind(3)]})
+    assert fs.cat_file("k") == TARGET[2:5]
+    with pytest.raises(ManifestError, match="offset"):
+        RefShardFileSystem(fo={"k": [target, np.int64(-1), 3]}).cat_file("k")
 
 
 def test_damaged_inline_data_is_an_error_and_no_missing_key() -> None:

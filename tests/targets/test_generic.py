@@ -12,8 +12,10 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -161,6 +163,47 @@ def test_a_manifest_may_say_which_version_it_means() -> None:
         reader(fs).read("odd://x", 0, 5, Pin(etag="abd"))
 
 
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_an_object_that_is_replaced_after_the_first_read_is_noticed_where_the_manifest_says_its_version(
+    kind: int,
+) -> None:
+    fs = odd("right")[kind]
+    versions = fs if isinstance(fs, Odd) else fs.like  # type: ignore[attr-defined]
+    pin = Pin(etag="1")
+
+    async def read(pool: Pool) -> None:
+        opened, path = pool.place("odd://x")  # type: ignore[misc]  # there is one
+        assert (await opened.read(path, 0, 5, pin)).data == DATA[:5]
+        versions.etag = "2"
+        with pytest.raises(TargetChanged):
+            await opened.read(path, 5, 9, pin)
+
+    with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
+
+
+def test_an_old_listing_does_not_say_which_version_was_read() -> None:
+    class Listing(Odd):
+        listed: str | None = None
+
+        def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+            Listing.listed = Listing.listed or self.etag
+            return super().info(path) | {"ETag": Listing.listed}
+
+        def invalidate_cache(self, path: str | None = None) -> None:
+            Listing.listed = None
+
+    fs = Listing()
+
+    async def read(pool: Pool) -> None:
+        opened, path = pool.place("odd://x")  # type: ignore[misc]  # there is one
+        await opened.read(path, 0, 5, Pin(etag="1"))
+        fs.etag = "2"
+        with pytest.raises(TargetChanged):
+            await opened.read(path, 5, 9, Pin(etag="1"))
+
+    with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
+
+
 # ---------------------------------------------------------------------------------------- real ones
 
 
@@ -305,9 +348,11 @@ def test_caches_give_the_bytes_whoever_else_reads(http_server: RangeServer, tmp_
     with_pool(PoolOptions(by_prefix={f"{cache}::": options}), read)
 
 
-def test_two_threads_at_once_do_not_share_what_bears_one() -> None:
-    class OnePlace(Odd):
-        protocol = "ftp"
+@pytest.mark.parametrize("shared", ["ftp", "zip", "dir"])
+def test_two_threads_at_once_do_not_share_what_bears_one(shared: str) -> None:
+    class OnePlace(AbstractArchiveFileSystem if shared == "zip" else Odd):  # type: ignore[misc]
+        protocol = "ftp" if shared == "dir" else shared
+        how, etag, tries = "right", "1", 0
         inside = 0
         most = 0
 
@@ -315,16 +360,16 @@ def test_two_threads_at_once_do_not_share_what_bears_one() -> None:
             with lock:
                 OnePlace.inside += 1
                 OnePlace.most = max(OnePlace.most, OnePlace.inside)
-            data = super().cat_file(path, start, end)
+            data = Odd.cat_file(self, path, start, end)
             with lock:
                 OnePlace.inside -= 1
             return data
 
     lock = threading.Lock()
-    fs = OnePlace()
+    fs = DirFileSystem("h", OnePlace()) if shared == "dir" else OnePlace()
 
     def work(i: int) -> bytes:
-        return Reader(by_protocol={"ftp": fs}).read("ftp://h/x", i, i + 5)
+        return Reader(by_protocol={"odd": fs}).read("odd://h/x", i, i + 5)
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(work, range(40))) == [DATA[i : i + 5] for i in range(40)]
