@@ -311,9 +311,10 @@ class KeyTable(Mapping[str, Value]):
         starts, data = (offsets & _PLACE).view(np.int64), self.data
         if self._in_base64(starts, sizes).any():
             return True
-        whole = bytes(data) if type(data) is memoryview else data  # which has no search
-        if not any(mark.strip(b'"') in whole for mark in marks):
-            return False
+        if 2 * int(sizes.sum()) > len(data):  # then it is faster to search all of it first
+            whole = bytes(data) if type(data) is memoryview else data  # which has no search
+            if not any(mark.strip(b'"') in whole for mark in marks):
+                return False
         sought = {*marks, *(msgspec.json.encode(mark.decode())[1:-1] for mark in marks)}  # also as escaped in JSON
         spans = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
         texts = b"\n".join([bytes(data[start:stop]) for start, stop in spans])
