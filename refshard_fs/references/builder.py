@@ -130,7 +130,9 @@ class ReferenceBuilder:
         self._kept.sort(key=attrgetter("order"))
         unplaced = [item for item in self._kept if item.grids_seen < self._grids_seen]
         # Inline data hides nothing where there are no references.
-        if self._parts or any((item.members.ranges.targets != ABSENT).any() for item in unplaced):
+        ranges = [part.ranges for parts in self._parts.values() for _, part in parts]
+        ranges += [item.members.ranges for item in unplaced]
+        if any((rows.targets != ABSENT).any() for rows in ranges):
             for item in unplaced:
                 item.members = self._without_chunks(item.order, item.members)
         chunks, replaced = {}, []
