@@ -91,6 +91,16 @@ def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> No
     assert http_server.bytes_sent == 16 * CHUNK
 
 
+def test_a_loop_over_chunks_is_read_ahead_of(http_server: RangeServer) -> None:
+    url = http_server.put("/x", PAYLOAD)
+    array = opened(references(url))
+    http_server.latency = 0.02
+    for i in range(CHUNKS):
+        assert bytes(array[i * CHUNK : (i + 1) * CHUNK]) == PAYLOAD[i * CHUNK : (i + 1) * CHUNK]
+    assert len(http_server.requests("/x")) < CHUNKS // 4
+    assert http_server.bytes_sent == len(PAYLOAD)
+
+
 def test_shards_are_looked_up_together(http_server: RangeServer, tmp_path: Path) -> None:
     values = np.arange(64 * 64, dtype="<u4").reshape(64, 64)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)

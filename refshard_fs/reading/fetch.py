@@ -24,6 +24,9 @@ __all__ = ["Block", "Fetcher", "Reader"]
 
 FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
 LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
+# Bytes that were fetched ahead and are not expected any more, kept as long as nothing needs the room: dask reads chunks
+# in the order of their names (0, 1, 10, 100, 101, ...), and comes back to what a run went past.
+SPARE = 16 * plan.MIB
 NEAREST = 4  # of the blocks that begin before a range, those that are looked at for one that covers it
 
 
@@ -46,13 +49,14 @@ class Reader(NamedTuple):
 class Block:
     """One run of bytes of one target: who waits for it, and what of it was fetched ahead (range → bytes unread)."""
 
-    __slots__ = ("begun", "buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span")
+    __slots__ = ("begun", "buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span", "spare")
 
     def __init__(self, span: Span, shared: bool) -> None:
         self.span = span
         self.shared = shared  # other readers may join it
         self.readers: list[Reader] = []
         self.held: dict[tuple[int, int], int] = {}
+        self.spare: set[tuple[int, int]] = set()  # what was fetched ahead, and is not expected any more
         self.begun = 0  # for so many who do not know yet what of it they will read
         self.jobs: list[Job] = []
         self.missing = 0  # jobs that have not arrived
@@ -68,6 +72,7 @@ class Block:
     def claim(self, start: int, stop: int) -> None:
         """Note that bytes ``[start, stop)`` were read."""
         held = self.held
+        self.spare.discard((start, stop))
         if (start, stop) in held:
             reads = [((start, stop), stop - start)]
         else:
@@ -97,6 +102,7 @@ class Fetcher:
         self._known = BlockIndex()
         self._waiting: dict[asyncio.Future[bytes], Block] = {}
         self._idle: dict[Block, None] = {}  # held and complete, oldest first
+        self._spare: dict[Block, int] = {}  # those of them that are spare, oldest first, and their bytes
         self.progress = 0  # so many requests were answered, and so much was read of what was held
         self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
 
@@ -188,9 +194,15 @@ class Fetcher:
                 block.held[piece] -= unread  # it was announced more than once
                 continue
             block.held.pop(piece, None)
-            is_under_way = block.data is None and any(job.state != QUEUED for job in block.jobs)
-            if not block.is_wanted and (stop or not is_under_way):
+            is_begun = block.data is not None or any(job.state != QUEUED for job in block.jobs)
+            if is_begun and not stop:
+                block.spare.add(piece)
+            if block.is_wanted:
+                continue
+            if stop or not is_begun:
                 self._forget(block)
+            elif block.data is not None:
+                self._settle(block)
         self.requests.pump()
 
     def drop_unread(self) -> None:
@@ -249,6 +261,7 @@ class Fetcher:
             block.shared = False
             self._known.take(block)
         self._idle.pop(block, None)
+        self._spare.pop(block, None)
         self.requests.free(block.reserved)
         block.reserved = 0
         block.data = block.buffer = None  # a block and its jobs know each other, so its bytes would live on
@@ -302,7 +315,7 @@ class Fetcher:
             data = bytes(memoryview(block.data)[first : first + size])
         if self._kept is not None:
             self._kept.put(span, data, len(data))
-        if block.held and span.stop is not None:
+        if (block.held or block.spare) and span.stop is not None:
             self.progress += 1
             block.claim(span.start, span.stop)
         return data
@@ -311,6 +324,12 @@ class Fetcher:
         """Keep an arrived block while something of it is unread."""
         if block.held or block.begun:
             self._idle.setdefault(block)
+            self._spare.pop(block, None)
+        elif block.spare and block.shared:
+            self._idle.setdefault(block)
+            self._spare.setdefault(block, len(block.data or b""))
+            while sum(self._spare.values()) > SPARE:
+                self._forget(next(iter(self._spare)))
         else:
             self._forget(block)
             self.requests.pump()

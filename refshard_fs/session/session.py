@@ -341,7 +341,20 @@ class Session(Engines):
         return out
 
     async def read_selection(self, keys: Sequence[str], take: Take, *, chunk_size: int, threads: bool) -> None:
-        """Read the chunks of one selection, each handed on as it comes: see `reading.selection`."""
+        """Read the chunks of one selection, each handed on as it comes: see `reading.selection`.
+
+        One chunk alone is read as `read` does it: such a selection is a step of a loop, or a task of dask, and tells
+        nothing of what follows, so that reading ahead may guess.
+        """
+        if len(keys) == 1:
+            data: bytes | None = None
+            with contextlib.suppress(FileNotFoundError):
+                data = await self.read(Request(keys[0]))
+            if threads:
+                await asyncio.get_running_loop().run_in_executor(None, take, 0, data)
+            else:
+                take(0, data)
+            return
         await read_selection(
             await self.keyspace(),
             keys,
