@@ -404,16 +404,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Like fsspec's, but ``on_error="omit"`` leaves out only missing keys: a failed read is never passed over."""
-        paths = [path] if isinstance(path, (str, os.PathLike)) else path
-        keys: list[str] = []
-        for name in map(os.fspath, paths):
-            if recursive or has_magic(name):
-                keys += await self._expand_path(name, recursive=recursive)
-            else:
-                keys.append(self._key(name))
+        """Like fsspec's, but ``on_error="omit"`` leaves out only missing keys: a failed read is never passed over.
+
+        A text that is no key may be a pattern; what is in a list is a key, whatever characters it has.
+        """
+        is_one = isinstance(path, (str, os.PathLike))
+        keys = await self._matching(path) if is_one else [self._key(name) for name in path]
         if recursive:
-            keys = [key for key in keys if await self._isfile(key)]
+            keys = [below for key in keys for below in await self._files_at(key)]
         callback = kwargs.get("callback", DEFAULT_CALLBACK)
         callback.set_size(len(keys))
         requests = [Request(key, kwargs.get("start"), kwargs.get("end")) for key in keys]
@@ -424,10 +422,24 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 on_error == "raise" or (on_error == "omit" and not isinstance(value, FileNotFoundError))
             ):
                 raise value
-        if paths is not path and keys == [self._key(path)]:
+        if is_one and keys == [self._key(path)]:
             return out[0]
         found = zip(keys, out, strict=True)
         return {key: value for key, value in found if on_error != "omit" or not isinstance(value, BaseException)}
+
+    async def _matching(self, path: Any) -> list[str]:
+        """Return the key that ``path`` is; if there is none, and it is a pattern, the keys that match it."""
+        key = self._key(path)
+        if not has_magic(key) or await self._exists(key):
+            return [key]
+        return await self._expand_path(key)
+
+    async def _files_at(self, key: str) -> list[str]:
+        """Return ``key``, or all keys below it."""
+        found: list[str] = await self._find(key)
+        if not found:
+            raise FileNotFoundError(key)
+        return found
 
     async def _get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
         key = self._strip_protocol(rpath)
@@ -720,21 +732,38 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
+        """Remove keys, and with ``recursive`` what is below them. They are no patterns, as they are to fsspec's own.
+
+        zarr removes chunks so, also those of an array whose name is like a pattern.
+        """
         writer = self._writing(f"remove {path!r}")
-        for name in [path] if isinstance(path, str) else list(path):
-            if maxdepth is not None or has_magic(name):
-                keys = await self._expand_path(name, recursive=recursive, maxdepth=maxdepth)
-                for key in [key for key in keys if await self._isfile(key)]:
-                    await writer.remove(key)
-                continue
+        for name in [path] if isinstance(path, (str, os.PathLike)) else list(path):
             key = self._key(name)
             kind = (await self._info(key))["type"]
             if kind != "directory":
                 await writer.remove(key)
-            elif recursive:
+            elif not recursive:
+                raise IsADirectoryError(f"{key!r} is a directory: recursive=True removes it")
+            elif maxdepth is None:
                 await writer.remove_below(key)
             else:
-                raise IsADirectoryError(f"{key!r} is a directory: recursive=True removes it")
+                for below in await self._find(key, maxdepth=maxdepth):
+                    await writer.remove(below)
+
+    def rm(
+        self, path: str | Iterable[str], recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        """Remove keys, and with ``recursive`` what is below them; a text that is no key may be a pattern."""
+        self._session.wait(self._rm_matching, path, recursive, maxdepth)
+
+    async def _rm_matching(self, path: str | Iterable[str], recursive: bool, maxdepth: int | None) -> None:
+        self._writing(f"remove {path!r}")
+        if isinstance(path, (str, os.PathLike)):
+            keys = await self._matching(path)
+            if keys != [self._key(path)] and not recursive:
+                keys = [key for key in keys if await self._isfile(key)]
+            path = keys
+        await self._rm(path, recursive=recursive, maxdepth=maxdepth)
 
     async def _rm_file(self, path: str, **kwargs: Any) -> None:
         await self._rm(path)

@@ -197,6 +197,20 @@ def test_cat_takes_lists_globs_and_trees(fs: RefShardFileSystem) -> None:
     assert isinstance(got["a/0.1"], FileNotFoundError)
 
 
+def test_a_key_that_looks_like_a_pattern_is_a_key() -> None:
+    fs = RefShardFileSystem(fo={"T [K]/0": "of T [K]", "T K/0": "a", "T K/1": "b", "a*": "star", "ab": "c"})
+    assert fs.cat("T [K]/0") == b"of T [K]"
+    assert fs.cat(["T [K]/0", "a*"]) == {"T [K]/0": b"of T [K]", "a*": b"star"}
+    assert fs.cat("T [K]", recursive=True) == {"T [K]/0": b"of T [K]"}
+    assert isinstance(fs.cat(["T [K]/1"], on_error="return")["T [K]/1"], FileNotFoundError)
+    mapper = pickle.loads(pickle.dumps(fs.get_mapper("")))
+    assert dict(mapper) == {key: fs.cat_file(key) for key in fs.find("")}
+    assert mapper.getitems(["T [K]/0", "T [K]/1"], on_error="omit") == {"T [K]/0": b"of T [K]"}
+    with pytest.raises(KeyError):
+        mapper["T [K]/1"]
+    assert mapper.get("T [K]/1") is None
+
+
 def test_omit_never_passes_over_a_failed_read(tmp_path: Path) -> None:
     fs = RefShardFileSystem(fo={"k": [str(tmp_path / "gone.bin"), 0, 5]})
     with pytest.raises(ReferenceNotReachable, match=r"gone\.bin"):

@@ -54,7 +54,7 @@ class WrittenFile(io.BytesIO):
 
 
 class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
-    """Keys as a mutable mapping, as fsspec's, but safe under zarr 2.
+    """Keys as a mutable mapping, as fsspec's, but safe under zarr 2, and a key is never a pattern.
 
     That version takes every OSError for a missing chunk; here a failed read leaves as
     `ReferenceNotReachable`, which is none, and is never merely returned among results.
@@ -62,23 +62,44 @@ class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
 
     def __getitem__(self, key: str, default: Any = None) -> Any:
         try:
-            return super().__getitem__(key, default)
+            return self.fs.cat_file(self._key_to_str(key))
+        except self.missing_exceptions as e:
+            if default is not None:
+                return default
+            raise KeyError(key) from e
         except OSError as e:
             raise _not_missing(key, e) from e
 
     def getitems(self, keys: Iterable[str], on_error: str = "raise") -> dict[str, Any]:
-        out: dict[str, Any] = super().getitems(list(keys), on_error="return")
-        for key, value in list(out.items()):
-            if isinstance(value, KeyError):
+        keys = list(keys)
+        out: dict[str, Any] = {}
+        found = self.fs.cat_ranges([self._key_to_str(key) for key in keys], None, None, on_error="return")
+        for key, value in zip(keys, found, strict=True):
+            if isinstance(value, self.missing_exceptions):
                 if on_error == "raise":
                     raise KeyError(key)
-                if on_error == "omit":
-                    del out[key]
+                if on_error == "return":
+                    out[key] = KeyError(key)
             elif isinstance(value, OSError):
                 raise _not_missing(key, value) from value
             elif isinstance(value, BaseException):
                 raise value
+            else:
+                out[key] = value
         return out
+
+    def __delitem__(self, key: str) -> None:
+        try:
+            self.fs.rm_file(self._key_to_str(key))
+        except Exception as e:
+            raise KeyError(key) from e
+
+    def delitems(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.fs.rm_file(self._key_to_str(key))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RefShardMap, (self.root, self.fs, False, False, self.missing_exceptions)
 
 
 def _not_missing(key: str, error: OSError) -> ReferenceNotReachable:

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from glob import has_magic
 from typing import Any, Final
 
 import fsspec
@@ -167,7 +168,10 @@ class Objects:
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the objects ``names``, all requested at once."""
         paths = {self.path(name): name for name in names}
-        found: Mapping[str, bytes] = self.fs.cat(list(paths)) if paths else {}
+        if any(map(has_magic, paths)):  # `cat` would take such a name for a pattern
+            found = dict(zip(paths, self.fs.cat_ranges(list(paths), None, None, on_error="raise"), strict=True))
+        else:
+            found = self.fs.cat(list(paths)) if paths else {}
         return {paths[path]: data for path, data in found.items()}
 
     @os_errors()
@@ -289,13 +293,17 @@ class Objects:
         paths = [self.path(name) for name in names]
         if not paths:
             return
+        alone = [path for path in paths if has_magic(path)]  # `rm` would take them for patterns
+        together = [path for path in paths if not has_magic(path)]
         try:
-            with os_errors():
-                self.fs.rm(paths)
+            if together:
+                with os_errors():
+                    self.fs.rm(together)
         except OSError:
-            for path in paths:  # one that is gone does not keep the others
-                with contextlib.suppress(OSError), os_errors():
-                    self.fs.rm_file(path)
+            alone = paths  # one that is gone does not keep the others
+        for path in alone:
+            with contextlib.suppress(OSError), os_errors():
+                self.fs.rm_file(path)
         self.tidy(names)
 
     def sweep(self, names: Iterable[str]) -> None:

@@ -56,6 +56,17 @@ def held(objects: Objects, name: str) -> bytes | None:
     return None if found is None else bytes(found.data)
 
 
+def test_names_that_look_like_patterns_are_names(make: Make) -> None:
+    objects = make()
+    for name in ("T [K]/0", "T [K]/1", "T K/0", "T K/1"):
+        objects.put(name, [name.encode()])
+    assert objects.read(["T [K]/0", "T K/1"]) == {"T [K]/0": b"T [K]/0", "T K/1": b"T K/1"}
+    objects.remove_all(["T [K]/0", "T [K]/none", "T K/1"])
+    assert sorted(objects.found("")) == ["T K/0", "T [K]/1"]
+    objects.remove_all(["T [K]/0"])
+    assert sorted(objects.found("")) == ["T K/0", "T [K]/1"]
+
+
 def test_parts_are_put_one_after_the_other(make: Make) -> None:
     objects = make()
     objects.put("a/c/0", [b"ab", memoryview(b"xcdx")[1:3], b""])

@@ -60,6 +60,25 @@ def test_without_a_mode_every_write_is_refused_and_the_error_says_why(path: Path
     assert path.read_bytes() == before
 
 
+def test_a_key_that_looks_like_a_pattern_is_removed_alone() -> None:
+    names = [f"{path}/{i}" for path in ("T [K]", "T K") for i in range(3)]
+    fs = RefShardFileSystem(dict.fromkeys(names, "x"), mode="a")
+    asyncio.run(RefShardFileSystem(fs.fo, asynchronous=True, overlay=fs.overlay)._rm("T [K]/0"))
+    mapper = fs.get_mapper("")
+    del mapper["T [K]/1"]
+    with pytest.raises(KeyError):
+        del mapper["T [K]/1"]
+    with pytest.raises(FileNotFoundError):
+        mapper.delitems(["T [K]/0"])
+    with pytest.raises(FileNotFoundError):
+        fs.rm(["T [K]/0"])
+    assert fs.find("") == ["T K/0", "T K/1", "T K/2", "T [K]/2"]
+    fs.rm("T ?/[01]")
+    fs.rm("T [K]", recursive=True)
+    assert fs.find("") == ["T K/2"]
+    fs.discard()
+
+
 def test_unknown_modes_are_refused(path: Path) -> None:
     with pytest.raises(ValueError, match="mode='rw'"):
         RefShardFileSystem(str(path), mode="rw")
