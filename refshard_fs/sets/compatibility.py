@@ -7,6 +7,7 @@ differ only the bytes can tell, so those of small arrays are read, and of no oth
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.compatibility import STORAGE, Described, check_metadata, difference
@@ -135,7 +137,13 @@ def _is_small(path: str, part: Named) -> bool:
     if table is None or len(table) > SMALL or part.variables[path].is_sharded:
         return False
     sizes = table.sizes(table.present())
-    return None not in sizes and sum(filter(None, sizes)) <= SMALL
+    if None not in sizes:
+        return sum(filter(None, sizes)) <= SMALL
+    meta = part.variables[path].meta  # chunks are whole objects, and only what they hold is known
+    dtype = dtype_of(meta)
+    return (
+        dtype is not None and meta.chunks is not None and len(table) * math.prod(meta.chunks) * dtype.itemsize <= SMALL
+    )
 
 
 def _read_digests(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> dict[str, bytes]:
@@ -145,12 +153,12 @@ def _read_digests(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> 
         table = part.refs.tables[path]
         keys |= {join(path, table.grid.tail(number)): (path, number) for number in table.present().tolist()}
     try:
-        data: Mapping[str, Any] = fs.cat(list(keys), on_error="return")
+        data: Mapping[str, Any] = fs.cat(list(keys), on_error="return", end=SMALL + 1)
     except RefShardError:
         return {}
     chunks = {path: dict(part.inline.get(path, {})) for path in paths}
     for key, (path, number) in keys.items():
-        if isinstance(data[key], bytes):
+        if isinstance(data[key], bytes) and len(data[key]) <= SMALL:
             chunks.get(path, {})[number] = data[key]
         else:
             chunks.pop(path, None)

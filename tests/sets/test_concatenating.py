@@ -264,6 +264,24 @@ def test_copies_that_cannot_be_read_cannot_be_compared() -> None:
         refshard_fs.concat(parts, dim="time")
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_hierarchies_may_each_have_an_equal_copy_of_a_small_array(version: int, tmp_path: Path) -> None:
+    """Their chunks are whole objects, of which no reference says how long they are."""
+
+    def hierarchy(start: int, crs: int) -> str:
+        fs = RefShardFileSystem(own(day(start, 2, version), "crs", np.array(crs, "<i4"), [], version))
+        place = tmp_path / f"{start}-{crs}.zarr"
+        fs.get("", str(place), recursive=True)
+        return str(place)
+
+    first = hierarchy(0, 7)
+    fs = RefShardFileSystem(refshard_fs.concat([first, hierarchy(2, 7)], dim="time"))
+    chunk = "crs/0" if version == 2 else "crs/c"
+    assert np.frombuffer(fs.cat_file(chunk), "<i4").tolist() == [7]
+    with pytest.raises(ManifestError, match="different bytes of 'crs'"):
+        refshard_fs.concat([first, hierarchy(2, 8)], dim="time")
+
+
 @pytest.mark.parametrize("held", ["as a set", "as a filesystem"])
 def test_what_is_joined_stays_as_it_was(held: str) -> None:
     parts = [day(start, 2, 3) for start in (0, 2)]
