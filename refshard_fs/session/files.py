@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,7 +51,10 @@ class WrittenFile(io.BytesIO):
         super().__exit__(kind, *rest)
 
     def __del__(self) -> None:
-        self._fs = None  # never closed: not known to be whole
+        fs, self._fs = self._fs, None  # never closed: not known to be whole
+        if fs is not None:
+            what = f"the file {self.path!r} was opened for writing and never closed: what was written is lost"
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
 
 
 class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped

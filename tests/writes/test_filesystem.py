@@ -134,6 +134,16 @@ def test_a_file_whose_block_ends_in_an_exception_is_not_written(path: Path) -> N
         pass
 
 
+def test_a_file_that_was_never_closed_is_warned_of(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    file = fs.open("a", "wb")
+    file.write(b"half")
+    with pytest.warns(RuntimeWarning, match=r"'a' was opened .* never closed"):
+        del file
+        gc.collect()
+    assert not fs.exists("a")
+
+
 def test_removed_keys_are_missing_and_removed_directories_are_gone(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe({"d/one": b"1", "d/e/two": b"2"})
