@@ -195,6 +195,10 @@ class References(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._refs)
 
+    def copy(self) -> dict[str, Any]:
+        """Return them as a plain dict, which may be changed."""
+        return dict(self)
+
     def to_json(self) -> bytes:
         """Return the set as a document of version 0, or 1 where it has pins; bytes that are no text become base64."""
         members = {key: spelled(value) if isinstance(value, bytes) else value for key, value in self.items()}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from refshard_fs.core.columns import Row
 from refshard_fs.core.edits import REMOVED, Edits, entry_of
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.references.values import decode
+from refshard_fs.references.values import decode, from_base64, spelled
 
 __all__ = ["WritableReferences"]
 
@@ -51,8 +53,10 @@ class WritableReferences(MutableMapping[str, Any]):
         match value:
             case [str(url)]:
                 self._fs.refer(key, url)
-            case [str(url), int(offset), int(length)]:
-                self._fs.refer(key, url, offset, length)
+            case [str(url), int() | np.integer() as offset, int() | np.integer() as length]:
+                self._fs.refer(key, url, int(offset), int(length))
+            case bytes() if value.startswith(b"base64:"):  # as kerchunk leaves what it inlines
+                self._fs.pipe_file(key, from_base64(value.decode("latin-1")))
             case str() | bytes() | dict():
                 self._fs.pipe_file(key, decode(value))
             case _ if hasattr(value, "to_bytes") and not isinstance(
@@ -87,6 +91,10 @@ class WritableReferences(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def copy(self) -> dict[str, Any]:
+        """Return them as a plain dict, whose changes are not written."""
+        return dict(self)
+
     def flush(self) -> None:
         """Commit what was written."""
         self._fs.commit()
@@ -97,4 +105,4 @@ def _text(data: bytes) -> str | bytes:
         text = data.decode()
     except UnicodeDecodeError:
         return data
-    return data if text.startswith("base64:") else text
+    return spelled(data) if text.startswith("base64:") else text

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem
 
@@ -136,12 +137,28 @@ def test_a_file_whose_block_ends_in_an_exception_is_not_written(path: Path) -> N
 
 def test_a_file_that_was_never_closed_is_warned_of(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
-    file = fs.open("a", "wb")
-    file.write(b"half")
+    files = [fs.open("a", "wb")]
+    files[0].write(b"half")
     with pytest.warns(RuntimeWarning, match=r"'a' was opened .* never closed"):
-        del file
-        gc.collect()
+        forget(files)
     assert not fs.exists("a")
+
+
+def test_references_take_what_kerchunk_leaves_and_a_copy_is_a_dict(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    refs = fs.references
+    refs["base64"] = b"base64:aGVsbG8="
+    refs["range"] = [str(path.with_name("data")), np.int64(2), np.uint32(3)]
+    fs.pipe_file("raw", b"base64:")
+    refs["again"] = refs["raw"]
+    assert fs.cat(["base64", "range", "again"]) == {"base64": b"hello", "range": LARGE[2:5], "again": b"base64:"}
+    copied = refs.copy()
+    assert type(copied) is dict
+    assert copied == dict(refs)
+    fs.discard()
+    copied = RefShardFileSystem(str(path)).references.copy()  # type: ignore[attr-defined]
+    assert type(copied) is dict
+    assert copied["text"] == "inline"
 
 
 def test_removed_keys_are_missing_and_removed_directories_are_gone(path: Path) -> None:
@@ -211,7 +228,7 @@ def test_twins_share_what_is_written_whoever_makes_them(path: Path) -> None:
     assert not by_name.exists("c")
 
 
-def forget(held: list[RefShardFileSystem]) -> None:
+def forget(held: list[Any]) -> None:
     held.clear()
     gc.collect()
 
