@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from refshard_fs.session.tuning import tune_zarr
     from refshard_fs.sets.append import append
     from refshard_fs.sets.concat import concat
-    from refshard_fs.sets.rebase import rebase
-    from refshard_fs.sets.snapshot import snapshot
+    from refshard_fs.sets.rebase import rebase, snapshot
     from refshard_fs.tools.check import check
     from refshard_fs.xarray_backend import load
 
@@ -67,7 +66,7 @@ _MODULES = {  # of what is imported at its first use
     "load": "xarray_backend",
     "rebase": "sets.rebase",
     "replace_reference_filesystem": "fs",
-    "snapshot": "sets.snapshot",
+    "snapshot": "sets.rebase",
     "tune_zarr": "session.tuning",
 }
 

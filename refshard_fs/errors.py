@@ -10,22 +10,6 @@ from typing import Any
 
 from fsspec.implementations.reference import ReferenceNotReachable as _FsspecNotReachable
 
-__all__ = [
-    "ConflictError",
-    "CostlyPattern",
-    "DamagedIndex",
-    "ManifestError",
-    "NoSuchSource",
-    "NotListable",
-    "ReadOnlyError",
-    "RefShardError",
-    "ReferenceNotReachable",
-    "SourceNotReachable",
-    "TargetChanged",
-    "TargetNotAllowed",
-    "UnknownSource",
-]
-
 # None of them looks at a character more than some hundred times, however long a text is and whatever it holds.
 _USERINFO = re.compile(r"(?<=://)[^/?#\s@]++@")
 _PASSWORD = re.compile(

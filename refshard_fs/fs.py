@@ -17,27 +17,24 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
+from refshard_fs.core.edits import MEMORY
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions
-from refshard_fs.core.formatting import printable
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
-from refshard_fs.core.spool import MEMORY
-from refshard_fs.core.stats import Counters
+from refshard_fs.core.stats import Counters, printable
 from refshard_fs.errors import ReadOnlyError, redacted
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
 from refshard_fs.reading.selection import Take
 from refshard_fs.session import listing
-from refshard_fs.session.arguments import SESSION, NormalizingMeta, check_names
 from refshard_fs.session.async_filesystem import AsyncFileSystem
 from refshard_fs.session.files import RefShardFile, RefShardMap, WrittenFile
 from refshard_fs.session.in_memory_source import InMemorySource, Source
-from refshard_fs.session.options import SessionOptions, route
-from refshard_fs.session.overlay import OverlayCopy
-from refshard_fs.session.overlay_sharing import BY_URL, FSSPEC_ARGUMENTS
+from refshard_fs.session.options import SESSION, NormalizingMeta, SessionOptions, check_names, route
+from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
 from refshard_fs.sharding.layout import check_options
@@ -59,8 +56,6 @@ if TYPE_CHECKING:
     from refshard_fs.references.reference_set import ReferenceSet
     from refshard_fs.references.stream import Respell
     from refshard_fs.tools.map_drawing import Picture
-
-__all__ = ["RefShardFileSystem", "replace_reference_filesystem"]
 
 
 class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):

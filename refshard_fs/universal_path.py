@@ -9,8 +9,6 @@ from upath import UPath
 
 from refshard_fs.fs import RefShardFileSystem
 
-__all__ = ["RefShardPath"]
-
 # It asks fsspec's registry how paths are spelled, and takes a guess, with a warning, where the class is not loaded yet.
 fsspec.register_implementation("refshard", RefShardFileSystem, clobber=True)
 

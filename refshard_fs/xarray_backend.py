@@ -17,8 +17,6 @@ from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 
 from refshard_fs.fs import RefShardFileSystem
 
-__all__ = ["RefShardBackend", "load"]
-
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
 _URLS = ("refshard://", "refshard::")

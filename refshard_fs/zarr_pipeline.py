@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
     from zarr.core.metadata import ArrayMetadata
 
-__all__ = ["RefShardCodecPipeline", "SelectionPipeline", "install", "setting"]
 
 SETTING: Final = "codec_pipeline.path"
 

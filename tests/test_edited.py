@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from refshard_fs.core.edited_keyspace import EditedKeySpace
-from refshard_fs.core.edits import REMOVED, Edits
+from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.model import Inline
 from tests.shards.in_memory import Files
 from tests.shards.writers import sparse, write_prototype

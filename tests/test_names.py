@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs.core.columns import ChunkTable, Part, Row
-from refshard_fs.core.directories import chunk_names, chunks_below, has_chunks_below
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.keyspace import chunk_names, chunks_below, has_chunks_below
 
 encodings = st.builds(ChunkKeyEncoding, st.sampled_from(["default", "v2"]), st.sampled_from([".", "/"]))
 grids = st.builds(ChunkGrid, st.lists(st.integers(0, 13), max_size=4).map(tuple), encodings)

@@ -17,8 +17,7 @@ import pytest
 import refshard_fs
 from refshard_fs import RefShardError, RefShardFileSystem
 from refshard_fs.tools.diff import compare
-from refshard_fs.tools.info import summarise
-from refshard_fs.tools.tree import tree
+from refshard_fs.tools.info import summarise, tree
 
 V2 = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i2", "order": "C", "fill_value": 0, "filters": None}
 V3 = {

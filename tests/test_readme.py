@@ -17,8 +17,8 @@ import fsspec
 import pytest
 
 import refshard_fs
-import refshard_fs.sets.lazy
-import refshard_fs.sets.made_set
+import refshard_fs.sets.concat
+import refshard_fs.sets.rebase
 from refshard_fs import RefShardFileSystem, errors
 from refshard_fs.cli.program import parser
 
@@ -93,8 +93,8 @@ def test_every_public_function_and_class_says_what_it_does() -> None:
     assert [thing for thing in public if not isinstance(thing, str) and not inspect.getdoc(thing)] == []
     methods = {
         **vars(RefShardFileSystem),
-        **vars(refshard_fs.sets.made_set.MadeSet),
-        **vars(refshard_fs.sets.lazy.LazySet),
+        **vars(refshard_fs.sets.rebase.MadeSet),
+        **vars(refshard_fs.sets.concat.LazySet),
     }
     silent = [
         name

@@ -383,7 +383,7 @@ def sources(url: str) -> dict[str, tuple[str, dict[str, bytes], str]]:
 def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
     from refshard_fs.core.columns import Ranges
     from refshard_fs.formats.kerchunk_parquet.writing import encode
-    from refshard_fs.references.partition import Partition
+    from refshard_fs.references.stream import Partition
 
     pytest.importorskip("pyarrow")
     import numpy as np

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback, TqdmCallback
 
-from refshard_fs.core.formatting import printable
+from refshard_fs.core.stats import printable
 from refshard_fs.fs import RefShardFileSystem
 
 __all__ = ["Argument", "Command", "Style", "argument", "open_source", "opening_options", "pair", "positive"]

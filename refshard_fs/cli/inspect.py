@@ -23,16 +23,13 @@ from refshard_fs.cli.command import (
     print_table,
     progress,
 )
-from refshard_fs.core.formatting import bytes_text, count_text, shape_text
 from refshard_fs.core.keys import normalise
+from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.tools.check import check
 from refshard_fs.tools.diff import compare
-from refshard_fs.tools.info import ArraySummary, summarise
-from refshard_fs.tools.tree import Node, tree
-
-__all__ = ["COMMANDS"]
+from refshard_fs.tools.info import ArraySummary, Node, summarise, tree
 
 
 def _info(arguments: Namespace) -> None:

@@ -9,11 +9,8 @@ from typing import Any
 from refshard_fs.cli.command import Command, argument, open_source, opening_options, pair, progress
 from refshard_fs.sets.append import append
 from refshard_fs.sets.concat import concat
-from refshard_fs.sets.rebase import rebase
-from refshard_fs.sets.snapshot import INLINE, snapshot
+from refshard_fs.sets.rebase import INLINE, rebase, snapshot
 from refshard_fs.writing.options import RECORD_SIZE
-
-__all__ = ["COMMANDS"]
 
 
 def _convert(arguments: Namespace) -> None:

@@ -18,8 +18,6 @@ import msgspec
 from refshard_fs.core.model import Entry, Inline, Packed, Span
 from refshard_fs.errors import ManifestError
 
-__all__ = ["Checked", "LENGTH", "checked", "crc32c"]
-
 LENGTH: Final = 4  # bytes of a CRC-32C, little-endian
 _PIECE: Final = 1 << 20  # bytes of a buffer that are copied at a time
 

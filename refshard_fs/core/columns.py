@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from refshard_fs.core.keys import ChunkGrid
 
-__all__ = ["ABSENT", "ChunkTable", "DENSE", "Part", "Ranges", "Row", "SPARSE", "UInt32s", "UInt64s", "WHOLE"]
-
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 Index = Any  # of numpy: a slice, places or a mask

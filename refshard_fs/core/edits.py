@@ -6,16 +6,130 @@ An edit is what a key holds now (bytes, as `Inline` or `Spooled`, or a `Span` of
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from refshard_fs.core.keys import is_within, parent, splits
-from refshard_fs.core.model import Inline, Span
-from refshard_fs.core.spool import Spooled
+import msgspec
 
-__all__ = ["REMOVED", "Change", "Edit", "Edits", "Removed", "entry_of"]
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, splits
+from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View
+from refshard_fs.core.model import Entry, Inline, Listed, Span, Steps
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
+
+# ----------------------------------------------------------------------------------------------------
+# Values that wait for their commit: in memory up to a bound, the rest in a temporary file.
+
+
+MEMORY: Final = 64 << 20  # bytes of edits that are held in memory
+_FILE: Final = 256 << 20  # bytes of the first file; each further one takes twice as many, so that there are few
+_AT_ONCE: Final = 1 << 30  # bytes; one call of some systems writes no more than about two of these
+
+
+class _File:
+    """A file without a name, only ever added to."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # it lives as long as this
+        self.pid = os.getpid()
+        self.end = 0
+
+    def add(self, data: bytes | memoryview) -> int:
+        """Write ``data`` at the end; return where it begins."""
+        start = self.end
+        self._file.seek(start)
+        at = 0
+        while at < len(data):
+            at += self._file.write(memoryview(data)[at : at + _AT_ONCE]) or 0
+        self.end = start + len(data)
+        return start
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """Return bytes mapped from the file: they take no memory."""
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self._file.fileno(), stop - first, access=mmap.ACCESS_READ, offset=first)
+        return memoryview(mapped)[start - first :]
+
+    def __del__(self) -> None:
+        self._file.close()
+
+
+class Spooled(msgspec.Struct, frozen=True, eq=False):
+    """``size`` bytes at ``offset`` of a file that is only ever added to."""
+
+    file: _File
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return the bytes."""
+        return bytes(_views([self])[0])
+
+
+def _views(spooled: Sequence[Spooled]) -> list[memoryview]:
+    """Return the bytes of each of ``spooled``, mapped from the file: they take no memory."""
+    found = [memoryview(b"")] * len(spooled)
+    by_file: dict[_File, list[int]] = {}
+    for i, some in enumerate(spooled):
+        if some.size:
+            by_file.setdefault(some.file, []).append(i)
+    for file, places in by_file.items():
+        start = min(spooled[i].offset for i in places)
+        mapped = file.view(start, max(spooled[i].offset + spooled[i].size for i in places))
+        for i in places:
+            offset = spooled[i].offset - start
+            found[i] = mapped[offset : offset + spooled[i].size]
+    return found
+
+
+def buffers(edits: Sequence[Inline | Spooled]) -> list[bytes | memoryview]:
+    """Return the bytes of each of ``edits``; those in a file stay there."""
+    spooled = iter(_views([edit for edit in edits if isinstance(edit, Spooled)]))
+    return [edit.data if isinstance(edit, Inline) else next(spooled) for edit in edits]
+
+
+class Spool:
+    """Takes the values of any thread until their commit: up to ``memory`` bytes in memory, the rest in a file.
+
+    The file has no name, and goes with whoever refers to it, however the process ends.
+    """
+
+    def __init__(self, memory: int = MEMORY) -> None:
+        self.memory = memory
+        self.in_memory = 0  # bytes
+        self._lock = threading.Lock()
+        self._file: _File | None = None  # of values
+        self._room = _FILE  # bytes that it takes
+
+    def keep(self, data: bytes, instead: object = None) -> Inline | Spooled:
+        """Return an edit that has ``data``; it takes the place of ``instead``, if that is one in memory."""
+        with self._lock:
+            if isinstance(instead, Inline):
+                self.in_memory = max(self.in_memory - len(instead.data), 0)
+            if self.in_memory + len(data) <= self.memory:
+                self.in_memory += len(data)
+                return Inline(data)
+            if self._file is not None and self._file.end >= self._room:
+                self._file, self._room = None, 2 * self._room  # the file goes with the last value that refers to it
+            if self._file is None or self._file.pid != os.getpid():  # a parent goes on writing to its own
+                self._file = _File()
+            return Spooled(self._file, self._file.add(data), len(data))
+
+    def clear(self) -> None:
+        """Begin anew. Values that somebody still refers to stay readable."""
+        with self._lock:
+            self.in_memory = 0
+            self._file = None
+            self._room = _FILE
+
+    def after_fork(self) -> None:
+        """Be usable in a child, whichever thread held a lock."""
+        self._lock = threading.Lock()
 
 
 class Removed(Enum):
@@ -209,3 +323,130 @@ class Edits:
                 return
             del self._below[directory]
             path = directory
+
+
+# ----------------------------------------------------------------------------------------------------
+# A key space with edits over it: what was written is seen at once, what was removed is not. No I/O here.
+
+
+class EditedKeySpace(View):
+    """The keys of ``base``, edited. The edits may grow while this is in use, and are seen as they do."""
+
+    def __init__(self, base: KeySpace, edits: Edits) -> None:
+        super().__init__(base)
+        self.edits = edits
+        self.grids = _Grids(base, edits)
+        self.in_memory = base.in_memory
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        edit = self.edits.get(key)
+        return (yield from self.base.lookup(key)) if edit is None else entry_of(edit)
+
+    def find(self, key: str) -> Entry | None:
+        edit = self.edits.get(key)
+        return self.base.find(key) if edit is None else entry_of(edit)
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        """Return look-ups that find all of ``keys``."""
+        left: list[int] = []
+        edited: list[int] = []
+        for place, key in enumerate(keys):
+            (left if self.edits.get(key) is None else edited).append(place)
+        found = [
+            LookUp([left[place] for place in places], steps)
+            for places, steps in self.base.lookups([keys[place] for place in left])
+        ]
+        return found + [self.single_lookup(place, keys[place]) for place in edited]
+
+    def is_empty(self, key: str) -> Steps[bool]:
+        """Return whether the base says of ``key`` that it is empty on purpose, and it was not edited since."""
+        return self.edits.get(key) is None and (yield from self.base.is_empty(key))
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        edits = self.edits
+        written = edits.names(prefix)
+        below = None
+        if not edits.hides(prefix):
+            below = yield from self.base.children(prefix)
+        if below is None and not written:
+            return [] if not prefix and edits.hides("") else None
+        if not written and not edits.touches(prefix):
+            return below
+        found: dict[str, Listed] = {}
+        for listed in below or ():
+            if (yield from self._is_left(prefix, listed)):
+                found[listed.name] = listed
+        for name, is_directory in written.items():
+            match edits.get(join(prefix, name)):
+                case Inline() | Spooled() | Span() as entry if not is_directory:
+                    found[name] = Listed(name, entry.size)
+                case _ if is_directory:
+                    found[name] = Listed(name, None, True)
+        if not found and prefix:
+            return None
+        return sorted(found.values(), key=lambda listed: listed.name)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if not prefix or self.edits.is_directory(prefix):
+            return True
+        if self.edits.hides(prefix):
+            return False
+        if not self.edits.touches(prefix):
+            return (yield from self.base.is_directory(prefix))
+        return (yield from self._is_left(*_listed(prefix)))
+
+    def _is_left(self, prefix: str, listed: Listed) -> Steps[bool]:
+        """Return whether anything is left of what the base has directly below ``prefix``."""
+        key = join(prefix, listed.name)
+        if not listed.is_directory:
+            return self.edits.get(key) is not REMOVED
+        if self.edits.hides(key):
+            return False
+        if not self.edits.touches(key):
+            return True
+        for child in (yield from self.base.children(key)) or ():
+            if (yield from self._is_left(key, child)):
+                return True
+        return False
+
+
+def _listed(path: str) -> tuple[str, Listed]:
+    directory, name = parent(path)
+    return directory, Listed(name, None, True)
+
+
+class _Grids(Grids):
+    """The grids of the base, but for arrays whose metadata was written or removed since."""
+
+    def __init__(self, base: KeySpace, edits: Edits) -> None:
+        self._base = base
+        self._edits = edits
+        self._known: dict[str, tuple[Any, ChunkGrid | None]] = {}
+
+    def find(self, path: str) -> ChunkGrid | None:
+        for name in ARRAY_DOCUMENTS:
+            key = join(path, name)
+            edit = self._edits.get(key)
+            match edit:
+                case Inline(data):
+                    known = self._known.get(key)
+                    if known is None or known[0] is not edit:
+                        known = self._known[key] = edit, grid_of(data, key)
+                    return known[1]
+                case Span():
+                    return None
+        if self._edits.hides(path) or self._edits.get(join(path, ".zarray")) is REMOVED:
+            return None
+        return self._base.grids.get(path)
+
+    def paths(self) -> Iterable[str]:
+        written = [parent(key)[0] for key in self._edits.changes() if is_array_document(key)]
+        return dict.fromkeys([*self._base.grids, *written])
+
+
+def grid_of(data: bytes, key: str) -> ChunkGrid | None:
+    """Return the chunk grid that the document ``key`` gives an array; None if it is that of none."""
+    try:
+        return zarrmeta.grid_of(zarrmeta.loads(data))
+    except ValueError:
+        return None

@@ -8,8 +8,6 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Texts"]
-
 _NONE = np.uint64(1 << 63)  # set in the end of a text that is None
 
 

@@ -15,30 +15,6 @@ import numpy.typing as npt
 
 from refshard_fs.core.columns import UInt32s, UInt64s
 
-__all__ = [
-    "Booleans",
-    "Buffer",
-    "FIRST",
-    "Groups",
-    "LEAST",
-    "ONES",
-    "PAD",
-    "Positions",
-    "SEED",
-    "bytes_after_last",
-    "digits",
-    "groups_of",
-    "hash_of",
-    "hashes",
-    "join_pieces",
-    "marks",
-    "number_before",
-    "runs",
-    "stands",
-    "u64",
-    "words_at",
-]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Positions: TypeAlias = npt.NDArray[np.int64]
 Booleans: TypeAlias = npt.NDArray[np.bool_]

@@ -20,8 +20,6 @@ from typing import Any, Final
 from refshard_fs.core.checksums import crc32c
 from refshard_fs.core.model import Quota
 
-__all__ = ["CAPACITY", "Cache", "IndexCache", "default_directory"]
-
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 
 

@@ -18,7 +18,6 @@ from refshard_fs.targets import Answer, Pool, check
 if TYPE_CHECKING:
     from refshard_fs.reading.fetch import Block, Fetcher
 
-__all__ = ["Budget", "Dispatch", "Host", "Job", "QUEUED"]
 
 logger = logging.getLogger("refshard_fs")
 

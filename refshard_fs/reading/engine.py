@@ -24,8 +24,6 @@ from refshard_fs.reading.fetch import Block, Fetcher, Reader
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.prefetch import Ahead, Chunk
 
-__all__ = ["DOCUMENTS", "Engine", "Request"]
-
 DOCUMENTS = tuple(sorted(METADATA_NAMES))
 
 

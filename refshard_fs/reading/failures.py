@@ -8,8 +8,6 @@ from refshard_fs.core.model import Entry, Inline, Load, Names, Need, Packed, Spa
 from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, redacted
 from refshard_fs.targets.failures import ConnectionLost, Denied, TooLarge, Unfit
 
-__all__ = ["ABSENT", "READING", "blame", "describe", "fail", "note", "said", "too_large"]
-
 # ----------------------------------------------------------------------------------------------------
 # What a failed read means to somebody who has never seen this package: what happened, and what can be done. No I/O.
 

@@ -20,8 +20,6 @@ from refshard_fs.reading.dispatch import QUEUED, Budget, Dispatch, Job
 from refshard_fs.reading.failures import fail
 from refshard_fs.targets import Answer, Pool, Unfit
 
-__all__ = ["Block", "Fetcher", "Reader"]
-
 FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
 LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
 # Bytes that were fetched ahead and are not expected any more, kept as long as nothing needs the room: dask reads chunks

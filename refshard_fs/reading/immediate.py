@@ -19,8 +19,6 @@ from refshard_fs.reading.loading import Answers, Streamed, naming, sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 
-__all__ = ["Found", "Immediate", "SMALL"]
-
 SMALL: Final = 16 * KIB  # bytes of a range, at most, that is read together with others,
 TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # where they lie so near
 SLOW: Final = 0.001  # seconds of one read; a thread costs 0.1 ms, and what the system has cached takes 0.02 ms

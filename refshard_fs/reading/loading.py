@@ -25,8 +25,6 @@ from refshard_fs.reading.failures import describe, too_large
 from refshard_fs.security import policy
 from refshard_fs.targets import Pool, Seen, TooLarge
 
-__all__ = ["Answers", "Decoder", "Keep", "Packable", "Streamed", "load", "naming", "settle", "sized"]
-
 MANY: Final = 1 << 20  # bytes that take too long to decode on an event loop
 PIECE: Final = 1 << 21  # bytes of a local source at a time,
 REMOTE_PIECE: Final = 1 << 26  # and of others, where each request has its price

@@ -20,8 +20,6 @@ from refshard_fs.reading.loading import Answers, Keep, load, naming, sized
 from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.versioned import VersionedObject
 
-__all__ = ["Lookups"]
-
 T = TypeVar("T")
 
 ASKED = 32  # questions for facts and names under way at once

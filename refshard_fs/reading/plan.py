@@ -9,8 +9,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-__all__ = ["Block", "KIB", "Limits", "MIB", "Planned", "coalesce", "parts", "requests_for"]
-
 KIB = 1024
 MIB = 1024 * KIB
 

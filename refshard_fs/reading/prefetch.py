@@ -19,8 +19,6 @@ from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.readahead import ReadAhead
 
-__all__ = ["Ahead", "Chunk"]
-
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 MANY = 16  # keys from which on they may be nearly all of a shard

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 from refshard_fs.reading.plan import MIB
 
-__all__ = ["Advice", "ReadAhead"]
-
 SURE = 4  # chunks of a run that it foresaw, from which on it is followed;
 SURE_AT_ONCE = 6  # if all were asked for together, which may be all there is
 FORESEEN = 5 / 8  # of the latest chunks: fewer, and nothing is fetched ahead, for reads are at random

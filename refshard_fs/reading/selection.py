@@ -18,8 +18,6 @@ from refshard_fs.core.model import Entry, Inline, Packed, Span
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.immediate import Immediate
 
-__all__ = ["Take", "read_selection"]
-
 T = TypeVar("T")
 
 # Called with a chunk's place in the selection and its bytes; None for a key that does not exist.

@@ -27,8 +27,6 @@ from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 
-__all__ = ["VERSION", "pack", "shrink", "shrink_bytes", "swell", "swell_bytes", "unpack"]
-
 Bytes: TypeAlias = bytes | memoryview
 Column: TypeAlias = npt.NDArray[Any]
 

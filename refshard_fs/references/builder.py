@@ -20,12 +20,10 @@ from refshard_fs.core.swar import Positions
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
 from refshard_fs.references.json_scan import Irregular, Records, block_texts, scan
-from refshard_fs.references.key_table import KeyTable, Members
+from refshard_fs.references.key_table import KeyTable, Members, Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.url_column import NotExpanded, Urls
-from refshard_fs.references.values import METADATA, GridReader, Value
-
-__all__ = ["BATCH", "ReferenceBuilder"]
+from refshard_fs.references.values import METADATA, GridReader
 
 SMALL: Final = 256  # chunks; arrays of no more stay by key: columns of their own take as much room, and more time
 BATCH: Final = 16384  # members that are taken at a time from something longer

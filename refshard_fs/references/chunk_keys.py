@@ -29,8 +29,6 @@ from refshard_fs.core.swar import (
     words_at,
 )
 
-__all__ = ["ChunkKeys", "Keys", "name_starts", "place_chunks", "tail_numbers"]
-
 FEW: Final = 64  # pieces that are decoded one by one
 
 _CHUNK_END: Final = np.array([chr(byte) in "0123456789c" for byte in range(256)])  # by the last byte of a key

@@ -16,8 +16,6 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, grid_of
 
-__all__ = ["with_edits", "within"]
-
 
 def with_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
     """Return what ``refs`` become with ``edits``; ManifestError, which names ``where``, for metadata that is none."""

@@ -24,8 +24,6 @@ from refshard_fs.references.chunk_keys import Keys
 from refshard_fs.references.key_table import ESCAPED, text_at
 from refshard_fs.references.url_column import Urls
 
-__all__ = ["BlockTexts", "Irregular", "Records", "block_texts", "scan"]
-
 _QUOTE, _BACKSLASH, _SLASH = ord('"'), ord("\\"), ord("/")
 
 

@@ -28,8 +28,6 @@ from refshard_fs.core.swar import (
 )
 from refshard_fs.references.chunk_keys import Keys, pieces
 
-__all__ = ["DirectoryRows", "ESCAPED", "KeyTable", "Members", "Value", "text_at"]
-
 # A value as the manifest spells it: text, an object, bytes, or a reference.
 Value = str | bytes | dict[str, Any] | Row
 

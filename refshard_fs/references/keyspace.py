@@ -8,16 +8,14 @@ from itertools import chain
 from typing import Final
 
 from refshard_fs.core.columns import ABSENT, Row
-from refshard_fs.core.directories import Listing, chunks_below, has_chunks_below
 from refshard_fs.core.keys import add_to_tree, splits
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below
 from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
 from refshard_fs.core.swar import Positions
 from refshard_fs.errors import ManifestError, redacted
+from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import METADATA, Value, decode
-
-__all__ = ["FlatKeySpace"]
+from refshard_fs.references.values import METADATA, decode
 
 FEW: Final = 64  # names that are put among many others one by one
 

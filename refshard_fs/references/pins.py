@@ -16,8 +16,6 @@ from refshard_fs.core.model import Pin
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 
-__all__ = ["Pins"]
-
 _NOTHING: Final = Pin(exact=True)
 
 

@@ -11,16 +11,14 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row
-from refshard_fs.core.directories import chunk_names
 from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keyspace import chunk_names
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.chunk_keys import place_chunks
-from refshard_fs.references.key_table import KeyTable
+from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.values import METADATA, GridReader, Value, spelled
-
-__all__ = ["ReferenceSet", "References"]
+from refshard_fs.references.values import METADATA, GridReader, spelled
 
 KNOWN: Final = 4096  # arrays of which the grid is remembered
 

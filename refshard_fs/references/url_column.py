@@ -16,8 +16,6 @@ from refshard_fs.core.strings import Texts
 from refshard_fs.core.swar import PAD, Positions, groups_of, hash_of, hashes, join_pieces, runs
 from refshard_fs.errors import ManifestError
 
-__all__ = ["NotExpanded", "Urls"]
-
 FEW: Final = 256  # URLs of a block that are looked for one by one
 
 

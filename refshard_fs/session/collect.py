@@ -12,7 +12,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.checksums import Checked
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row
-from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.edits import EditedKeySpace
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
@@ -22,15 +22,16 @@ from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_json.source import parse_document
-from refshard_fs.formats.kerchunk_parquet.contents import ParquetStream
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.formats.zarr_hierarchy.snapshot import pinned, pinned_hierarchy
+from refshard_fs.formats.kerchunk_parquet.writing import ParquetStream
+from refshard_fs.formats.zarr_hierarchy.source import pinned, pinned_hierarchy
 from refshard_fs.references.edit import with_edits
+from refshard_fs.references.key_table import Value
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.stream import Respell
-from refshard_fs.references.values import METADATA, Value, grid_of
+from refshard_fs.references.values import METADATA, grid_of
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView
 

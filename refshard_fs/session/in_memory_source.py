@@ -111,9 +111,7 @@ def source_of(
         case {"refshard": str()}:
             return source_of(with_marker_first(fo), target_protocol, overrides, simple)
         case Mapping():
-            from refshard_fs.formats.kerchunk_json import (
-                source as kerchunk_json,  # a reader as any other: imported when there is one to read
-            )
+            from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
             return _remembered(refs, digest_of(refs))

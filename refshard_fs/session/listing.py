@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from refshard_fs.core.directories import Listing
+from refshard_fs.core.keyspace import Listing
 from refshard_fs.core.model import Entry, Facts, Listed, Span, Stat, Steps
 from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.reading.engine import Request

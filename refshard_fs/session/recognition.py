@@ -14,13 +14,13 @@ from refshard_fs.core.model import Names as NamesOf
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, redacted
 from refshard_fs.formats import known_formats
-from refshard_fs.formats.chunk_manifest.declaration import MARK
+from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
-from refshard_fs.formats.kerchunk_parquet.contents import LazyReferences, Look
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
+from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences, Look
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
-from refshard_fs.references.resolving import resolver
+from refshard_fs.references.values import resolver
 from refshard_fs.security.policy import directory_of, locator
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView

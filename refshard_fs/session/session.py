@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edited_keyspace import EditedKeySpace
-from refshard_fs.core.edits import Edits
+from refshard_fs.core.edits import EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace

@@ -17,21 +17,20 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError, NoSuchSource
 from refshard_fs.formats.virtual_concat.keyspace import ConcatKeySpace
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.references.key_table import Value
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import Value, decode
+from refshard_fs.references.values import decode
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sets.compatibility import with_digests
+from refshard_fs.sets.concat import concat_document, relative_urls, url_of_set
 from refshard_fs.sets.concatenation import concatenate
-from refshard_fs.sets.lazy import concat_document, relative_urls, url_of_set
-from refshard_fs.sets.made_set import opened
+from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.sources import read_sets, with_coordinates
 from refshard_fs.sets.variables import Named, VariableReader
 from refshard_fs.targets.document import Document
-
-__all__ = ["append"]
 
 
 def append(

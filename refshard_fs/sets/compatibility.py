@@ -19,12 +19,10 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError, RefShardError
-from refshard_fs.formats.virtual_concat.compatibility import STORAGE, Described, check_metadata, difference
+from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
 from refshard_fs.sets.variables import Named
-
-__all__ = ["check_equal", "check_joinable", "with_digests"]
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
 TOGETHER: Final = 16  # sets that are read at a time

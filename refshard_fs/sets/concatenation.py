@@ -20,14 +20,12 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
+from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import Value, object_in
-from refshard_fs.sets.cf_times import in_units_of
+from refshard_fs.references.values import object_in
 from refshard_fs.sets.compatibility import check_equal, check_joinable
-from refshard_fs.sets.variables import Named, Variable, VariableReader
-
-__all__ = ["concatenate"]
+from refshard_fs.sets.variables import Named, Variable, VariableReader, in_units_of
 
 
 def concatenate(sets: Sequence[Named], dim: str | None, same: Iterable[str] = ()) -> Named:

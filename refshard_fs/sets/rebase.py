@@ -7,14 +7,76 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.core.formatting import count_text
-from refshard_fs.errors import redacted
+from refshard_fs.core.stats import count_text
+from refshard_fs.errors import UnknownSource, redacted
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.policy import LOCAL, longest_prefix, protocol_of
 from refshard_fs.session.collect import respelled
-from refshard_fs.sets.made_set import MadeSet, made, opened
+from refshard_fs.session.in_memory_source import InMemorySource, digest_of
+from refshard_fs.writing.options import RECORD_SIZE, SetFormat
 
-__all__ = ["rebase"]
+# ----------------------------------------------------------------------------------------------------
+# Reference sets that this package made: values to open, to compare, to pickle and to save.
+
+
+class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
+    """A reference set in memory: an ``fo`` for `RefShardFileSystem`, and for everything that takes one. Immutable.
+
+    URLs in it are absolute. Equal if the content is.
+    """
+
+    @property
+    def references(self) -> Mapping[str, Any]:
+        """The references as the mapping that their JSON would be: text, object, bytes or ``[url, ...]``."""
+        return References(self.columns)
+
+    @property
+    def columns(self) -> ReferenceSet:
+        """The columns of the set."""
+        assert isinstance(self.content, ReferenceSet), "a set that was made is in columns"
+        return self.content
+
+    def __len__(self) -> int:
+        """Number of keys."""
+        return len(self.columns)
+
+    def unpinned(self) -> MadeSet:
+        """Return the same references without what is known of their targets."""
+        return made(msgspec.structs.replace(self.columns, pins=None))
+
+    def save(
+        self,
+        url: str,
+        format: SetFormat | None = None,
+        record_size: int = RECORD_SIZE,
+        overwrite: bool = False,
+        callback: Callback = DEFAULT_CALLBACK,
+        **storage_options: Any,
+    ) -> None:
+        """Write the set to ``url``, as `RefShardFileSystem.save` does."""
+        RefShardFileSystem(self).save(url, format, record_size, overwrite, callback, **storage_options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        remember, arguments = InMemorySource.__reduce__(self)
+        return _again, (remember, arguments)
+
+
+def made(refs: ReferenceSet) -> MadeSet:
+    """Return ``refs``, whose URLs are absolute, as a value to open and to save."""
+    return MadeSet(refs, digest_of(refs))
+
+
+def _again(remember: Any, arguments: tuple[Any, ...]) -> MadeSet:
+    held: InMemorySource = remember(*arguments)
+    return MadeSet(held.content, held.digest)
+
+
+def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
+    """Return the filesystem of ``fo``, or ``fo`` itself where it is one."""
+    return fo if isinstance(fo, RefShardFileSystem) else RefShardFileSystem(fo, **options)
 
 
 def rebase(
@@ -85,3 +147,57 @@ def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
                 f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}{example}; a prefix ends at a "
                 "slash. missing='ignore' passes over prefixes that are not there"
             )
+
+
+# ----------------------------------------------------------------------------------------------------
+# A store as it is now: references to all of its keys that fail, rather than mix, once an object is replaced.
+
+
+INLINE = 1 << 16  # bytes of a metadata document that is kept in the set
+
+
+def snapshot(
+    fo: Any,
+    *,
+    shards: Literal["whole", "inner"] = "whole",
+    inline_threshold: int = INLINE,
+    callback: Callback = DEFAULT_CALLBACK,
+    **options: Any,
+) -> MadeSet:
+    """Return a set of references to every key of ``fo`` as it is now, each pinned to size, ETag and time of its object.
+
+    ``fo`` is the URL of a zarr hierarchy or of any other directory; or any source that `RefShardFileSystem` takes
+    (``options`` are its further arguments): then what its references point to is pinned. Metadata of up to
+    ``inline_threshold`` bytes are kept in the set. ``shards="inner"`` makes references to the inner chunks of sharded
+    arrays, so that no index is read later, and other software reads them.
+
+    Reading an object that was replaced since then raises TargetChanged; where there are ETags, the server is asked for
+    that version alone. Directories are listed; over plain HTTP consolidated metadata tell the keys, each of which is
+    asked for. Pins are kept by JSON sets, pickles and chunk manifests. NotListable where nothing tells the keys.
+    ``callback`` counts the objects.
+
+    >>> import fsspec, refshard_fs
+    >>> store = fsspec.filesystem("memory")
+    >>> store.pipe({"/snapped/.zgroup": b'{"zarr_format": 2}', "/snapped/notes": b"first"})
+    >>> now = refshard_fs.snapshot("memory://snapped")
+    >>> fs = refshard_fs.RefShardFileSystem(now)
+    >>> fs.cat_file("notes")
+    b'first'
+    >>> store.pipe("/snapped/notes", b"second")
+    >>> refshard_fs.RefShardFileSystem(now, skip_instance_cache=True).cat_file("notes")
+    Traceback (most recent call last):
+    ...
+    refshard_fs.errors.TargetChanged: 'notes' exists, but its bytes at memory://snapped/notes cannot be had: it is not \
+the object that the manifest was made for: its size is 6 bytes, not 5
+    """
+    if shards not in ("whole", "inner"):
+        raise ValueError(f"shards={shards!r}: it is 'whole' or 'inner'")
+    flatten = shards == "inner"
+    try:
+        fs = opened(fo, {**options, "shards": "whole"})
+        return made(fs._pinned(inline_threshold, flatten=flatten, callback=callback))
+    except UnknownSource:
+        if not isinstance(fo, str) or "format" in options:
+            raise
+    fs = RefShardFileSystem(fo, format="zarr-hierarchy", **options)
+    return made(fs._pinned(inline_threshold, flatten=flatten, callback=callback))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Mapping
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -19,10 +21,9 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsafe
 from refshard_fs.errors import ManifestError
+from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import METADATA, Value, decode, object_in
-
-__all__ = ["Named", "Variable", "VariableReader", "decode_chunk"]
+from refshard_fs.references.values import METADATA, decode, object_in
 
 # ----------------------------------------------------------------------------------------------------
 # The values in one chunk, where numpy and numcodecs are enough to know them. No I/O here.
@@ -215,3 +216,95 @@ def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str)
         case [*_] if len(names) == len(meta.shape) and all(name is None or isinstance(name, str) for name in names):
             return Variable(key, meta, attributes, tuple(names))
     raise ManifestError(f"{key!r} of {where}: {names!r:.100} are no names of its {len(meta.shape)} dimensions")
+
+
+# ----------------------------------------------------------------------------------------------------
+# CF times in the units of others, where that changes no instant: whole numbers, exact arithmetic. No I/O here.
+#
+# CF conventions, section 4.4. Only units of fixed length are known (no months, no years). Reference times that differ
+# need a Gregorian calendar: in any other one, only the length of the unit may differ.
+
+
+SECONDS: Final = {
+    **dict.fromkeys(("second", "sec", "s"), 1),
+    **dict.fromkeys(("minute", "min"), 60),
+    **dict.fromkeys(("hour", "hr", "h"), 3600),
+    **dict.fromkeys(("day", "d"), 86400),
+}
+GREGORIAN: Final = ("standard", "gregorian", "proleptic_gregorian")
+FIRST: Final = datetime(1582, 10, 15)  # the standard calendar is Julian before
+EXACT: Final = 2**53  # floating-point numbers up to it are whole numbers without a gap
+# Attributes by which other values depend on these units, or which make the values something else than numbers of units.
+TIED: Final = ("bounds", "climatology", "scale_factor", "add_offset")
+
+_UNITS = re.compile(r"\s*([A-Za-z]+?)s?\s+since\s+(.+?)\s*", re.IGNORECASE)
+_TIME = re.compile(
+    r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ]\s*(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.0+)?)?)?\s*(?:Z|UTC|GMT|\+00:?00)?"
+)
+
+
+def in_units_of(
+    values: npt.NDArray[Any], theirs: Mapping[str, Any], ours: Mapping[str, Any], fills: list[Any]
+) -> npt.NDArray[Any]:
+    """Return ``values``, whose attributes are ``theirs``, in the units of ``ours``; ValueError, saying why, if not.
+
+    ``fills`` stand for missing values: none may be in it, or come of it.
+    """
+    tied = next((name for name in TIED if name in theirs or name in ours), None)
+    if tied is not None:
+        raise ValueError(f"it has the attribute {tied}, which ties its units to another variable")
+    if values.dtype.kind not in "iuf":
+        raise ValueError(f"its type is {values.dtype}, no number")
+    unit, since = _parsed(theirs.get("units"))
+    new_unit, new_since = _parsed(ours.get("units"))
+    shift = 0 if since == new_since else _seconds_between(since, new_since, theirs, ours)
+    if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.rint(values)).all()):
+        raise ValueError("not all of its values are whole numbers")
+    whole = [int(value) for value in values.tolist()]
+    found = []
+    for value in whole:
+        new, rest = divmod(value * unit + shift, new_unit)
+        if rest:
+            raise ValueError(f"{value} is no whole number in the other units")
+        found.append(new)
+    info = np.iinfo(values.dtype) if values.dtype.kind in "iu" else None
+    least, most = (-EXACT, EXACT) if info is None else (int(info.min), int(info.max))
+    out = np.zeros(len(found), values.dtype)
+    if all(least <= number <= most for number in (*whole, *found)):
+        out[:] = found
+    if out.tolist() != found:
+        raise ValueError(f"its values in the other units are beyond the type {values.dtype}")
+    for fill in fills:
+        if isinstance(fill, int | float) and (fill in whole or fill in found):
+            raise ValueError(f"the value {fill}, which stands for missing ones, is among its values")
+    return out
+
+
+def _parsed(units: object) -> tuple[int, str]:
+    """Return the seconds of the unit, and the reference time."""
+    match = _UNITS.fullmatch(units) if isinstance(units, str) else None
+    seconds = SECONDS.get(match[1].lower()) if match is not None else None
+    if match is None or seconds is None:
+        raise ValueError(f"{units!r} are no seconds, minutes, hours or days since a time")
+    return seconds, match[2]
+
+
+def _seconds_between(since: str, new_since: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> int:
+    calendar = theirs.get("calendar", "standard")
+    if calendar not in GREGORIAN or ours.get("calendar", "standard") != calendar:
+        raise ValueError(f"times since others are not known in the calendar {calendar!r}")
+    begin, end = _instant(new_since), _instant(since)
+    if calendar != "proleptic_gregorian" and min(begin, end) < FIRST:
+        raise ValueError("the standard calendar changes before 1582-10-15")
+    between = end - begin
+    return between.days * 86400 + between.seconds
+
+
+def _instant(text: str) -> datetime:
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no date and time in UTC")
+    try:
+        return datetime(*(int(number or 0) for number in match.groups()))  # type: ignore[arg-type]  # six integers
+    except ValueError as e:
+        raise ValueError(f"{text!r} is no date and time: {e}") from e

@@ -15,8 +15,7 @@ import msgspec
 from refshard_fs.core import checksums as crc32c
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.sharding.index import OffsetsLevel, slots_of
-from refshard_fs.sharding.layout import Cut, Equal, Ragged, ShardFormat, Unsharded
+from refshard_fs.sharding.layout import Cut, Equal, OffsetsLevel, Ragged, ShardFormat, Unsharded, slots_of
 from refshard_fs.sharding.nested import Nest, NestedLayout
 
 _NAME = "sharding_indexed"

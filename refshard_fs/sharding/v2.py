@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.sharding import nested as morton
-from refshard_fs.sharding.index import OffsetsLevel, slots_of
-from refshard_fs.sharding.layout import Buffer, Equal, Level, Misfit, ShardFormat, Unsharded
+from refshard_fs.sharding.layout import Buffer, Equal, Level, Misfit, OffsetsLevel, ShardFormat, Unsharded, slots_of
 from refshard_fs.sharding.nested import Nest, NestedLayout
 
 Order = Literal["fortran", "morton"]

@@ -13,21 +13,8 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from refshard_fs.core.model import OWN, Facts, Listed
+from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.failures import Denied, HttpStatus, Incomplete, TooLarge, Unfit
-
-__all__ = [
-    "Answer",
-    "ImmediateTarget",
-    "OWN",
-    "Target",
-    "UNTOLD",
-    "check",
-    "check_size",
-    "failure_of",
-    "range_header",
-    "read_answer",
-]
 
 UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says how many it has: it may have no end
 

@@ -24,8 +24,6 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import is_private
 
-__all__ = ["GuardedResolver", "LoopConnections", "close_connections", "close_with", "in_context", "open_session"]
-
 CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `VersionedObject` bounds
 _BUFFER = 1 << 18  # bytes of a body that are received before they are taken; fewer would stop long bodies often
 ENDING = 1.0  # seconds that closing connections may take when the process ends

@@ -15,11 +15,8 @@ from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.targets.local import locked, replacing
-from refshard_fs.targets.objects import ABSENT, Condition, Objects
+from refshard_fs.targets.objects import ABSENT, Condition, Objects, sum_of
 from refshard_fs.targets.pool import Given
-from refshard_fs.targets.transfers import sum_of
-
-__all__ = ["Document", "Sink"]
 
 
 class Document:

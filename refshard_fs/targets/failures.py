@@ -17,19 +17,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from refshard_fs.errors import TargetNotAllowed
 
-__all__ = [
-    "ABSENT",
-    "ConnectionLost",
-    "Denied",
-    "HttpStatus",
-    "Incomplete",
-    "Retry",
-    "TooLarge",
-    "Unfit",
-    "Unreadable",
-    "as_failure",
-]
-
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 

@@ -24,8 +24,6 @@ from refshard_fs.targets.answer import Answer, Target, check_size
 from refshard_fs.targets.connections import close_connections, close_with
 from refshard_fs.targets.failures import Unfit
 
-__all__ = ["ChainTarget", "FsspecTarget", "in_thread"]
-
 T = TypeVar("T")
 
 THREADS = 16

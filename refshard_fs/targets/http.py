@@ -25,8 +25,6 @@ from refshard_fs.targets.answer import Answer, Target, failure_of, range_header,
 from refshard_fs.targets.connections import close_with, open_session
 from refshard_fs.targets.failures import Unreadable
 
-__all__ = ["AsyncHttp", "HttpTarget"]
-
 T = TypeVar("T")
 
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])

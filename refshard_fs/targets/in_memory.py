@@ -11,11 +11,9 @@ from urllib.parse import unquote_to_bytes
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import OWN, Answer, ImmediateTarget, check_size
+from refshard_fs.core.model import OWN, Facts, Listed
+from refshard_fs.targets.answer import Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
-
-__all__ = ["DataTarget", "MemoryTarget"]
 
 
 class MemoryTarget(ImmediateTarget):

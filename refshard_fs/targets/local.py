@@ -17,11 +17,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
-from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import OWN, Answer, ImmediateTarget, check_size
+from refshard_fs.core.model import OWN, Facts, Listed
+from refshard_fs.targets.answer import Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
-
-__all__ = ["LocalTarget", "facts_of", "in_memory", "is_draft", "locked", "replacing", "sync_file"]
 
 # ----------------------------------------------------------------------------------------------------
 # A local file that takes its place when it is whole: written aside, made durable, renamed.

@@ -30,8 +30,6 @@ from refshard_fs.targets.local import LocalTarget
 from refshard_fs.targets.s3 import S3Target, has_own_hooks, is_s3fs
 from refshard_fs.targets.versioned import VersionedObject, Versions
 
-__all__ = ["Given", "Pool", "PoolOptions"]
-
 # These belong to no event loop: the process shares them.
 LOCAL = LocalTarget()
 IMMEDIATE: dict[type[AbstractFileSystem], Target] = {

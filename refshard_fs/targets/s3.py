@@ -26,8 +26,6 @@ from refshard_fs.targets.connections import in_context, open_session
 from refshard_fs.targets.failures import HttpStatus, as_failure
 from refshard_fs.targets.generic import FsspecTarget, in_thread
 
-__all__ = ["S3Target", "as_os_error", "has_own_hooks", "is_s3fs", "os_errors"]
-
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
 _SIGNED = 8192  # objects whose signature is kept
 

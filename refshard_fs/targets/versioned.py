@@ -17,13 +17,11 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
-from refshard_fs.core.model import Facts, Listed, Pin
+from refshard_fs.core.model import OWN, Facts, Listed, Pin
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged
-from refshard_fs.targets.answer import OWN, Answer, Target, check
+from refshard_fs.targets.answer import Answer, Target, check
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
-
-__all__ = ["Seen", "Version", "VersionedObject", "Versions"]
 
 T = TypeVar("T")
 

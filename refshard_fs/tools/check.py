@@ -5,21 +5,385 @@ Nothing passes for right that was not looked at: a report says how much was read
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import json
 import re
-from collections.abc import Sequence
-from typing import Any, Final, get_args
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from itertools import accumulate
+from typing import Any, Final, Literal, get_args
 
+import msgspec
 import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.errors import NotListable, RefShardError
-from refshard_fs.tools.check_metadata import Trial, check_documents, has_zarr
-from refshard_fs.tools.check_targets import Ranges, check_targets
-from refshard_fs.tools.findings import CheckMode, Finding, Findings, Report
-from refshard_fs.tools.survey import Extents, Fault, Survey, Surveyed, array_of, batches, contents, survey
+from refshard_fs.core.columns import WHOLE, UInt64s
+from refshard_fs.core.keys import join, parent
+from refshard_fs.core.model import Facts, Stat
+from refshard_fs.core.stats import count_text
+from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, is_blosc, undecodable, unsafe
+from refshard_fs.errors import (
+    DamagedIndex,
+    ManifestError,
+    NotListable,
+    RefShardError,
+    TargetChanged,
+    TargetNotAllowed,
+    redacted,
+)
+from refshard_fs.session.session import Session
+from refshard_fs.targets import Versions
+from refshard_fs.tools.survey import (
+    INLINE,
+    Chunks,
+    Extents,
+    Fault,
+    Positions,
+    Survey,
+    Surveyed,
+    array_of,
+    batches,
+    contents,
+    survey,
+)
 
-__all__ = ["CheckMode", "Finding", "Report", "check"]
+# ----------------------------------------------------------------------------------------------------
+# What a check finds, as values: each finding, how many there are of each kind, and what was looked at.
+
+
+CheckMode = Literal["head", "read", "full"]
+
+SHOWN: Final = 10  # findings of one kind that are reported one by one
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that is wrong (``error``) or looks wrong (``warning``); ``key`` and ``url`` say where."""
+
+    severity: Literal["error", "warning"]
+    kind: str
+    key: str
+    url: str
+    text: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a check found. ``counts`` has all findings by kind, ``findings`` the first of each kind.
+
+    ``missing`` chunks are no errors: readers see the fill value. ``notes`` say what could not be checked, and why.
+    """
+
+    mode: CheckMode
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+    keys: int = 0
+    arrays: int = 0
+    chunks: int = 0
+    missing: int = 0
+    targets: int = 0
+    read: int = 0
+    bytes_read: int = 0
+    decoded: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether anything is wrong, not only odd."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+
+class Findings:
+    """Findings as they come: all are counted, the first of each kind are kept. Nothing that gives access is."""
+
+    def __init__(self) -> None:
+        self.shown: list[Finding] = []
+        self.counts: dict[str, int] = {}
+
+    def add_error(self, key: str, error: Exception, kind: str = "unreadable", url: str = "") -> None:
+        """Take in what ``error`` says; ``kind`` where its type does not tell more."""
+        match error:
+            case TargetNotAllowed():
+                kind, url, text = "not-allowed", error.url, f"{error.rule}. {error.remedy}"
+            case TargetChanged():
+                kind, url, text = "changed", error.target, error.reason
+            case NotListable():
+                kind, text = "not-listable", str(error)
+            case DamagedIndex():
+                kind, url, text = "index", error.target, error.reason
+            case ManifestError():
+                kind, text = "metadata" if kind == "metadata" else "reference", str(error)
+            case _:
+                text = f"{type(error).__name__}: {error}"
+        self.add("error", kind, key, url, text)
+
+    def add(
+        self, severity: Literal["error", "warning"], kind: str, key: str = "", url: str = "", text: str = ""
+    ) -> None:
+        """Take in one finding; the first of each kind are kept."""
+        self.count(kind, 1)
+        if self.counts[kind] <= SHOWN:
+            self.shown.append(Finding(severity, kind, key, redacted(url[:1000]), redacted(text)))
+
+    def report(self, mode: CheckMode, **figures: Any) -> Report:
+        """Return what was found, errors first, with the ``figures`` of what was looked at."""
+        return Report(mode, tuple(sorted(self.shown, key=lambda finding: finding.severity)), self.counts, **figures)
+
+    def count(self, kind: str, more: int) -> None:
+        """Count ``more`` findings that are not kept."""
+        if more > 0:
+            self.counts[kind] = self.counts.get(kind, 0) + more
+
+
+# ----------------------------------------------------------------------------------------------------
+# The metadata of a source, checked; and chunks decoded on trial by zarr's own codecs, as readers would.
+
+
+def check_documents(texts: Mapping[str, bytes], found: Findings) -> None:
+    """Check each metadata document by itself, and consolidated metadata against the documents that they tell of."""
+    documents: dict[str, Mapping[str, Any]] = {}
+    for name, text in texts.items():
+        try:
+            documents[name] = zarrmeta.object_in(text, repr(name))
+            _check(name, documents[name], found)
+        except ManifestError as e:
+            found.add_error(name, e, "metadata")
+    for name, document in documents.items():
+        if parent(name)[1] in (".zmetadata", "zarr.json"):
+            try:
+                _compare(name, document, documents, found)
+            except ManifestError as e:
+                found.add_error(name, e, "metadata")
+
+
+def _check(name: str, document: Mapping[str, Any], found: Findings) -> None:
+    path, kind = parent(name)
+    if kind in (".zattrs", ".zmetadata"):
+        return
+    version = 3 if kind == "zarr.json" else 2
+    if document.get("zarr_format") != version:
+        raise ManifestError(f"{name!r} has zarr_format {document.get('zarr_format')!r}, where it is {version}")
+    meta = zarrmeta.array_meta(document, repr(name))
+    if meta is not None and kind != ".zgroup":
+        problem = undecodable(meta, path)
+        if problem is not None:
+            found.add("error", "metadata", name, text=problem)
+    elif kind == ".zarray" or (version == 3 and document.get("node_type") != "group"):
+        raise ManifestError(f"{name!r} describes neither an array nor a group")
+
+
+def _compare(name: str, document: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]], found: Findings) -> None:
+    directory, kind = parent(name)
+    for path, member in zarrmeta.consolidated_arrays(document, repr(name)):
+        key = join(join(directory, path), ".zarray" if kind == ".zmetadata" else kind)
+        if key not in others:
+            found.add("warning", "consolidated", key, text=f"{name!r} has it, and the source does not")
+        elif _meaning(member, key) != _meaning(others[key], key):
+            found.add("warning", "consolidated", key, text=f"{name!r} has it, and says something else")
+
+
+def _meaning(document: Mapping[str, Any], where: str) -> object:
+    """Return what decides how an array is read: its document may be spelled in several ways."""
+    meta = zarrmeta.array_meta(document, repr(where))
+    if meta is None:
+        return None
+    rest = [document.get(field) for field in ("fill_value", "codecs", "compressor", "filters")]
+    return meta.shape, meta.chunks, meta.grid, meta.dtype, meta.order, json.dumps(rest, sort_keys=True)
+
+
+def has_zarr() -> bool:
+    """Whether zarr is installed."""
+    try:
+        importlib.import_module("zarr")
+    except ImportError:
+        return False
+    return True
+
+
+class Trial:
+    """An array without chunks, into which one stored chunk after the other is put, to be decoded. Not thread-safe.
+
+    Raises ValueError where the array's chunks cannot be tried: no zarr here reads it, they differ in shape, or decoding
+    them may do harm.
+    """
+
+    def __init__(self, meta: ArrayMeta) -> None:
+        harm = unsafe(meta)
+        if harm is not None:
+            raise ValueError(harm)
+        if meta.chunks is None or meta.grid is None:
+            raise ValueError("its chunks are of no one known shape")
+        if meta.zarr_format == 2 and "shards" in meta.raw:
+            raise ValueError("no zarr reads the shards of the version 2 prototype")
+        self._chunks, self._grid, self._shape = meta.chunks, meta.grid, meta.shape
+        self._is_blosc = is_blosc(meta)
+        zarr = importlib.import_module("zarr")
+        self._is_zarr_2 = zarr.__version__.startswith("2.")
+        name = ".zarray" if meta.zarr_format == 2 else "zarr.json"
+        self._store: MutableMapping[str, Any] = {name: self._stored(zarrmeta.dumps(dict(meta.raw)))}
+        try:
+            store = self._store if self._is_zarr_2 else zarr.storage.MemoryStore(self._store)
+            self._array = zarr.open_array(store, mode="r")
+        except Exception as e:  # whatever codecs and extensions raise: it is the answer
+            raise ValueError(f"zarr {zarr.__version__} does not open it: {type(e).__name__}: {e}") from e
+
+    def decode(self, tail: str, data: bytes) -> None:
+        """Decode the chunk keyed ``tail``; ValueError, saying why, where that fails."""
+        number = self._grid.number(tail)
+        if number is None:
+            return
+        starts = [c * size for c, size in zip(self._grid.coords(number), self._chunks, strict=True)]
+        ends = [min(s + size, n) for s, size, n in zip(starts, self._chunks, self._shape, strict=True)]
+        if self._is_blosc:
+            check_blosc(data)
+        self._store[tail] = self._stored(data)
+        try:
+            self._array[tuple(map(slice, starts, ends))]
+        except Exception as e:  # as above
+            raise ValueError(f"{type(e).__name__}: {e}") from e
+        finally:
+            del self._store[tail]
+
+    def _stored(self, data: bytes) -> Any:
+        if self._is_zarr_2:
+            return data
+        return importlib.import_module("zarr.core.buffer").default_buffer_prototype().buffer.from_bytes(data)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The objects that keys lie in, asked once each, and the byte ranges of them that keys take.
+
+
+STAT_TOGETHER: Final = 1024  # targets that are asked at a time
+_END: Final = np.uint64(WHOLE)
+
+
+class Ranges:
+    """The byte ranges of all keys as columns; bytes that are made from others are left out. No I/O.
+
+    Millions of references are compared by sorting, not one by one.
+    """
+
+    def __init__(self, source: Survey) -> None:
+        self.source = source
+        arrays, rest = list(source.arrays.values()), list(source.rest)
+        self._keys: list[Callable[[int], str]] = [rest.__getitem__, *(extents.key for extents in arrays)]
+        parts = [Chunks.of_places(enumerate(source.rest.values())), *(extents.chunks for extents in arrays)]
+        self._ends = list(accumulate(len(part.numbers) for part in parts))
+        _, targets, starts, stops, derived = map(np.concatenate, zip(*parts, strict=True))
+        self._rows = np.flatnonzero((targets != INLINE) & ~derived)
+        self.targets, self.starts, self.stops = targets[self._rows], starts[self._rows], stops[self._rows]
+
+    def key(self, row: int) -> str:
+        """Return the key of a row."""
+        place = int(self._rows[row])
+        part = bisect_right(self._ends, place)
+        return self._keys[part](place - (self._ends[part - 1] if part else 0))
+
+    def url(self, row: int) -> str:
+        """Return the target of a row."""
+        return self.source.urls[int(self.targets[row])]
+
+    def text(self, row: int) -> str:
+        """Return the range of a row in words."""
+        stop = self.stops[row]
+        return f"bytes [{self.starts[row]}, {'end' if stop == _END else stop})"
+
+    def mean_size(self, default: int) -> int:
+        """Return how many bytes a range has on average, as far as that is known."""
+        known = self.stops != _END
+        return max(1, int((self.stops - self.starts)[known].astype(float).mean())) if known.any() else default
+
+    def users(self) -> tuple[Positions, Positions]:
+        """Return the first row of each target (-1: none), and how many rows each has."""
+        first = np.full(len(self.source.urls), -1, np.int64)
+        first[self.targets[::-1]] = np.arange(len(self.targets) - 1, -1, -1)
+        return first, np.bincount(self.targets, minlength=len(first)).astype(np.int64)
+
+    def beyond(self, sizes: UInt64s) -> Positions:
+        """Return the rows that reach beyond their target; ``sizes`` are WHOLE where unknown."""
+        size = sizes[self.targets]
+        over = np.where(self.stops == _END, self.starts > size, self.stops > size)
+        return np.flatnonzero(over & (size != _END))
+
+    def shared(self, sizes: UInt64s) -> tuple[Positions, Positions, Positions, Positions]:
+        """Return the rows of the range of another row, and those that begin within another; each with that other row.
+
+        Of rows that begin within several others, the one that begins last before counts.
+        """
+        stops = np.where(self.stops == _END, sizes[self.targets], self.stops)
+        known = np.flatnonzero((stops != _END) & (stops > self.starts))
+        order = known[np.lexsort((stops[known], self.starts[known], self.targets[known]))]
+        targets, starts, ends = self.targets[order], self.starts[order], stops[order]
+        same = (targets[1:] == targets[:-1]) & (starts[1:] == starts[:-1]) & (ends[1:] == ends[:-1])
+        again = np.flatnonzero(same) + 1
+        distinct = np.flatnonzero(np.append(True, ~same)) if len(order) else order
+        near = (targets[distinct[1:]] == targets[distinct[:-1]]) & (starts[distinct[1:]] < ends[distinct[:-1]])
+        within = np.flatnonzero(near)
+        return order[again], order[again - 1], order[distinct[within + 1]], order[distinct[within]]
+
+
+async def check_targets(session: Session, ranges: Ranges, found: Findings, callback: Callback) -> None:
+    """Ask each target once, and compare ``ranges`` with the answers; ``callback`` counts the targets."""
+    urls = ranges.source.urls
+    sizes = np.full(len(urls), WHOLE, np.uint64)
+    first, uses = ranges.users()
+    for some in batches(range(len(urls)), STAT_TOGETHER):
+        answers = await asyncio.gather(*(_ask(session, urls[i], callback) for i in some))
+        for i, answer in zip(some, answers, strict=True):
+            key = ranges.key(int(first[i])) if first[i] >= 0 else ""
+            match answer:
+                case Facts(size):
+                    if size is None:
+                        found.add("warning", "unsized", key, urls[i], "its target does not tell its size")
+                    else:
+                        sizes[i] = size
+                    _check_pins(ranges.source, i, answer, key, found)
+                case None:
+                    text = f"there is no such object; {count_text(int(uses[i]), 'reference')} to it"
+                    found.add("error", "unreachable", key, urls[i], text)
+                case error:
+                    found.add_error(key, error, "unreachable", urls[i])
+    _compare_with_target(ranges, sizes, found)
+
+
+async def _ask(session: Session, url: str, callback: Callback) -> Facts | Exception | None:
+    try:
+        if not url:
+            return ValueError("a reference without a URL needs target=, the URL it stands for")
+        answer: Facts | None = await session.engine().need(Stat(url, fresh=True))
+        return answer
+    except Exception as e:  # noqa: BLE001  # whatever the target's library raises, it becomes a finding
+        return e
+    finally:
+        callback.relative_update()
+
+
+def _check_pins(source: Survey, target: int, facts: Facts, key: str, found: Findings) -> None:
+    for pin in source.pins.get(target, ()):
+        try:
+            Versions().of(source.urls[target]).observe(facts.etag, facts.last_modified, facts.size, pin)
+        except TargetChanged as e:
+            found.add("error", "changed", key, source.urls[target], e.reason)
+            return
+
+
+def _compare_with_target(ranges: Ranges, sizes: UInt64s, found: Findings) -> None:
+    beyond = ranges.beyond(sizes)
+    for row in beyond[:SHOWN].tolist():
+        text = f"{ranges.text(row)} reaches beyond the {sizes[ranges.targets[row]]:,} bytes there are"
+        found.add("error", "beyond-target", ranges.key(row), ranges.url(row), text)
+    found.count("beyond-target", len(beyond) - SHOWN)
+    again, before, within, outer = ranges.shared(sizes)
+    for kind, rows, others, verb in (
+        ("duplicate-range", again, before, "are also those of"),
+        ("overlapping-range", within, outer, "begin within those of"),
+    ):
+        for row, other in zip(rows[:SHOWN].tolist(), others[:SHOWN].tolist(), strict=True):
+            text = f"{ranges.text(row)} {verb} {ranges.key(other)!r}"
+            found.add("warning", kind, ranges.key(row), ranges.url(row), text)
+        found.count(kind, len(rows) - SHOWN)
+
 
 CHUNK_NAME: Final = re.compile(r"c|(?:c[/.])?\d+(?:[/.]\d+)*")
 TOGETHER: Final = 1024  # chunks that are read at a time

@@ -17,8 +17,6 @@ from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Survey, Surveyed, batches, contents, survey
 
-__all__ = ["Changes", "Difference", "DocumentChange", "compare"]
-
 NAMED: Final = 10  # keys of each kind that are named
 Keys = tuple[str, ...]
 

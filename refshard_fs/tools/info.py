@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
 
-from refshard_fs.core.formatting import count_text
-from refshard_fs.core.zarrmeta import codecs_of, undecodable
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.keys import join, normalise, parent
+from refshard_fs.core.stats import count_text
+from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, codecs_of, undecodable
 from refshard_fs.errors import redacted
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.session.recognition import beneath
 from refshard_fs.tools.survey import INLINE, Extents, Survey, Surveyed, survey
-
-__all__ = ["ArraySummary", "Summary", "Target", "Targets", "summarise"]
 
 TOP: Final = 10  # targets that are named
 
@@ -190,3 +190,65 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
         yield "references without a URL: name what they stand for with target="
     if unsized:
         yield f"{unsized:,} keys reach to the end of their target, which alone knows their size"
+
+
+# ----------------------------------------------------------------------------------------------------
+# The groups and arrays of a source as a tree. Metadata is read, and no chunk is listed or looked up.
+
+
+class Browsed(Protocol):
+    """What is needed of a filesystem: `RefShardFileSystem`."""
+
+    def ls(self, path: str, *, detail: Literal[True]) -> list[dict[str, Any]]: ...
+    def cat(self, path: list[str], *, on_error: Literal["omit"]) -> dict[str, bytes]: ...
+    def isdir(self, path: str) -> bool: ...
+
+
+class Node(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A group, an array, or a directory of them that says of itself neither; ``cut``: what lies below is not shown."""
+
+    path: str
+    kind: Literal["group", "array", "directory"]
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    children: tuple[Node, ...] = ()
+    cut: bool = False
+
+
+def tree(fs: Browsed, path: str = "", depth: int | None = None) -> Node:
+    """Return what lies at ``path`` of ``fs`` and, to ``depth`` levels, below.
+
+    Raises FileNotFoundError if there is nothing, ManifestError where metadata is no JSON object.
+    """
+    path = normalise(path)
+    texts = _texts(fs, [path])
+    if path and not texts[path] and not fs.isdir(path):
+        raise FileNotFoundError(path)
+    return _node(fs, path, texts[path], depth)
+
+
+def _node(fs: Browsed, path: str, text: dict[str, bytes], depth: int | None) -> Node:
+    kind: Literal["group", "directory"] = "directory"
+    for name in NODE_DOCUMENTS:
+        if name in text:
+            key = repr(join(path, name))
+            meta = zarrmeta.array_meta(zarrmeta.object_in(text[name], key), key)
+            if meta is not None:
+                return Node(path, "array", meta.shape, meta.dtype)
+            kind = "group"
+    below = [str(entry["name"]) for entry in fs.ls(path, detail=True) if entry["type"] == "directory"]
+    if depth == 0:
+        return Node(path, kind, cut=bool(below))
+    texts = _texts(fs, below)
+    deeper = None if depth is None else depth - 1
+    return Node(path, kind, children=tuple(_node(fs, child, texts[child], deeper) for child in sorted(below)))
+
+
+def _texts(fs: Browsed, paths: list[str]) -> dict[str, dict[str, bytes]]:
+    """Return the metadata documents, by name, that lie in each of ``paths``."""
+    found: dict[str, dict[str, bytes]] = {path: {} for path in paths}
+    keys = [join(path, name) for path in paths for name in NODE_DOCUMENTS]
+    for key, text in (fs.cat(keys, on_error="omit") if keys else {}).items():
+        path, name = parent(key)
+        found[path][name] = text
+    return found

@@ -10,11 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from refshard_fs.core.formatting import printable
+from refshard_fs.core.stats import printable
 from refshard_fs.tools.map import ChunkMap
 from refshard_fs.tools.map_layout import ROLES, Boxes, Label, Scene, scene_of
-
-__all__ = ["SCALE", "Picture", "draw"]
 
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 

@@ -15,11 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.formatting import bytes_text, count_text, printable, shape_text
+from refshard_fs.core.stats import bytes_text, count_text, printable, shape_text
 from refshard_fs.tools.map import Asked, ChunkMap, Strip
 from refshard_fs.tools.survey import INLINE
-
-__all__ = ["ROLES", "Anchor", "Box", "Boxes", "Label", "Scene", "scene_of", "width_of"]
 
 # ----------------------------------------------------------------------------------------------------
 # How wide text will be, at most, whatever font a viewer has; and text cut to fit.

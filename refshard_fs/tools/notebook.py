@@ -12,16 +12,13 @@ from itertools import islice
 from typing import Final
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.formatting import count_text, printable, shape_text
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
-from refshard_fs.core.stats import Counters
+from refshard_fs.core.stats import Counters, count_text, printable, shape_text
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.session.session import Session
-
-__all__ = ["html_of"]
 
 ARRAYS: Final = 30  # that are listed
 TARGETS: Final = 5

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.edits import EditedKeySpace
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
@@ -28,8 +28,6 @@ from refshard_fs.session.collect import gather
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.writing.committer import Committing, DirectoryCommit, Finish
 from refshard_fs.writing.save import absolute, manifest_of
-
-__all__ = ["commit_manifests"]
 
 _ROOT = "zarr.json"
 Nodes = dict[str, dict[str, Any]]

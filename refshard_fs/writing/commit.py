@@ -8,8 +8,7 @@ from typing import Final
 
 import msgspec
 
-from refshard_fs.core.edited_keyspace import EditedKeySpace
-from refshard_fs.core.edits import Edits
+from refshard_fs.core.edits import EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
@@ -34,8 +33,6 @@ from refshard_fs.writing.options import READ_AS, WriteOptions, format_named
 from refshard_fs.writing.parquet import commit_parquet
 from refshard_fs.writing.save import as_written, save_json
 from refshard_fs.writing.shards import shard_edits
-
-__all__ = ["Committing", "commit", "waits"]
 
 HIERARCHY: Final = "zarr-hierarchy"
 MANIFESTS: Final = "chunk-manifest"

@@ -19,8 +19,6 @@ from refshard_fs.targets.objects import Objects
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import Values
 
-__all__ = ["Committing", "DirectoryCommit", "Finish"]
-
 
 class Committing(msgspec.Struct, frozen=True, eq=False):
     """One commit: the source as it was opened, the edits, and what opens URLs."""

@@ -19,24 +19,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from refshard_fs.core.edits import Edits
+from refshard_fs.core.edits import Edits, Spooled, buffers
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span, Steps
-from refshard_fs.core.spool import Spooled, buffers
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.layout import Buffer
-from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version
-from refshard_fs.targets.transfers import sum_of
+from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
 from refshard_fs.writing.committer import Committing
 from refshard_fs.writing.options import takes_objects
 from refshard_fs.writing.shards import Plan, ShardPlan, costs_of, packed, planned
-
-__all__ = ["HierarchyCommit", "WrittenVersions", "commit_hierarchy", "written_versions"]
 
 WORKERS: Final = 8  # objects under way at a time
 IN_FLIGHT: Final = 8 << 20  # bytes of chunks that are packed or sent at a time; a larger shard goes alone

@@ -9,19 +9,7 @@ import msgspec
 
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.overlay import Overlay, OverlayCopy
-from refshard_fs.session.overlay_sharing import overlay_of
-
-__all__ = [
-    "INLINE",
-    "READ_AS",
-    "RECORD_SIZE",
-    "SetFormat",
-    "WriteOptions",
-    "data_url_of",
-    "format_named",
-    "overlay_for",
-]
+from refshard_fs.session.overlay import Overlay, OverlayCopy, overlay_of
 
 RECORD_SIZE = 10_000  # references in a partition of a parquet set that is written
 INLINE = 512  # bytes; larger values become objects

@@ -14,20 +14,23 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import is_within, join
 from refshard_fs.core.strings import Texts
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.edits import Change, document_with, edited_partition, new_layout, plan
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
-from refshard_fs.formats.kerchunk_parquet.writing import parquet_partition
+from refshard_fs.formats.kerchunk_parquet.writing import (
+    Change,
+    document_with,
+    edited_partition,
+    new_layout,
+    parquet_partition,
+    plan,
+)
 from refshard_fs.references.edit import with_edits, within
-from refshard_fs.references.partition import Partition
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.stream import FlatStream
+from refshard_fs.references.stream import FlatStream, Partition
 from refshard_fs.session.collect import columns_of
 from refshard_fs.session.recognition import beneath
 from refshard_fs.writing.committer import Committing, DirectoryCommit, Finish
 from refshard_fs.writing.save import as_written
-
-__all__ = ["commit_parquet"]
 
 ABANDONED: Final = 900  # seconds after which an earlier commit is not renaming partitions any more
 TIDYING: Final = 300  # seconds that one takes for that at most

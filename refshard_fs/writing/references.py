@@ -12,8 +12,6 @@ from refshard_fs.core.edits import REMOVED, Edits, entry_of
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.references.values import decode, from_base64, spelled
 
-__all__ = ["WritableReferences"]
-
 
 class Writer(Protocol):
     """The filesystem whose references these are."""

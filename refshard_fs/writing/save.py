@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edited_keyspace import EditedKeySpace
+from refshard_fs.core.edits import EditedKeySpace
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join
@@ -29,24 +29,21 @@ from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
-from refshard_fs.formats.kerchunk_json import writing as json_writing
+from refshard_fs.formats.kerchunk_json import source as json_writing
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet import writing as parquet_writing
-from refshard_fs.formats.kerchunk_parquet.contents import ParquetStream
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
+from refshard_fs.formats.kerchunk_parquet.writing import ParquetStream
 from refshard_fs.references.keyspace import FlatKeySpace
-from refshard_fs.references.partition import Partition
-from refshard_fs.references.resolving import resolver
-from refshard_fs.references.stream import FlatStream, ReferenceStream, Respell
+from refshard_fs.references.stream import FlatStream, Partition, ReferenceStream, Respell
+from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
 from refshard_fs.session.collect import Run, collect, gather
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.document import Document, Sink
 from refshard_fs.writing.options import SetFormat
-
-__all__ = ["absolute", "as_written", "manifest_of", "respelling", "save", "save_json"]
 
 
 @contextlib.contextmanager

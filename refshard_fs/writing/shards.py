@@ -16,12 +16,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edited_keyspace import grid_of
-from refshard_fs.core.edits import REMOVED, Edit, Edits
+from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool, Spooled, buffers, grid_of
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
-from refshard_fs.core.spool import Spool, Spooled, buffers
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import CostlyPattern, DamagedIndex, ManifestError
 from refshard_fs.session.collect import Run
@@ -31,8 +29,6 @@ from refshard_fs.sharding.places import ChunkInShard, in_shard, inside
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import restored
 from refshard_fs.writing.staging import Values
-
-__all__ = ["Growth", "Plan", "ShardPlan", "costs_of", "packed", "planned", "shard_edits"]
 
 # ------------------------------------------------------------------ arrays that a commit makes longer
 

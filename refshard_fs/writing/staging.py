@@ -26,11 +26,8 @@ from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.targets.generic import in_thread
-from refshard_fs.targets.objects import Buffer, Objects
-from refshard_fs.targets.transfers import sum_of
+from refshard_fs.targets.objects import Buffer, Objects, sum_of
 from refshard_fs.writing.options import WriteOptions
-
-__all__ = ["StagedValues", "Values", "clear", "merge"]
 
 
 class Values:

@@ -6,8 +6,7 @@ from typing import Any
 
 from fsspec.transaction import Transaction
 
-from refshard_fs.core.edited_keyspace import EditedKeySpace
-from refshard_fs.core.edits import Edit, Edits
+from refshard_fs.core.edits import Edit, EditedKeySpace, Edits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.errors import ReadOnlyError, RefShardError
@@ -17,8 +16,6 @@ from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.objects import Objects
 from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import StagedValues, Values, clear, merge
-
-__all__ = ["OverlayTransaction", "Writer"]
 
 _ELSEWHERE = (
     "this filesystem came from another process, and writes for that: what was written here is safe, and is committed, "
@@ -98,7 +95,8 @@ class Writer:
         costs_of(self.overlay).tell()
 
     def _commit(self) -> None:
-        from refshard_fs.writing.commit import Committing, commit, waits  # as above
+        from refshard_fs.writing.commit import commit, waits
+        from refshard_fs.writing.committer import Committing  # as above
 
         overlay, session = self.overlay, self.session
         with overlay.lock:

@@ -19,9 +19,7 @@ import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.cli import main
 from refshard_fs.core.checksums import crc32c
-from refshard_fs.tools.check import check
-from refshard_fs.tools.check_targets import Ranges
-from refshard_fs.tools.findings import SHOWN, Report
+from refshard_fs.tools.check import SHOWN, Ranges, Report, check
 from refshard_fs.tools.survey import survey
 from tests.servers.http import RangeServer
 

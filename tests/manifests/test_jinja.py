@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.templates import TemplateLimits, Templates, expand_gen
+from refshard_fs.formats.templates.expressions import TemplateLimits
+from refshard_fs.formats.templates.templates import Templates, expand_gen
 
 pytest.importorskip("jinja2")
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, Row
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
 from refshard_fs.formats.kerchunk_parquet.writing import encode
-from refshard_fs.references.partition import Partition
+from refshard_fs.references.stream import Partition
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -14,8 +14,9 @@ import pytest
 from refshard_fs.core.columns import Row
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
 from refshard_fs.references import binary as pickled
+from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import References
-from refshard_fs.references.values import Value, decode
+from refshard_fs.references.values import decode
 
 ARRAY = {"zarr_format": 2, "shape": [64], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.templates import TemplateLimits, Templates, expand_gen
+from refshard_fs.formats.templates.expressions import TemplateLimits
+from refshard_fs.formats.templates.templates import Templates, expand_gen
 from tests.memory import taking
 
 SHARED = Path(os.environ.get("REFSHARD_SHARED", Path(__file__).parents[3] / "shared"))

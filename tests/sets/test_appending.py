@@ -16,7 +16,7 @@ import refshard_fs
 from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, SourceNotReachable, TargetChanged
 from refshard_fs.cli import main
 from refshard_fs.sets import append as appending
-from refshard_fs.sets import lazy
+from refshard_fs.sets import concat as lazy
 from tests.servers.s3 import SeaweedServer
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
 from tests.sets.test_lazy import archives

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.sets.cf_times import in_units_of
+from refshard_fs.sets.variables import in_units_of
 
 SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 moments = st.datetimes(datetime(1583, 1, 1), datetime(2200, 1, 1)).map(lambda t: t.replace(microsecond=0))

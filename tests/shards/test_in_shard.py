@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.sharding.index import OffsetsLevel
-from refshard_fs.sharding.layout import Cut, Equal, Ragged
+from refshard_fs.sharding.layout import Cut, Equal, OffsetsLevel, Ragged
 from refshard_fs.sharding.nested import Nest, NestedLayout
 from refshard_fs.sharding.places import split
 

@@ -5,15 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.model import Pin
-from refshard_fs.errors import ManifestError
-from refshard_fs.references.values import from_base64
+from refshard_fs.core.checksums import checked
+from refshard_fs.core.documents import Shown
+from refshard_fs.core.format import OpenOptions
+from refshard_fs.core.keys import ChunkGrid, parent
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Inline, Pin, Span, Steps
+from refshard_fs.core.zarrmeta import grid_of, lost, names_codecs
+from refshard_fs.errors import ManifestError, ReferenceNotReachable
+from refshard_fs.formats.chunk_manifest import NAME
+from refshard_fs.references.values import from_base64, resolver
+from refshard_fs.security import policy
 
 PREFIX: Final = "prefix"  # the one member of a manifest that is no key
 MOST: Final = 2**63  # offsets and lengths, and their sums, are less
@@ -138,3 +147,141 @@ def _data(data: str | dict[str, Any], key: str, where: str) -> bytes:
         return from_base64(data)
     except ValueError as e:
         raise ManifestError(f"{where}: {key!r}: {e}") from e
+
+
+# ----------------------------------------------------------------------------------------------------
+# Metadata in which nodes declare ``chunk-manifest-json``: shown without it, and what it says. No I/O here.
+
+
+MARK = NAME.encode()
+_ZEROS = {"bool": False, "complex64": [0, 0], "complex128": [0, 0]}
+
+
+class Declared(NamedTuple):
+    """What is known of a node: the grid of an array, its manifest (a path, or JSON) if it has one, or what is wrong."""
+
+    grid: ChunkGrid | None
+    manifest: str | bytes | None = None
+    problem: str | None = None
+
+
+class Unmapped(msgspec.Struct, frozen=True):
+    """Shows nodes with a chunk manifest as if they had none."""
+
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[Declared]]:
+        return _rewrite if MARK in data else _plain
+
+
+def _plain(doc: Mapping[str, Any], path: str) -> Shown[Declared]:
+    return doc, None if doc.get("node_type") == "group" else Declared(grid_of(doc))
+
+
+def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declared]:
+    match doc.get("storage_transformers"):
+        case [{"name": name} as transformer] if name == NAME:
+            pass
+        case _:
+            return _plain(doc, path)
+    grid = None if doc.get("node_type") == "group" else grid_of(doc)
+    if grid is None and doc.get("node_type") != "group":
+        return doc, Declared(None, None, "its chunk grid or chunk keys are not known, so its manifest cannot be used")
+    manifest = declaration(transformer)
+    if manifest is None:
+        return doc, Declared(grid, None, f"its {NAME} lacks a configuration with a manifest: a path, or an object")
+    shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
+    if grid is not None and not names_codecs(doc.get("codecs")):
+        shown["codecs"] = [lost(path)]
+        if doc.get("fill_value") is None:  # readers do not come to the codecs without one
+            shown["fill_value"] = _ZEROS.get(str(doc.get("data_type")), 0)
+    return shown, Declared(grid, manifest)
+
+
+def declaration(transformer: Mapping[str, Any]) -> str | bytes | None:
+    """Return the manifest that a storage transformer names, or holds as JSON; None if it does not say."""
+    match transformer:
+        case {"configuration": {"manifest": str(path)}} if path:
+            return path
+        case {"configuration": {"manifest": dict(inline)}}:
+            return zarrmeta.dumps(inline)
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the paths of a chunk manifest mean: absolute URLs as they are, relative ones from where the manifest lies.
+#
+# A manifest that is an object of its own lies at a URL. One that is not (a member of an archive, a key of a reference
+# set, data) lies at a key of its source, and so does what it points to. No I/O here.
+
+
+class Url(NamedTuple):
+    """A place in some filesystem."""
+
+    url: str
+
+
+class Key(NamedTuple):
+    """A place in the manifest's own source."""
+
+    key: str
+
+
+class Origin:
+    """Where the manifest ``key`` lies; ``entry`` is that key's. Without ``has_keys`` there is no source around it."""
+
+    def __init__(self, key: str, entry: Entry | None, options: OpenOptions, *, has_keys: bool = True) -> None:
+        directory = None
+        match entry:
+            case Span(url, 0, None):
+                directory = policy.directory_of(url)
+        self._directory = parent(key)[0]
+        self._resolve: Callable[[str], str] = resolver(options, directory)
+        local = options.protocol is None or options.protocol in policy.LOCAL
+        self._by_key = has_keys and directory is None and options.base_url is None and local and not options.bare_as_is
+
+    def place(self, path: str, where: str, key: str | None = None) -> Url | Key:
+        """Return where ``path`` lies; ManifestError, which names manifest and ``key``, where it climbs out."""
+        try:
+            return self._place(path)
+        except ManifestError as e:
+            raise ManifestError(f"{where}: {e}" if key is None else f"{where}: {key!r}: {e}") from e
+
+    def entry(self, source: Source, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
+        """Return the entry of ``source``, which the manifest ``where`` names for ``key``; ``base`` is what it lies in.
+
+        Raises ReferenceNotReachable where its path is none of the keys of ``base``, or there is less of it.
+        """
+        if source.path is None:
+            return checked(Inline(source.data), source.checksum, where, key)
+        return checked((yield from self._range(source.path, source, base, where, key)), source.checksum, where, key)
+
+    def _range(self, path: str, source: Source, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
+        offset, length, pin = source.offset, source.length, source.pin
+        match self.place(path, where, key):
+            case Url(url):
+                return Span(url, offset, None if length is None else offset + length, pin=pin)
+            case Key(name):
+                found = None if base is None else (yield from base.lookup(name))
+        if found is None:
+            raise ReferenceNotReachable(key, repr(name), "the manifest names it, and the source has no such key")
+        if isinstance(found, Span):
+            found = msgspec.structs.replace(found, optional=False, pin=pin or found.pin)
+        try:
+            if length is not None:
+                return found.part(offset, length)
+            return found.window(offset) if offset else found
+        except ValueError as e:
+            raise ReferenceNotReachable(key, repr(name), str(e)) from e
+
+    def _place(self, path: str) -> Url | Key:
+        if not self._by_key or policy.protocol_of(path) is not None or policy.is_absolute(path):
+            return Url(self._resolve(path))
+        return Key(key_beside(self._directory, path))
+
+
+def key_beside(directory: str, path: str) -> str:
+    """Return the key that ``path`` means in ``directory``; ManifestError where it climbs above the root."""
+    joined = posixpath.normpath(posixpath.join(directory, path))
+    if joined == ".." or joined.startswith(("../", "/")):
+        raise ManifestError(f"the relative path {path!r} climbs out of its source: base_url= says where it starts from")
+    tail = "/" if path.endswith("/") and joined != "." else ""
+    return ("" if joined == "." else joined) + tail

@@ -12,16 +12,24 @@ from collections.abc import Sequence
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.directories import by_name
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import add_to_tree, join, normalise, parent, splits
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Steps
 from refshard_fs.core.version_3 import group_3
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest.declaration import Key, Origin, Url, declaration
-from refshard_fs.formats.chunk_manifest.entries import Entries, JsonEntry, check, entries_in, source_of
+from refshard_fs.formats.chunk_manifest.entries import (
+    Entries,
+    JsonEntry,
+    Key,
+    Origin,
+    Url,
+    check,
+    declaration,
+    entries_in,
+    source_of,
+)
 
 
 class KeyMap:

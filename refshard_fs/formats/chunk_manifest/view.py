@@ -13,17 +13,15 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row, UInt64s
-from refshard_fs.core.directories import Listing, by_name, chunks_below, has_chunks_below
 from refshard_fs.core.documents import Documents
-from refshard_fs.core.edited_keyspace import EditedKeySpace
-from refshard_fs.core.edits import REMOVED, Edits
+from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, join, normalise
-from refshard_fs.core.keyspace import KeySpace, View
+from refshard_fs.core.keyspace import KeySpace, Listing, View, by_name, chunks_below, has_chunks_below
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
-from refshard_fs.formats.chunk_manifest.declaration import MARK as DECLARED
-from refshard_fs.formats.chunk_manifest.declaration import Declared, Key, Origin, Unmapped, Url, key_beside
+from refshard_fs.formats.chunk_manifest.entries import MARK as DECLARED
+from refshard_fs.formats.chunk_manifest.entries import Declared, Key, Origin, Unmapped, Url, key_beside
 from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, ManifestIndex, Prefix
 from refshard_fs.formats.chunk_manifest.prefix_map import Composite, KeyMapIndex
 from refshard_fs.security import policy

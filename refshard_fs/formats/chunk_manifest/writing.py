@@ -11,7 +11,7 @@ from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import NAME
-from refshard_fs.references.partition import Partition
+from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
 
 MANIFEST = "manifest.json"

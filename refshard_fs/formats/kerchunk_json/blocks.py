@@ -19,8 +19,6 @@ import msgspec
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.builder import ReferenceBuilder
 
-__all__ = ["Reader"]
-
 BLOCK: Final = 1 << 20  # bytes of a block,
 PART: Final = 1 << 16  # bytes in which the end of a value is looked for
 LONGEST: Final = 1 << 30  # bytes of one member

@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
-__all__ = ["DamagedStream", "Inflate", "MAGIC", "inflate_for", "is_compressed", "zstd_size"]
-
 MAGIC: Final = 6  # bytes that tell what a document is compressed with
 PIECE: Final = 1 << 22  # bytes at a time, at most
 LONGEST: Final = 1 << 32  # bytes of a zstd frame, where it can only be had in one piece

@@ -11,9 +11,13 @@ from itertools import islice
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_size
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Load, Steps
 from refshard_fs.errors import ManifestError, TargetNotAllowed, redacted
 from refshard_fs.formats.kerchunk_json.blocks import Reader
@@ -24,11 +28,10 @@ from refshard_fs.references.builder import BATCH, ReferenceBuilder
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.resolving import resolver
+from refshard_fs.references.stream import Partition, check_representable, open_end
+from refshard_fs.references.values import resolver, spelled
 from refshard_fs.security import policy
 from refshard_fs.security.admission import Admission
-
-__all__ = ["Decoder", "JsonIndex", "open_", "parse", "parse_document"]
 
 PIECE: Final = 1 << 23  # bytes that are decoded at a time
 
@@ -176,3 +179,54 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     index = JsonIndex(where, options.template_overrides, options.simple_templates, options.max_manifest_bytes)
     refs: ReferenceSet = yield Load(probe.document(options.max_manifest_bytes), index)
     return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), probe.url)
+
+
+# ----------------------------------------------------------------------------------------------------
+# References as the bytes of a JSON set, piece by piece. No I/O here.
+
+
+# What goes around the members of a JSON set, by its version.
+FRAMES: Final = {0: (b"{", b"}"), 1: (b'{"version":1,"refs":{', b"}}")}
+
+
+class LooksLikeTemplate(Exception):
+    """A URL holds what version 1 of JSON sets expands: the set has to be of version 0."""
+
+
+def member(key: str, value: Any, version: int) -> bytes:
+    """Return one member of a JSON set; ``value`` is an object, text, data or a list."""
+    match value:
+        case [_, offset, None]:
+            raise open_end(key, offset)
+        case [url, *_]:
+            _url(url, version)
+        case dict():
+            value = zarrmeta.dumps(value).decode()
+        case bytes():
+            value = spelled(value)
+    return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(value)
+
+
+def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partition, version: int) -> bytes:
+    """Return the members of a JSON set for all chunks in ``partition``, which are among ``numbers``."""
+    check_representable(array, grid, numbers, partition)
+    rows = partition.present()
+    stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
+    keys = tails(grid, np.array(rows, np.uint64) + np.uint64(numbers.start))
+    urls = [_url(url, version) for url in partition.urls]
+    values = zip(*(column.tolist() for column in partition.ranges.take(rows)), strict=True)
+    out = []
+    for row, tail, (target, offset, length) in zip(rows, keys, values, strict=True):
+        if target == ABSENT:
+            out.append(f'{stem}{tail}":{zarrmeta.dumps(spelled(partition.inline[row])).decode()}')
+        elif length == WHOLE:
+            out.append(f'{stem}{tail}":[{urls[target]}]')
+        else:
+            out.append(f'{stem}{tail}":[{urls[target]},{offset},{length}]')
+    return ",".join(out).encode()
+
+
+def _url(url: str | None, version: int) -> str:
+    if version and url is not None and "{{" in url:
+        raise LooksLikeTemplate(url)
+    return zarrmeta.dumps(url).decode()

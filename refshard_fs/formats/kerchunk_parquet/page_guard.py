@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-__all__ = ["ColumnChunk", "Damaged", "Footer", "Page", "ThriftReader", "check_columns", "page_at"]
-
 DECODED: Final = 1 << 30  # bytes that the pages of a file may make, at most,
 RATIO: Final = 500  # and for each byte of the file,
 GRACE: Final = 64 << 20  # if they make more than these

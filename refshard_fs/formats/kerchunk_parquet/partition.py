@@ -16,10 +16,8 @@ import numpy.typing as npt
 from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, UInt32s
 from refshard_fs.core.model import Quota
 from refshard_fs.formats.kerchunk_parquet.page_guard import Footer, check_columns
-from refshard_fs.references.partition import Partition
+from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import from_base64
-
-__all__ = ["OFFSETS", "Column", "PartitionIndex", "read_columns", "require_pyarrow"]
 
 COLUMNS: Final = ("path", "offset", "size", "raw")
 ROWS: Final = 1 << 24  # that a partition may have: they take 20 bytes each, and may be written in next to none

@@ -19,22 +19,19 @@ from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
-from refshard_fs.core.directories import by_name
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, join, normalise, parent
-from refshard_fs.core.keyspace import KeySpace, place
+from refshard_fs.core.keyspace import KeySpace, by_name, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, require_pyarrow
 from refshard_fs.references.keyspace import FlatKeySpace
-from refshard_fs.references.partition import Partition
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.resolving import resolver
+from refshard_fs.references.stream import Partition
+from refshard_fs.references.values import resolver
 from refshard_fs.security.policy import directory_of, locator, relative_to
-
-__all__ = ["Layout", "ParquetKeySpace", "open_", "partition_name"]
 
 BATCH = 8  # partitions that a listing asks for at a time
 ASKED = 1 << 16  # partitions that are asked for one by one, where nothing lists them

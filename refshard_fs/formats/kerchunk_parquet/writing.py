@@ -6,22 +6,24 @@ What a parquet set cannot hold is a ManifestError that names the key.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ABSENT, WHOLE
-from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.columns import ABSENT, WHOLE, Row
+from refshard_fs.core.edits import REMOVED, Edit, Edits
+from refshard_fs.core.keys import ChunkGrid, is_within, join
+from refshard_fs.core.keyspace import place
+from refshard_fs.core.model import Inline, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import OFFSETS, require_pyarrow
-from refshard_fs.references.partition import Partition
-from refshard_fs.references.stream import check_representable
+from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, Value, partition_name
+from refshard_fs.references.stream import Partition, PartitionBuilder, Respell, check_representable
 from refshard_fs.references.values import check_name, is_utf8, object_in
-
-__all__ = ["encode", "layout_document", "parquet_partition"]
 
 
 def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> bytes:
@@ -99,3 +101,233 @@ def encode(partition: Partition) -> bytes:
         row_group_size=max(len(partition), 1),
     )
     return out.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------------
+# All of a parquet set, a partition at a time: as a mapping for users, and as a stream for writers. No I/O here.
+
+
+# Runs a look-up that may take several tries, on behalf of a key.
+Look = Callable[[str, Callable[[], Steps[Any]]], Any]
+
+MEMO: Final = 4096  # values that are remembered
+
+
+class LazyReferences(Mapping[str, Any]):
+    """The references below a parquet set's root; ``run`` meets the needs of a look-up (on behalf of a key).
+
+    A look-up loads one partition; iterating loads them one after the other, and so does
+    ``len``: how many chunks exist stands nowhere.
+    """
+
+    def __init__(self, keyspace: ParquetKeySpace, run: Look) -> None:
+        self.keyspace = keyspace
+        self._run = run
+        self._memo: dict[str, Any] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._memo.get(key)
+        if value is None:
+            found: Value | None = self._run(key, lambda: self.keyspace.value(key))
+            value = self.keyspace.document if found is None and key == PARQUET else _spelled(found)
+            if value is None:
+                raise KeyError(key)
+            if len(self._memo) >= MEMO:
+                self._memo.clear()
+            self._memo[key] = value
+        return value if isinstance(value, bytes) else value.copy()
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        if PARQUET not in self.keyspace.layout.metadata:
+            yield PARQUET
+        yield from self.keyspace.layout.metadata
+        for array, base, partition in self._partitions():
+            tail = self.keyspace.grids[array].tail
+            for row in partition.present():
+                yield join(array, tail(base + row))
+
+    def __len__(self) -> int:
+        metadata = self.keyspace.layout.metadata
+        chunks = sum(len(partition.present()) for _, _, partition in self._partitions())
+        return len(metadata.keys() | {PARQUET}) + chunks
+
+    def __repr__(self) -> str:
+        return f"<LazyReferences: {self.keyspace.root}, {len(self.keyspace.grids)} arrays>"
+
+    def _partitions(self) -> Iterator[tuple[str, int, Partition]]:
+        """Yield (array, number of its first chunk, partition) of each partition that exists."""
+        keyspace = self.keyspace
+        for array in keyspace.grids:
+            size = keyspace.grids[array].size
+            for number in self._run(array, partial(keyspace.stored, array, 0, size)):
+                partition = self._run(partition_name(array, number), partial(keyspace.partition, array, number))
+                if partition is not None:
+                    yield array, number * keyspace.layout.record_size, partition
+
+
+def _spelled(value: Value | None) -> Any:
+    match value:
+        case (url, Row() as row):
+            return row.spelled(url)
+        case _:
+            return value
+
+
+class ParquetStream:
+    """The stream of a parquet set, of which a partition at a time is loaded."""
+
+    in_memory = False
+
+    def __init__(self, keyspace: ParquetKeySpace, respell: Respell) -> None:
+        self.grids = keyspace.grids
+        self._keyspace = keyspace
+        self._respell = respell
+
+    def pins(self) -> None:
+        """A parquet set has none."""
+
+    def documents(self) -> Iterator[tuple[str, Any]]:
+        """Yield all metadata, and where that is zarr's version 2, the same consolidated."""
+        metadata = self._keyspace.layout.metadata
+        yield from metadata.items()
+        old = {key: value for key, value in metadata.items() if not key.endswith("zarr.json")}
+        if old and PARQUET not in metadata:
+            yield PARQUET, {"metadata": old, "zarr_consolidated_format": 1}
+
+    def ranges(self, array: str, size: int) -> Steps[list[range]]:
+        stop, own = self.grids[array].size, self._keyspace.layout.record_size
+        stored = yield from self._keyspace.stored(array, 0, stop)
+        starts: dict[int, None] = {}
+        for number in stored:
+            last = min((number + 1) * own, stop) - 1
+            starts.update(dict.fromkeys(range(number * own // size, last // size + 1)))
+        return [range(i * size, min((i + 1) * size, stop)) for i in starts]
+
+    def partition(self, array: str, numbers: range) -> Steps[Partition]:
+        own = self._keyspace.layout.record_size
+        builder = PartitionBuilder(len(numbers))
+        for number in range(numbers.start // own, (numbers.stop - 1) // own + 1):
+            part = yield from self._keyspace.partition(array, number)
+            if part is None:
+                continue
+            start = number * own  # of the part's rows
+            rows = slice(max(numbers.start - start, 0), min(numbers.stop - start, len(part)))
+            moved = start - numbers.start
+            urls = [self._respell(url) for url in part.urls]
+            builder.put(slice(rows.start + moved, rows.stop + moved), urls, part.ranges.take(rows))
+            builder.inline.update((r + moved, data) for r, data in part.inline.items() if rows.start <= r < rows.stop)
+        return builder.finish()
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a commit changes in a parquet set: which partitions become what, and what ``.zmetadata`` says. No I/O here.
+#
+# Only partitions with edits in them are written anew, while chunks keep their numbers; that is so as long as an array
+# grows or shrinks along its first dimension. Otherwise all of its partitions are.
+
+
+class Change(NamedTuple):
+    """How the partitions of one array change: rows by partition and row; or all of them are made anew."""
+
+    rows: Mapping[int, Mapping[int, Edit]]
+    cut: tuple[int, ...] = ()  # partitions of which rows at the end are added or taken away
+    anew: bool = False
+    keeps: bool = True  # whether chunks that there were are still there
+
+
+class Plan(NamedTuple):
+    """All changes by array, and the arrays that are no more."""
+
+    changes: Mapping[str, Change]
+    gone: tuple[str, ...]
+
+
+def new_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
+    """Return what ``.zmetadata`` says after ``edits``, and as the document it is."""
+    documents: dict[str, Any] = {key: value for key, value in old.metadata.items() if not edits.hides(key)}
+    for key, (edit, _) in edits.changes().items():
+        if not zarrmeta.is_metadata(key) or key == PARQUET:
+            continue
+        match edit:
+            case Inline(data):
+                documents[key] = data
+            case Span():
+                raise ManifestError(f"{key!r} is a reference, and a parquet set holds metadata as such")
+            case _:
+                documents.pop(key, None)
+    document = layout_document(documents.items(), old.record_size)
+    return Layout(document, where), document
+
+
+def plan(old: Layout, new: Layout, edits: Edits) -> Plan:
+    """Return what ``edits`` change; ManifestError, which names the key, for what a parquet set cannot hold."""
+    rows: dict[str, dict[int, dict[int, Edit]]] = {}
+    for key, (edit, _) in edits.changes().items():
+        if zarrmeta.is_metadata(key):
+            continue
+        at = place(new.grids, key)
+        if at is not None:
+            number, row = divmod(at.number, new.record_size)
+            rows.setdefault(at.array, {}).setdefault(number, {})[row] = edit
+        elif edit is not REMOVED:
+            raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it")
+    changes: dict[str, Change] = {}
+    prefixes = edits.prefixes()
+    for path, grid in new.grids.items():
+        there = rows.get(path, {})
+        before = old.grids.get(path)
+        if before is None or edits.hides(path):
+            if there or before is not None:
+                changes[path] = Change(there, anew=True, keeps=False)
+        elif any(is_within(prefix, path) for prefix in prefixes) or not _same_numbers(before, grid):
+            changes[path] = Change(there, anew=True)
+        elif there or before.size != grid.size:
+            changes[path] = Change(there, _cut(before.size, grid.size, new.record_size))
+    return Plan(changes, tuple(path for path in old.grids if path not in new.grids))
+
+
+def _same_numbers(before: ChunkGrid, after: ChunkGrid) -> bool:
+    return (
+        before.encoding == after.encoding
+        and len(before.counts) == len(after.counts)
+        and (before.counts[1:] == after.counts[1:])
+    )
+
+
+def _cut(before: int, after: int, size: int) -> tuple[int, ...]:
+    """Return the partition that has more or fewer rows now than it was written with, if there is one."""
+    least = min(before, after)
+    return (least // size,) if before != after and least % size else ()
+
+
+def edited_partition(old: Partition | None, count: int, rows: Mapping[int, Edit]) -> Partition:
+    """Return ``old`` (None: no chunk exists) with ``count`` rows and with ``rows`` edited."""
+    builder = PartitionBuilder(count)
+    if old is not None:
+        kept = slice(min(count, len(old)))
+        builder.put(kept, old.urls, old.ranges.take(kept))
+        builder.inline.update((row, data) for row, data in old.inline.items() if row < kept.stop and row not in rows)
+    targets, offsets, lengths = builder.ranges
+    for row, edit in rows.items():
+        targets[row], offsets[row], lengths[row] = ABSENT, 0, 0
+        match edit:
+            case Inline(data):
+                builder.inline[row] = data
+            case Span(url, start, stop):
+                targets[row], offsets[row] = builder.code(url), start
+                lengths[row] = WHOLE if stop is None else stop - start
+    return builder.finish()
+
+
+def document_with(document: bytes, renamed: Mapping[str, Mapping[int, str | None]], token: str, at: int) -> bytes:
+    """Return ``.zmetadata`` with the names of partitions that are not yet, or no longer, where they belong.
+
+    ``token`` tells the commit from others: stores name versions by content, and that of two may be the same but for it.
+    """
+    spelled = zarrmeta.loads(document)
+    partitions = {array: {str(n): name for n, name in names.items()} for array, names in renamed.items() if names}
+    ours = {"partitions": partitions, "at": at, "commit": token} if partitions else {"commit": token}
+    return zarrmeta.dumps({**spelled, "refshard": ours})

@@ -14,10 +14,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.evaluator import Column, Rows
-from refshard_fs.formats.templates.expressions import Source, TemplateLimits
-
-__all__ = ["JinjaCompiler"]
+from refshard_fs.formats.templates.expressions import Column, Rows, Source, TemplateLimits
 
 COMPILED: Final = 256  # templates that are remembered
 

@@ -17,10 +17,17 @@ import msgspec
 import numpy as np
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.evaluator import INTEGER_WIDTH, Column, Compiler, Rows, texts
-from refshard_fs.formats.templates.expressions import INTEGERS, Source, TemplateLimits, clip
-
-__all__ = ["TemplateLimits", "Templates", "expand_gen"]
+from refshard_fs.formats.templates.expressions import (
+    INTEGER_WIDTH,
+    INTEGERS,
+    Column,
+    Compiler,
+    Rows,
+    Source,
+    TemplateLimits,
+    clip,
+    texts,
+)
 
 DEFAULT_LIMITS: Final = TemplateLimits()
 ROWS: Final = 8192  # keys generated at a time,

@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.errors import ManifestError
+from refshard_fs.core.keyspace import KeySpace, View
+from refshard_fs.core.model import Entry, Listed, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.errors import ManifestError, TargetNotAllowed
 from refshard_fs.formats.virtual_concat import NAME
 from refshard_fs.references.values import from_base64
-
-__all__ = ["ConcatDocument", "ConcatIndex", "Part", "with_marker_first"]
+from refshard_fs.security.admission import Access, Admission
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -126,3 +128,114 @@ def _part(entry: Any, given: _Members) -> Part:
         return Part(url, length, from_base64(values))
     except ValueError as e:
         raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
+
+
+# ----------------------------------------------------------------------------------------------------
+# What arrays must have in common to be joined along a dimension, now or when they are read. No I/O here.
+
+
+# Attributes that say what the values mean. All others may differ.
+MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+# Fields that say how the values are stored; they may differ where these are stored anew.
+STORAGE: Final = frozenset({"chunks", "compressor", "filters", "codecs", "chunk_grid", "order"})
+
+
+class Described(NamedTuple):
+    """An array as it is compared with others; ``name`` is what its set is called in errors."""
+
+    name: str
+    meta: ArrayMeta
+    attributes: Mapping[str, Any]
+
+
+def check_metadata(path: str, one: Described, other: Described, ignored: Container[str] = ()) -> None:
+    """Raise ManifestError, which names the field, where two arrays ``path`` differ in one that is not ``ignored``.
+
+    An attribute's field is ``attribute NAME``.
+    """
+    mine, theirs = _fields(one), _fields(other)
+    for field in dict.fromkeys([*mine, *theirs]):
+        first, second = mine.get(field), theirs.get(field)
+        if field not in ignored and zarrmeta.dumps(first) != zarrmeta.dumps(second):
+            raise difference(path, field, one.name, first, other.name, second)
+
+
+def difference(path: str, field: str, one: str, mine: Any, other: str, theirs: Any) -> ManifestError:
+    """Return the error that says what array ``path`` has in one set and in another."""
+    return ManifestError(f"{path!r} has the {field} {mine!r} in {one}, and {theirs!r} in {other}")
+
+
+def _fields(array: Described) -> dict[str, Any]:
+    meta = array.meta
+    fields = {name: value for name, value in meta.raw.items() if name != "attributes"}
+    if meta.zarr_format == 2:
+        fields |= {"dimension_separator": fields.get("dimension_separator") or ".", "dtype": meta.dtype}
+        fields["filters"] = fields.get("filters") or None
+    else:
+        fields["data_type"] = meta.dtype
+    return fields | {f"attribute {name}": array.attributes.get(name) for name in MEANING}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Parts that are somebody else's, within a document of the user's: they reach what such a set may reach. No I/O here.
+#
+# The engine judges what a source asks for by the rule for the source. What a part of it asks for is judged here, by the
+# rule for the part. What the part might read only without the user's credentials, it may not read at all.
+
+
+T = TypeVar("T")
+
+
+class AdmittedView(View):
+    """A part whose look-ups are held to ``rule``."""
+
+    def __init__(self, base: KeySpace, rule: Admission) -> None:
+        super().__init__(base)
+        self._rule = rule
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        return (yield from admitted(self.base.lookup(key), self._rule))
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        return (yield from admitted(self.base.children(prefix), self._rule))
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        return (yield from admitted(self.base.is_directory(prefix), self._rule))
+
+
+def admitted(steps: Steps[T], rule: Admission) -> Steps[T]:
+    """Return what ``steps`` return; TargetNotAllowed where they need, or return, what ``rule`` does not admit."""
+    if rule.admits_all:
+        return (yield from steps)
+    answer: Any = None
+    while True:
+        try:
+            need = steps.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            _judge(result, rule)
+            return result
+        for one in need if isinstance(need, tuple) else (need,):
+            _judge_need(one, rule)
+        answer = yield need
+
+
+def _judge_need(need: Need, rule: Admission) -> None:
+    match need:
+        case Load(entry):
+            _judge(entry, rule)
+        case Stat(url) | Names(url):
+            _admit(url, rule)
+
+
+def _judge(result: object, rule: Admission) -> None:
+    match result:
+        case Span(url) | Packed(Span(url)):
+            _admit(url, rule)
+
+
+def _admit(url: str, rule: Admission) -> None:
+    spelled, access = rule.admit(url)
+    if access is Access.NONE or spelled != url:
+        what = "a set that is part of another one may point beside itself, and to what an option names"
+        raise TargetNotAllowed(url, what, "Name its protocol or prefix in an option, or in allow=, if you trust it")

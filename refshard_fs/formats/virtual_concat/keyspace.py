@@ -16,24 +16,25 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.directories import by_name
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_number, join
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps, together
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
-from refshard_fs.formats.virtual_concat.compatibility import Described, check_metadata
-from refshard_fs.formats.virtual_concat.document import ConcatDocument, ConcatIndex
-from refshard_fs.formats.virtual_concat.part_policy import AdmittedView, admitted
-from refshard_fs.references.resolving import resolver
-from refshard_fs.references.values import METADATA
+from refshard_fs.formats.virtual_concat.document import (
+    AdmittedView,
+    ConcatDocument,
+    ConcatIndex,
+    Described,
+    admitted,
+    check_metadata,
+)
+from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import directory_of
-
-__all__ = ["ConcatKeySpace", "open_"]
 
 DEEPEST: Final = 8  # documents within documents
 LISTED: Final = 10_000_000  # names in a directory: documents of documents promise any number in some lines

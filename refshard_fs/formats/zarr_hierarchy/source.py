@@ -2,15 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
 
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import ChunkTable, Part, Row
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Listed, Names, Steps
+from refshard_fs.core.hierarchy import OLD_RECORDS, Hierarchy
+from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keyspace import KeySpace, place
+from refshard_fs.core.model import Facts, Listed, Load, Names, Pin, Raw, Span, Stat, Steps
+from refshard_fs.core.strings import Texts
+from refshard_fs.errors import NotListable, SourceNotReachable, redacted
+from refshard_fs.references.key_table import Value
+from refshard_fs.references.pins import Pins
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.values import METADATA, grid_of
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a hierarchy of zarr."""
     names: Sequence[Listed] | None = yield Names(probe.url)
     return Hierarchy(probe.url, listable=names is not None)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Every key of a hierarchy as a reference that is pinned to what the target says of it now. No I/O here.
+#
+# Where the target can list, its listings tell sizes, ETags and times. Where it cannot, consolidated metadata tell which
+# keys there may be, and each is asked for.
+
+
+Tell = Callable[[int], object]
+
+TOGETHER: Final = 256  # directories, documents or facts that are asked for at a time
+
+
+def pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSet]:
+    """Return references to all keys of ``hierarchy``; metadata of up to ``threshold`` bytes are inline.
+
+    ``tell`` hears of how many more keys it is known what they are.
+
+    NotListable where neither listings nor consolidated metadata tell the keys.
+    """
+    if hierarchy.listable:
+        pins = yield from _listed(hierarchy, tell)
+        documents, grids = yield from _documents(hierarchy, pins)
+    else:
+        pins = yield from _requested(hierarchy, sorted((yield from hierarchy.consolidated()).keys), tell)
+        documents, grids = yield from _documents(hierarchy, pins)
+        if not pins:
+            raise NotListable(
+                f"{hierarchy.url} cannot be listed, as over plain HTTP, and has no consolidated metadata that tell "
+                "which arrays there are: consolidate the store (zarr.consolidate_metadata), or give its address on "
+                "an object store, such as s3://bucket/store"
+            )
+        for path, grid in grids.items():
+            pins |= yield from _requested(hierarchy, (join(path, tail) for tail in grid.tails()), tell)
+    side: dict[str, Value] = {}
+    rows: dict[str, list[tuple[int, Row]]] = {path: [] for path in grids}
+    urls: list[str] = []
+    kept: list[Pin] = []
+    for key, pin in pins.items():
+        data = documents.get(key)
+        if data is not None and len(data) <= threshold:
+            side[key] = data
+            continue
+        at = None if data is not None else place(grids, key)
+        urls.append(hierarchy.url_of(key))
+        kept.append(pin)
+        if at is None:
+            side[key] = Row(len(urls) - 1, 0, None)
+        else:
+            rows[at.array].append((at.number, Row(len(urls) - 1, 0, pin.size)))
+    tables = {path: ChunkTable.from_parts(grid, [Part.from_rows(rows[path])]) for path, grid in grids.items()}
+    return ReferenceSet(Texts.of(urls), tables, side, pins=Pins.of(kept))
+
+
+def pinned(refs: ReferenceSet, tell: Tell) -> Steps[ReferenceSet]:
+    """Return ``refs``, whose URLs are absolute, pinned to what all targets say now; absent ones have no pin."""
+    urls = list(refs.urls)
+    pins: list[Pin | None] = []
+    for first in range(0, len(urls), TOGETHER):
+        part = urls[first : first + TOGETHER]
+        found = iter((yield from _facts([url for url in part if url is not None])))
+        pins += [None if url is None else _pin(next(found)) for url in part]
+        tell(len(part))
+    return msgspec.structs.replace(refs, pins=Pins.of(pins))
+
+
+def _listed(hierarchy: Hierarchy, tell: Tell) -> Steps[dict[str, Pin]]:
+    found: dict[str, Pin] = {}
+    directories = [""]
+    while directories:
+        now, directories = directories[:TOGETHER], directories[TOGETHER:]
+        listings = yield tuple(Names(hierarchy.url_of(directory)) for directory in now)
+        for directory, names in zip(now, listings, strict=True):
+            for listed in names or ():
+                key = join(directory, listed.name)
+                if listed.is_directory:
+                    directories += [key] if key != OLD_RECORDS else []
+                else:
+                    found[key] = Pin(listed.etag, listed.last_modified, listed.size, exact=True)
+                    tell(1)
+    return dict(sorted(found.items()))
+
+
+def _requested(hierarchy: Hierarchy, keys: Iterable[str], tell: Tell) -> Steps[dict[str, Pin]]:
+    """Return those of ``keys`` that exist."""
+    found: dict[str, Pin] = {}
+    left = iter(keys)
+    while part := list(islice(left, TOGETHER)):
+        answers = yield from _facts([hierarchy.url_of(name) for name in part])
+        found |= {name: pin for name, facts in zip(part, answers, strict=True) if (pin := _pin(facts)) is not None}
+        tell(len(part))
+    return found
+
+
+def _facts(urls: Sequence[str]) -> Steps[Sequence[Facts | None]]:
+    """Return what is known now of the objects at ``urls``; None for those that are not there."""
+    try:
+        found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True) for url in urls)
+    except OSError as e:
+        where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
+        raise SourceNotReachable(redacted(f"{where} cannot be asked what it is now: {e}")) from e
+    return found
+
+
+def _pin(facts: Facts | None) -> Pin | None:
+    """Return the pin of an object. An ETag that we made up ourselves is no part of it."""
+    if facts is None:
+        return None
+    return Pin(facts.named_etag, facts.last_modified, facts.size, exact=True)
+
+
+def _documents(hierarchy: Hierarchy, pins: Mapping[str, Pin]) -> Steps[tuple[dict[str, bytes], dict[str, ChunkGrid]]]:
+    """Return all metadata by key, as they were when ``pins`` were made, and the grids of arrays."""
+    keys = [key for key in pins if zarrmeta.is_metadata(key)]
+    found: dict[str, bytes] = {}
+    for first in range(0, len(keys), TOGETHER):
+        part = keys[first : first + TOGETHER]
+        answers: Sequence[Any] = yield tuple(Load(Span(hierarchy.url_of(key), pin=pins[key]), Raw()) for key in part)
+        found.update(zip(part, answers, strict=True))
+    grids: dict[str, ChunkGrid] = {}
+    for key, data in found.items():
+        path, _, name = key.rpartition("/")
+        grid = grid_of(key, data, hierarchy.url) if name in METADATA else None
+        if grid is not None:
+            grids[path] = grid
+    return found, grids

@@ -13,7 +13,8 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json import blocks as json_blocks
 from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
-from refshard_fs.formats.templates.templates import TemplateLimits, expand_gen
+from refshard_fs.formats.templates.expressions import TemplateLimits
+from refshard_fs.formats.templates.templates import expand_gen
 from refshard_fs.references import builder
 from refshard_fs.references.reference_set import References, ReferenceSet
 

@@ -8,8 +8,7 @@ from functools import cache
 import numpy as np
 
 from refshard_fs.core.checksums import crc32c
-from refshard_fs.sharding.index import OffsetsLevel
-from refshard_fs.sharding.layout import Level, TableIndex
+from refshard_fs.sharding.layout import Level, OffsetsLevel, TableIndex
 from refshard_fs.sharding.v2 import MaskLevel
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
