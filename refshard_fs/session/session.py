@@ -397,9 +397,9 @@ class Session(Engines):
 
     def references(self) -> Mapping[str, Any]:
         """Return the references of the source, without what was written since, as the mapping that their JSON is."""
-        keyspace = beneath(self.open())
-        if self._references is None or self._references[0] is not keyspace:
-            self._references = keyspace, references_of(keyspace, self.run)
+        shown = self.open()
+        if self._references is None or self._references[0] is not shown:
+            self._references = shown, references_of(beneath(shown), self.run)
         return self._references[1]
 
     def read_now(self, request: Request) -> bytes | None:
