@@ -17,8 +17,8 @@ TESTS = [
     "tests/targets/test_http.py::test_what_is_meant_for_one_server_goes_to_no_other",
     "tests/targets/test_http.py::test_what_passes_is_tried_again",
     "tests/targets/test_s3.py::test_certificates_are_verified_as_botocore_does",
-    "tests/test_s3.py",
-    "tests/test_filesystem.py",
+    "tests/session/test_s3.py",
+    "tests/session/test_filesystem.py",
     "tests/test_dask.py::test_local_schedulers_read_the_values[threads-zarr-dict]",
 ]
 CLUSTER = ["tests/test_dask.py::test_a_cluster_reads_the_values[zarr-path]"]  # which takes ten seconds to start

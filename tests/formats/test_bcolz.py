@@ -1,0 +1,426 @@
+"""bcolz rootdirs are groups of arrays: the writers' values, no byte too many, and an error where a file is damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numcodecs import blosc
+
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
+from refshard_fs.errors import DamagedIndex
+from tests.formats.blosc_samples import Sample, sample, samples
+from tests.servers.http import RangeServer
+from tests.sharding.in_memory import ROOT, Files
+
+ROOTDIRS = [s for s in samples() if not s.is_file]
+SOUND = [s for s in ROOTDIRS if not s.is_refused]
+named = {"ids": lambda s: s.name}
+
+
+def carray_of(values: np.ndarray[Any, Any], chunklen: int, /, **changes: Any) -> dict[str, bytes]:
+    """Return the files of a carray as bcolz lays them out."""
+    storage = {"dtype": str(values.dtype), "cparams": {"clevel": 5, "shuffle": 1, "cname": "lz4"},
+               "chunklen": chunklen, "expectedlen": len(values), "dflt": 0}  # fmt: skip
+    sizes = {"shape": list(values.shape), "nbytes": values.nbytes, "cbytes": 1}
+    files = {}
+    for i, start in enumerate(range(0, len(values), chunklen)):
+        part = np.ascontiguousarray(values[start : start + chunklen])
+        frame = blosc.compress(part, b"lz4", 5, 1)
+        files[f"{ROOT}/data/__{i}.blp"] = b"blpk\1\0\0\0" + struct.pack("<q", 1) + frame
+    storage.update({k: v for k, v in changes.items() if k in storage})
+    sizes.update({k: v for k, v in changes.items() if k in sizes})
+    files[f"{ROOT}/meta/storage"] = json.dumps(storage).encode()
+    files[f"{ROOT}/meta/sizes"] = json.dumps(sizes).encode()
+    return files
+
+
+def table_of(**columns: dict[str, bytes]) -> dict[str, bytes]:
+    files = {f"{ROOT}/__rootdirs__": json.dumps({"names": list(columns)}).encode()}
+    for name, column in columns.items():
+        files.update({url.replace(ROOT, f"{ROOT}/{name}"): data for url, data in column.items()})
+    return files
+
+
+def chunk_of(files: Files, key: str) -> np.ndarray[Any, Any]:
+    data = files.read(files.open(), key)
+    assert data is not None
+    return np.frombuffer(blosc.decompress(data), "<i8")
+
+
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_zarr_gives_the_writers_values(s: Sample) -> None:
+    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    for zarr_format in reading.FORMATS:
+        group = reading.open_group(RefShardFileSystem(fo=str(s.path), zarr_format=zarr_format))
+        if s.expected["kind"] == "ctable":
+            assert dict(group.attrs) == s.expected["attrs"]
+        assert set(group.array_keys()) == set(s.arrays)
+        for name, expected in s.arrays.items():
+            array = group[name]
+            got = reading.values(array)
+            assert list(array.shape) == expected["shape"]
+            reading.check(got, expected, zarr_format)
+            attributes = dict(array.attrs)
+            attributes.pop("_ARRAY_DIMENSIONS", None)
+            assert attributes == expected.get("attrs", {})
+
+
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
+    files = Files.of(s.path)
+    keyspace = files.open()
+    for array, expected in s.arrays.items():
+        inner = ".0" * (len(expected["shape"]) - 1)
+        lying = s.chunks(array)
+        full = min(expected["chunklen"], max(expected["shape"][0], 1))
+        count = -(-expected["shape"][0] // expected["chunklen"])
+        for number, (name, frame) in enumerate(lying[:count]):
+            files.wanted.clear()
+            data = files.read(keyspace, f"{array}/{number}{inner}")
+            begin, end = frame["offset"], frame["offset"] + frame["ctbytes"]
+            url = f"{ROOT}/{name}"
+            own = [(u, a, b) for u, a, b in files.wanted if u == url]
+            assert own == [(url, 0, 32), (url, begin, end)]
+            size = full * frame["nbytes"] // min(full, expected["shape"][0] - number * full) if number else None
+            if size is None or frame["nbytes"] == size:
+                assert data == files.files[url][begin:end]
+                assert files.wanted == own
+        assert files.run(keyspace.lookup(f"{array}/{count}{inner}")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("obj", "pickles"), ("c_snappy", "snappy"), ("c16", "meta/storage is empty")],
+)
+def test_what_cannot_be_shown_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(ManifestError, match=reason):
+        RefShardFileSystem(fo=str(sample(name).path)).ls("")
+
+
+def test_no_other_rootdir_is_refused() -> None:
+    assert {s.name.rpartition("/")[2] for s in ROOTDIRS if s.is_refused} == {"obj", "c_snappy", "c16"}
+
+
+def test_a_server_without_listings_is_asked_for_headers_and_full_frames_only(http_server: Any) -> None:
+    s = sample("i8_leftover")
+    for path in s.path.rglob("*"):
+        if path.is_file():
+            http_server.put(f"/t/{path.relative_to(s.path).as_posix()}", path.read_bytes())
+    fs = RefShardFileSystem(fo=f"{http_server.url}/t")
+    assert fs.ls("data", detail=False) == [f"data/{n}" for n in (".zarray", ".zattrs", "0", "1", "2")]
+    for number, (name, frame) in enumerate(s.chunks("data")[:2]):
+        http_server.clear()
+        data = fs.cat_file(f"data/{number}")
+        stop = 16 + frame["ctbytes"]
+        ranges = [(r.path, r.start, r.stop) for r in http_server.requests()]
+        assert ranges == [(f"/t/{name}", 0, 32), (f"/t/{name}", 16, stop)]
+        assert data == (s.path / name).read_bytes()[16:stop]
+    assert len(fs.cat_file("data/2")) == 80 + 16
+    assert fs.info("data/2")["size"] == 80 + 16
+    assert fs.cat_file("data/2", start=4, end=8) == struct.pack("<I", 80)
+
+
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_zarr_reads_each_frame_once_and_no_other_bytes(s: Sample) -> None:
+    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    with RangeServer(directory=s.path.parent) as server:
+        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}"))
+        for name, expected in s.arrays.items():
+            reading.check(reading.values(group[name]), expected, 2)
+        asked: dict[str, list[Any]] = {}
+        for request in server.requests():
+            if "/data/" in request.path:
+                asked.setdefault(request.path, []).append((request.start, request.stop))
+    due = {}
+    for name, expected in s.arrays.items():
+        count = -(-expected["shape"][0] // expected["chunklen"])
+        for path, frame in s.chunks(name)[:count]:
+            due[f"/{s.path.name}/{path}"] = [(0, 32), (16, 16 + frame["ctbytes"])]
+    assert asked == due
+
+
+def test_a_table_in_an_object_store_is_read(s3_server: Any) -> None:
+    options = s3_server.storage_options
+    bucket = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    s = sample("ct")
+    bucket.makedirs("bcolz", exist_ok=True)
+    bucket.put(str(s.path), "bcolz/ct", recursive=True)
+    fs = RefShardFileSystem(fo="s3://bcolz/ct", target_options=options, remote_protocol="s3", remote_options=options)
+    assert {"id", "x", "tag", "vec", "flag"} <= set(fs.ls("", detail=False))
+    got = b"".join(blosc.decompress(fs.cat_file(f"id/{n}")) for n in range(3))
+    assert hashlib.sha256(got[: 23 * 4]).hexdigest() == s.arrays["id"]["sha256"]
+
+
+def test_column_names_are_quoted_for_http(http_server: Any) -> None:
+    values = np.arange(5)
+    for url, data in table_of(**{"50% #1?": carray_of(values, 5)}).items():
+        http_server.put(url.replace(ROOT, "/t"), data)
+    fs = RefShardFileSystem(fo=f"{http_server.url}/t")
+    assert np.frombuffer(blosc.decompress(fs.cat_file("50% #1?/0")), "<i8").tolist() == [0, 1, 2, 3, 4]
+
+
+def test_xarray_sees_columns_that_share_a_dimension() -> None:
+    xarray = pytest.importorskip("xarray")
+    fs = RefShardFileSystem(fo=str(next(s for s in samples() if s.name == "bcolz-zipline-1.13.0/ct").path))
+    with xarray.open_dataset(fs.get_mapper(""), engine="zarr", chunks=None) as ds:
+        assert dict(ds.sizes) == {"row": 23, "vec_dim_1": 2}
+        assert ds["x"].attrs == {"units": "s"}
+        assert ds.attrs == {"title": "demo"}
+        assert ds["id"].dtype == np.int32
+        assert (ds["id"].values == 0).any()  # zeros are values: nothing is masked
+
+
+def test_dimension_names_of_the_writer_are_kept() -> None:
+    files = carray_of(np.arange(10), 4)
+    files[f"{ROOT}/__attrs__"] = b'{"_ARRAY_DIMENSIONS": ["time"], "units": "m"}'
+    for zarr_format, key, where in ((2, "data/.zattrs", None), (3, "data/zarr.json", "attributes")):
+        opened = Files(files)
+        document = json.loads(opened.read(opened.open(zarr_format=zarr_format), key) or b"")
+        if where is None:
+            assert document == {"_ARRAY_DIMENSIONS": ["time"], "units": "m"}
+        else:
+            assert document["attributes"] == {"units": "m"}
+            assert document["dimension_names"] == ["time"]
+
+
+def test_a_fill_value_masks_nothing() -> None:
+    files = Files(carray_of(np.arange(10), 4))
+    assert json.loads(files.read(files.open(), "data/.zarray") or b"")["fill_value"] is None
+    assert json.loads(files.read(files.open(zarr_format=3), "data/zarr.json") or b"")["fill_value"] == 0
+
+
+def test_zarr_format_is_2_or_3() -> None:
+    with pytest.raises(ValueError, match="zarr_format=4"):
+        RefShardFileSystem(fo="x", zarr_format=4)
+
+
+def test_a_missing_file_is_an_error_and_no_fill_value(tmp_path: Path) -> None:
+    for url, data in carray_of(np.arange(25), 10).items():
+        path = tmp_path / url.removeprefix(ROOT + "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (tmp_path / "data" / "__1.blp").unlink()
+    fs = RefShardFileSystem(fo=str(tmp_path))
+    with pytest.raises(ReferenceNotReachable, match=r"data/1.*__1\.blp.*missing"):
+        fs.cat_file("data/1")
+    with pytest.raises(ReferenceNotReachable, match="missing"):
+        fs.cat(["data/0", "data/1", "data/2"], on_error="omit")
+    with pytest.raises(KeyError):
+        fs.get_mapper("")["data/3"]
+    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    array = reading.open_group(fs)["data"]
+    assert array[:10].tolist() == list(range(10))
+    with pytest.raises(ReferenceNotReachable, match="missing"):
+        array[:]
+
+
+def test_the_files_beyond_the_last_chunk_are_not_looked_at() -> None:
+    files = carray_of(np.arange(25), 10, shape=[13], nbytes=104)  # cut, and what it was cut of still lies there
+    assert chunk_of(Files(files), "data/1").tolist()[:3] == [10, 11, 12]
+    assert files_of(files, "data") == ["0", "1"]
+    del files[f"{ROOT}/data/__2.blp"]
+    assert chunk_of(Files(files), "data/0").tolist() == list(range(10))
+
+
+def files_of(files: dict[str, bytes], directory: str) -> list[str]:
+    opened = Files(files)
+    listed = opened.run(opened.open().children(directory))
+    return [item.name for item in listed or [] if not item.name.startswith(".z")]
+
+
+@pytest.mark.parametrize("length", range(32))
+def test_a_chunk_file_cut_within_its_headers_says_so(length: int) -> None:
+    files = carray_of(np.arange(25), 10)
+    files[f"{ROOT}/data/__1.blp"] = files[f"{ROOT}/data/__1.blp"][:length]
+    with pytest.raises(DamagedIndex, match="cut short"):
+        chunk_of(Files(files), "data/1")
+
+
+def test_a_frame_that_is_cut_short_gives_no_data(tmp_path: Path) -> None:
+    files = carray_of(np.random.default_rng(0).integers(0, 2**62, 25), 10)  # does not compress: plain frames
+    for number in (1, 2):
+        name = f"{ROOT}/data/__{number}.blp"
+        assert files[name][18] & 2
+        whole = files[name]
+        for length in range(32, len(whole)):
+            files[name] = whole[:length]
+            with pytest.raises(EOFError):
+                chunk_of(Files(files), f"data/{number}")
+        files[name] = whole + b"more"
+        assert len(chunk_of(Files(files), f"data/{number}")) == 10
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "data").mkdir()
+    for url, data in files.items():
+        (tmp_path / url.removeprefix(ROOT + "/")).write_bytes(data)
+    (tmp_path / "data/__1.blp").write_bytes(files[f"{ROOT}/data/__1.blp"][:50])
+    with pytest.raises(ReferenceNotReachable, match=r"__1\.blp.*has 50 bytes"):
+        RefShardFileSystem(fo=str(tmp_path)).cat_file("data/1")
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "field"),
+    [
+        (0, b"blpX", "magic"), (4, b"\2", "version 2"), (6, b"\1", "reserved"), (8, struct.pack("<q", 2), "nchunks 2"),
+        (8, struct.pack("<q", -1), "nchunks -1"), (16, b"\3", "blosc version 3"), (17, b"\2", "versionlz"),
+        (18, b"\x09", "reserved"), (18, b"\x41", "snappy"), (18, b"\xe1", "no codec 7"), (19, b"\0", "typesize 0"),
+        (19, b"\3", "typesize 3"), (20, struct.pack("<I", 2**32 - 1), "nbytes"), (20, struct.pack("<I", 72), "nbytes"),
+        (20, struct.pack("<I", 88), "nbytes"), (20, struct.pack("<I", 0), "nbytes"),
+        (24, struct.pack("<I", 0), "blocksize"), (24, struct.pack("<I", 4096), "blocksize"),
+        (28, struct.pack("<I", 15), "ctbytes"), (28, struct.pack("<I", 2**32 - 1), "ctbytes"),
+    ],
+)  # fmt: skip
+def test_a_forged_header_is_refused_by_its_field(at: int, new: bytes, field: str) -> None:
+    files = carray_of(np.zeros(25, "<i8"), 10)
+    name = f"{ROOT}/data/__0.blp"
+    data = files[name]
+    if at == 24:
+        data = data[:18] + b"\x21" + data[19:]
+        data = data[:28] + struct.pack("<I", len(data) - 16) + data[32:]
+    files[name] = data[:at] + new + data[at + len(new) :]
+    with pytest.raises(DamagedIndex, match=field):
+        chunk_of(Files(files), "data/0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"chunklen": 0}, "chunklen"), ({"chunklen": -5}, "chunklen"), ({"chunklen": 2.5}, "chunklen"),
+        ({"chunklen": True}, "chunklen"), ({"chunklen": 2**70}, "chunklen"), ({"shape": []}, "shape"),
+        ({"shape": [-1]}, "shape"), ({"shape": "25"}, "shape"), ({"shape": [2**62, 2**62]}, "shape"),
+        ({"shape": [26]}, "nbytes"), ({"nbytes": -1}, "nbytes"), ({"dtype": "object"}, "pickles"),
+        ({"dtype": "|O"}, "pickles"), ({"dtype": "[('a', '<i4'), ('b', 'O')]"}, "pickles"), ({"dtype": None}, "dtype"),
+        ({"dtype": "int65"}, "dtype"), ({"dtype": "<U0", "nbytes": 0}, "dtype"), ({"dtype": "(2,)<i4"}, "dtype"),
+        ({"dtype": "[('a', '<i4')"}, "dtype"), ({"dtype": "__import__('os')"}, "dtype"),
+        ({"dtype": "[" * 9000}, "dtype"), ({"dtype": "m8[s/0]"}, "divisor"),
+        ({"dtype": "[('a', 'm8' '[s\\x2f0]')]"}, "divisor"), ({"dtype": "i4,M8[D/0]"}, "divisor"),
+        ({"cparams": {"cname": "snappy"}}, "snappy"), ({"cparams": {"cname": "rot13"}}, "cname"),
+        ({"cparams": {"clevel": 10}}, "cparams"), ({"cparams": None}, "cparams"),
+        ({"cparams": {"shuffle": 3}}, "cparams"),
+    ],
+)  # fmt: skip
+def test_documents_that_cannot_be_true_are_refused_by_their_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ManifestError, match=field):
+        Files(carray_of(np.arange(25), 10, **changes)).open()
+
+
+@pytest.mark.parametrize("name", ["meta/storage", "meta/sizes", "__attrs__"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"shape": 1' + b"0" * 5000 + b"}"])
+def test_a_damaged_document_is_named(name: str, content: bytes) -> None:
+    files = carray_of(np.arange(25), 10)
+    files[f"{ROOT}/{name}"] = content
+    with pytest.raises(ManifestError, match=name):
+        Files(files).open("bcolz")
+
+
+def test_a_shape_that_the_last_chunk_cannot_fill_is_stale() -> None:
+    files = Files(carray_of(np.arange(25), 10, shape=[26], nbytes=208))
+    assert chunk_of(files, "data/1").tolist() == list(range(10, 20))
+    with pytest.raises(DamagedIndex, match="nbytes 40, where its 6 rows of 8 bytes are due"):
+        chunk_of(files, "data/2")
+
+
+def test_a_missing_shape_is_an_error() -> None:
+    files = carray_of(np.arange(25), 10)
+    del files[f"{ROOT}/meta/sizes"]
+    with pytest.raises(ManifestError, match="meta/sizes is missing"):
+        Files(files).open()
+
+
+def test_numbers_of_a_header_alone_allocate_nothing() -> None:
+    rows = 2**27  # a padded chunk would take a gigabyte
+    files = carray_of(np.arange(25), 10, chunklen=rows, shape=[rows + 25], nbytes=(rows + 25) * 8)
+    frame = bytearray(files[f"{ROOT}/data/__0.blp"])
+    files[f"{ROOT}/data/__1.blp"] = carray_of(np.arange(25), 25)[f"{ROOT}/data/__0.blp"]
+    with pytest.raises(DamagedIndex, match=r"__0\.blp.*nbytes 80"):
+        chunk_of(Files(files), "data/1")
+    frame[18:32] = struct.pack("<BBIII", 3, 8, rows * 8, rows * 8, rows * 8 + 16)
+    files[f"{ROOT}/data/__0.blp"] = bytes(frame)
+    with pytest.raises(DamagedIndex, match=r"__0\.blp.*cut short"):
+        chunk_of(Files(files), "data/1")
+    endless = carray_of(np.arange(25), 10, chunklen=1, shape=[2**59], nbytes=2**62)
+    with pytest.raises(ManifestError, match="too many to list"):
+        files_of(endless, "data")
+
+
+def test_columns_must_be_equally_long() -> None:
+    files = table_of(a=carray_of(np.arange(25), 10), b=carray_of(np.arange(24), 10))
+    with pytest.raises(ManifestError, match="'a': 25, 'b': 24"):
+        Files(files).open()
+
+
+@pytest.mark.parametrize(
+    "names", [["../a"], ["a/b"], [".."], ["."], [""], ["a", "a"], ["\\a"], [7], [".zarray"], ["zarr.json"], "a", None]
+)
+def test_column_names_stay_below_the_table(names: Any) -> None:
+    files = table_of(a=carray_of(np.arange(25), 10))
+    files[f"{ROOT}/__rootdirs__"] = json.dumps({"names": names}).encode()
+    with pytest.raises(ManifestError, match="names"):
+        Files(files).open()
+
+
+def test_a_table_needs_each_of_its_columns() -> None:
+    files = table_of(a=carray_of(np.arange(25), 10), b=carray_of(np.arange(25), 10))
+    del files[f"{ROOT}/b/meta/storage"]
+    with pytest.raises(ManifestError, match="b/meta/storage is missing"):
+        Files(files).open()
+
+
+def test_a_padded_struct_shows_its_gaps() -> None:
+    aligned = np.dtype([("a", "i1"), ("b", "<i4")], align=True)
+    values = np.zeros(5, aligned)
+    values["b"] = np.arange(5)
+    files = Files(carray_of(values, 5))
+    document = json.loads(files.read(files.open(), "data/.zarray") or b"")
+    assert document["dtype"] == [["a", "|i1"], ["f1", "|V3"], ["b", "<i4"]]
+
+
+NESTED = "[('a', [('b', [('c', 'u1', (999,))], (999,))], (999,))]"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reason"),
+    [
+        (NESTED, "elements in all"),
+        (str([(f"f{i}", "u1", (999,)) for i in range(70)]), "elements in all"),
+        ("|V2000000000", "a fill value of 2000000000 bytes"),
+    ],
+    ids=["nested", "many", "long"],
+)
+def test_a_dtype_that_takes_memory_to_spell_is_refused(dtype: str, reason: str) -> None:
+    files = carray_of(np.arange(0), 10, dtype=dtype, shape=[0], nbytes=0)
+    with pytest.raises(ManifestError, match=reason):
+        Files(files).open(zarr_format=3)
+
+
+def test_titles_of_fields_are_left_out() -> None:
+    files = carray_of(np.arange(0), 10, dtype="{'names': ['a'], 'formats': ['<i4'], 'titles': [b'x']}")
+    document = json.loads(Files(files).read(Files(files).open(), "data/.zarray") or b"")
+    assert document["dtype"] == [["a", "<i4"]]
+
+
+COMPRESSED = carray_of(np.arange(25), 10)
+MEANING = {b * 8 + bit for b in (18, 19) for bit in range(8)}  # flags and typesize: only the codec knows better
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2), st.integers(0, 32 * 8 - 1).filter(lambda bit: bit not in MEANING))
+def test_a_flipped_bit_of_a_header_gives_an_error_or_the_values(number: int, bit: int) -> None:
+    name = f"{ROOT}/data/__{number}.blp"
+    damaged = bytearray(COMPRESSED[name])
+    damaged[bit // 8] ^= 1 << bit % 8
+    files = Files({**COMPRESSED, name: bytes(damaged)})
+    try:
+        got = chunk_of(files, f"data/{number}")
+    except (RefShardError, EOFError, ValueError, RuntimeError):
+        return
+    due = list(range(number * 10, min(number * 10 + 10, 25)))
+    assert got.tolist()[: len(due)] == due

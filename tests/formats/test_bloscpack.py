@@ -1,0 +1,422 @@
+"""bloscpack files are groups of one array: the writers' values, no byte too many, an error where they are damaged."""
+
+from __future__ import annotations
+
+import ast
+import json
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numcodecs import blosc
+
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.errors import DamagedIndex
+from refshard_fs.formats.bcolz.blosc import CHECKSUMS
+from refshard_fs.formats.bcolz.bloscpack import PIECE
+from tests.formats.blosc_samples import Sample, sample, samples
+from tests.servers.http import RangeServer
+from tests.sharding.in_memory import ROOT, Files
+
+EVERY = [s for s in samples() if s.is_file]
+SOUND = [s for s in EVERY if not s.is_refused]
+named = {"ids": lambda s: s.name}
+
+
+def superchunk(
+    values: np.ndarray[Any, Any],
+    frame_size: int,
+    *,
+    checksum: int = 0,
+    offsets: bool = True,
+    spare: int = 0,
+    metadata: dict[str, Any] | None = None,
+    gap: int = 0,
+) -> bytes:
+    """Return a bloscpack file of ``values`` as its specification lays it out."""
+    data = values.tobytes()
+    parts = [data[i : i + frame_size] for i in range(0, len(data), frame_size)]
+    digest = CHECKSUMS[checksum].digest
+    typesize = values.dtype.itemsize
+    frames = [blosc.compress(np.frombuffer(part, "u1"), b"lz4", 5, 1) for part in parts]
+    out = struct.pack("<4sBBBBiiqq", b"blpk", 3, offsets + 2 * (metadata is not None), checksum, typesize,
+                      frame_size, len(parts[-1]), len(parts), spare)  # fmt: skip
+    if metadata is not None:
+        text = json.dumps(metadata).encode()
+        stored = zlib.compress(text)
+        out += struct.pack("<8sBBBBIII8s", b"JSON", 0, 1, 1, 6, len(text), 2 * len(stored), len(stored), b"")
+        out += stored.ljust(2 * len(stored), b"\0") + zlib.adler32(stored).to_bytes(4, "little")
+    at = len(out) + (len(parts) + spare) * 8 * offsets
+    table, body = [], b""
+    for frame in frames:
+        body += bytes(gap)
+        table.append(at + len(body))
+        body += frame + digest(frame)
+    if offsets:
+        out += struct.pack(f"<{len(parts) + spare}q", *table, *[-1] * spare)
+    return out + body
+
+
+def numpy_metadata(values: np.ndarray[Any, Any], order: str = "C") -> dict[str, Any]:
+    return {"dtype": repr(values.dtype.str), "shape": list(values.shape), "order": order, "container": "numpy"}
+
+
+def whole(data: bytes, **options: Any) -> bytes:
+    """Return the bytes of all chunks of the one-dimensional array in a file."""
+    files = Files({ROOT: data})
+    keyspace = files.open(**options)
+    shape = json.loads(files.read(keyspace, "data/.zarray") or b"")["shape"]
+    return all_chunks(files, keyspace)[: shape[0] * _itemsize(files, keyspace)]
+
+
+def all_chunks(files: Files, keyspace: KeySpace) -> bytes:
+    keys = keyspace.grids["data"].tails()
+    return b"".join(blosc.decompress(files.read(keyspace, f"data/{key}")) for key in keys)
+
+
+def _itemsize(files: Files, keyspace: KeySpace) -> int:
+    return np.dtype(json.loads(files.read(keyspace, "data/.zarray") or b"")["dtype"]).itemsize
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_zarr_gives_the_writers_values(s: Sample, verify: bool) -> None:
+    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    expected = s.expected
+    for zarr_format in reading.FORMATS:
+        group = reading.open_group(RefShardFileSystem(fo=str(s.path), zarr_format=zarr_format, verify=verify))
+        got = reading.values(group["data"])
+        reading.check(got, expected, zarr_format)
+        attributes = dict(group["data"].attrs)
+        attributes.pop("_ARRAY_DIMENSIONS", None)
+        if expected["kind"] == "bytes":
+            assert (got.dtype, got.shape) == (np.dtype("u1"), (expected["nbytes"],))
+            assert attributes == (expected["metadata"] or {})
+        else:
+            assert list(got.shape) == expected["shape"]
+            assert attributes == {}
+
+
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
+    files = Files.of(s.path)
+    data = files.files[ROOT]
+    keyspace = files.open()
+    header, grid = s.expected["header"], keyspace.grids["data"]
+    if s.name.endswith("unaligned.blp") or not grid.size:
+        return
+    full = header["chunk_size"]
+    assert grid.size == len(header["chunks"])
+    for number, frame in enumerate(header["chunks"]):
+        begin, end = frame["offset"], frame["offset"] + frame["ctbytes"]
+        files.wanted.clear()
+        chunk = files.read(keyspace, f"data/{grid.tail(number)}")
+        assert files.wanted[-1] == (ROOT, begin, end)
+        if "offsets_at" in header:
+            table = header["offsets_at"], header["offsets_at"] + 8 * header["nchunks"]
+            assert files.wanted == [(ROOT, *table), (ROOT, begin, begin + 16), (ROOT, begin, end)]
+        if frame["nbytes"] == full:
+            assert chunk == data[begin:end]
+        else:
+            assert len(chunk or b"") == full + 16
+
+
+@pytest.mark.parametrize("s", SOUND, **named)
+@pytest.mark.parametrize("options", [{}, {"max_gap": -1}, {"max_gap": 1 << 20}], ids=str)
+def test_zarr_reads_the_table_headers_and_frames_and_no_other_bytes(s: Sample, options: dict[str, Any]) -> None:
+    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    with RangeServer(directory=s.path.parent) as server:
+        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}", **options))
+        server.clear()  # opening reads the first 4 KiB, by which files are recognised
+        reading.check(reading.values(group["data"]), s.expected, 2)
+        read = {i for r in server.requests() for i in range(r.start, r.stop)}
+    header = s.expected["header"]
+    table = range(header.get("offsets_at", 0), header.get("offsets_at", 0) + 8 * header["nchunks"])
+    frames = {i for c in header["chunks"] for i in range(c["offset"], c["offset"] + c["ctbytes"])}
+    assert read - set(table) == (frames if header["chunk_size"] else set())  # frames begin with their headers
+
+
+def itemsize_of(s: Sample) -> int:
+    text = s.expected.get("dtype", "|u1")
+    return np.dtype(ast.literal_eval(text) if text.startswith("[") else text).itemsize
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("s", SOUND, **named)
+def test_what_is_planned_for_a_chunk_is_its_frames_and_no_other_bytes(s: Sample, verify: bool) -> None:
+    header = s.expected["header"]
+    tail = CHECKSUMS[header["checksum"]].size if verify else 0
+    with RangeServer(directory=s.path.parent) as server:
+        fs = RefShardFileSystem(fo=f"{server.url}/{s.path.name}", verify=verify)
+        total = sum(c["nbytes"] for c in header["chunks"])
+        keys = [key for key in fs.find("data") if not key.endswith((".zarray", ".zattrs"))]
+        size = int(np.prod(json.loads(fs.cat_file("data/.zarray"))["chunks"])) * itemsize_of(s)
+        for number, key in enumerate(keys):
+            start, stop = number * size, min((number + 1) * size, total)
+            lying = header["chunks"][start // header["chunk_size"] : -(-stop // header["chunk_size"])]
+            planned = {i for _, a, b, _ in fs.plan(key) for i in range(a, b)}
+            assert planned == {i for c in lying for i in range(c["offset"], c["offset"] + c["ctbytes"] + tail)}
+            if len(lying) == 1 and lying[0]["nbytes"] == size and not tail:
+                assert fs.resolve(key)[1:] == (lying[0]["offset"], lying[0]["offset"] + lying[0]["ctbytes"])
+
+
+@pytest.mark.parametrize("s", [s for s in SOUND if s.name.endswith("unaligned.blp")], **named)
+def test_a_chunk_that_frames_cut_reads_these_frames_and_nothing_between_them(s: Sample) -> None:
+    files = Files.of(s.path)
+    keyspace = files.open()
+    header, (rows, width) = s.expected["header"], s.expected["shape"]
+    per_chunk = json.loads(files.read(keyspace, "data/.zarray") or b"")["chunks"][0]
+    row = width * np.dtype(s.expected["dtype"]).itemsize
+    for number, start in enumerate(range(0, rows, per_chunk)):
+        files.wanted.clear()
+        chunk = blosc.decompress(files.read(keyspace, f"data/{number}.0"))
+        stop = min(start + per_chunk, rows)
+        first, last = start * row // header["chunk_size"], (stop * row - 1) // header["chunk_size"]
+        frames = [(c["offset"], c["offset"] + c["ctbytes"]) for c in header["chunks"][first : last + 1]]
+        assert files.wanted[-len(frames) :] == [(ROOT, *frame) for frame in frames]
+        assert np.frombuffer(chunk, s.expected["dtype"])[: (stop - start) * width].tolist() == [
+            float(x) for x in range(start * width, stop * width)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("zarr", "zarr_format", "whole"), [(2, 2, True), (None, 2, True), (3, 2, False), (2, 3, False), (3, 3, False)]
+)
+def test_a_field_that_holds_an_array_is_whole_for_zarr_2_and_a_field_per_element_for_zarr_3(
+    zarr: int | None, zarr_format: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refshard_fs.core.dtypes.zarr_major", lambda: zarr)
+    inner = [("x", "<u2", (2,)), ("y", "|S3")]
+    values = np.zeros(5, [("a", "<i4"), ("b", "<f8", (2, 2)), ("c", inner)])
+    values["b"] = np.arange(20).reshape(5, 2, 2)
+    metadata = {"dtype": repr(values.dtype.descr), "shape": [5], "order": "C", "container": "numpy"}
+    files = Files({ROOT: superchunk(values, 10 * values.dtype.itemsize, metadata=metadata)})
+    keyspace = files.open(zarr_format=zarr_format)
+    if zarr_format == 3:
+        fields = json.loads(files.read(keyspace, "data/zarr.json") or b"")["data_type"]["configuration"]["fields"]
+        assert [name for name, _ in fields] == ["a", "b.0.0", "b.0.1", "b.1.0", "b.1.1", "c"]
+        return
+    fields = json.loads(files.read(keyspace, "data/.zarray") or b"")["dtype"]
+    if whole:
+        assert fields == [["a", "<i4"], ["b", "<f8", [2, 2]], ["c", [["x", "<u2", [2]], ["y", "|S3"]]]]
+        return
+    flat = [*([f"b.{i}.{j}", "<f8"] for i in range(2) for j in range(2))]
+    assert fields == [["a", "<i4"], *flat, ["c", [["x.0", "<u2"], ["x.1", "<u2"], ["y", "|S3"]]]]
+
+
+def test_metadata_of_another_array_is_refused_as_stale() -> None:
+    with pytest.raises(ManifestError, match=r"stale.*\[900\].*20000"):
+        RefShardFileSystem(fo=str(sample("app_nd.blp").path)).ls("")
+    assert [s.name for s in EVERY if s.is_refused] == ["bloscpack-0.16.0/app_nd.blp"]
+
+
+def test_only_version_3_is_read() -> None:
+    data = bytearray(sample("raw_meta.blp").path.read_bytes())
+    for version, reason in ((2, "never released"), (1, "bcolz carray"), (0, "version is 0"), (4, "version is 4")):
+        data[4] = version
+        with pytest.raises(ManifestError, match=reason):
+            Files({ROOT: bytes(data)}).open()
+
+
+def test_bytes_at_hand_are_a_source() -> None:
+    values = np.arange(1000)
+    data = superchunk(values, 1600, checksum=2, metadata=numpy_metadata(values))
+    for verify in (False, True):
+        fs = RefShardFileSystem(fo=data, verify=verify)
+        got = b"".join(blosc.decompress(fs.cat_file(f"data/{i}")) for i in range(5))
+        assert got == values.tobytes()
+
+
+def test_over_http_nothing_is_read_but_offsets_headers_and_frames(http_server: Any) -> None:
+    values = np.random.default_rng(0).integers(0, 2**62, 4000)
+    data = superchunk(values, 8000, checksum=1, spare=3, metadata=numpy_metadata(values))
+    fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
+    assert fs.find("data")[-1] == "data/3"
+    http_server.clear()
+    chunk = fs.cat_file("data/2")
+    frame = data.index(chunk[:40])
+    asked = [(r.start, r.stop) for r in http_server.requests()]
+    assert asked[-2:] == [(frame, frame + 16), (frame, frame + len(chunk))]
+    assert all(stop <= frame + len(chunk) for _, stop in asked)
+    assert np.frombuffer(blosc.decompress(chunk), "<i8").tolist() == values[2000:3000].tolist()
+
+
+@pytest.mark.parametrize("checksum", range(9))
+@pytest.mark.parametrize("offsets", [True, False])
+def test_checksums_are_verified_on_request(checksum: int, offsets: bool) -> None:
+    values = np.random.default_rng(checksum).integers(0, 255, 2500, dtype="u1")
+    data = superchunk(values, 1000, checksum=checksum, offsets=offsets)
+    assert whole(data) == whole(data, verify=True) == values.tobytes()
+    files = Files({ROOT: data[:-200] + bytes([data[-200] ^ 1]) + data[-199:]})  # within the last frame
+    assert files.read(files.open(), "data/2")
+    keyspace = files.open(verify=True)
+    if checksum:
+        with pytest.raises(ValueError, match=f"{CHECKSUMS[checksum].name} checksum"):
+            files.read(keyspace, "data/2")
+    assert files.read(keyspace, "data/1")
+
+
+def test_a_chunk_that_fails_its_checksum_is_no_missing_chunk(tmp_path: Any) -> None:
+    data = bytearray(sample("nd_crc32.blp").path.read_bytes())
+    frame = sample("nd_crc32.blp").expected["header"]["chunks"][1]
+    data[frame["offset"] + 300] ^= 4
+    (tmp_path / "x.blp").write_bytes(data)
+    fs = RefShardFileSystem(fo=str(tmp_path / "x.blp"), verify=True)
+    with pytest.raises(ReferenceNotReachable, match="'data/1'.*crc32 checksum"):
+        fs.cat_file("data/1")
+    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    with pytest.raises(ReferenceNotReachable, match="crc32 checksum"):
+        reading.open_group(fs)["data"][:]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("frame_size", [8, 40, 80, 200, 333, 400, 1000, 2**12])
+def test_whole_rows_are_shown_whatever_the_frames_are(order: str, frame_size: int) -> None:
+    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    values = np.arange(13 * 10).reshape(13, 10)
+    flat = values.T if order == "F" else values
+    for offsets in (True, False):
+        data = superchunk(np.ascontiguousarray(flat).ravel(), frame_size, checksum=1, offsets=offsets, gap=5 * offsets,
+                          metadata=numpy_metadata(values, order))  # fmt: skip
+        for zarr_format in reading.FORMATS:
+            for verify in (False, True):
+                fs = RefShardFileSystem(fo=data, zarr_format=zarr_format, verify=verify)
+                np.testing.assert_array_equal(reading.values(reading.open_group(fs)["data"]), values)
+
+
+def test_a_table_of_offsets_is_read_in_pieces() -> None:
+    values = np.arange(PIECE + 100, dtype="<i2")
+    data = superchunk(values, 2, spare=7)
+    files = Files({ROOT: data})
+    keyspace = files.open()
+    for number in (0, PIECE - 1, PIECE, PIECE + 99):
+        files.wanted.clear()
+        assert blosc.decompress(files.read(keyspace, f"data/{number}")) == values[number].tobytes()
+        start = 32 + number // PIECE * PIECE * 8
+        assert files.wanted[0] == (ROOT, start, start + 8 * min(PIECE, PIECE + 100 - number // PIECE * PIECE))
+
+
+def test_small_frames_are_walked_many_at_a_time_and_large_ones_by_their_headers() -> None:
+    small = superchunk(np.arange(20_000, dtype="<i2"), 20, offsets=False, checksum=1)
+    files = Files({ROOT: small})
+    keyspace = files.open()
+    assert blosc.decompress(files.read(keyspace, "data/1999")) == np.arange(19990, 20000, dtype="<i2").tobytes()
+    assert len(files.wanted) < 6
+    noise = np.random.default_rng(1).integers(0, 2**62, 100_000)
+    large = superchunk(noise, 80_000, offsets=False, checksum=1)
+    files = Files({ROOT: large})
+    keyspace = files.open()
+    files.wanted.clear()
+    assert blosc.decompress(files.read(keyspace, "data/9")) == noise[90_000:].tobytes()
+    assert [stop - start for _, start, stop in files.wanted] == [16] * 9 + [80_016]
+    files.wanted.clear()
+    assert blosc.decompress(files.read(keyspace, "data/4")) == noise[40_000:50_000].tobytes()
+    assert len(files.wanted) == 1  # the way is known
+
+
+VALUES = np.arange(2500)
+PLAIN = superchunk(VALUES, 8000, checksum=1, spare=4, metadata=numpy_metadata(VALUES))
+TABLE = PLAIN.index(struct.pack("<4q", -1, -1, -1, -1)) - 24
+
+
+def put(at: int, new: bytes, data: bytes = PLAIN) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "field"),
+    [
+        (5, b"\x07", "options"), (6, b"\x09", "checksum"), (8, struct.pack("<i", -1), "chunk_size"),
+        (8, struct.pack("<i", 0), "last_chunk"), (8, struct.pack("<i", 2**31 - 1), "chunk_size"),
+        (12, struct.pack("<i", -1), "last_chunk"), (12, struct.pack("<i", 8001), "last_chunk"),
+        (12, struct.pack("<i", 0), "last_chunk"), (12, struct.pack("<i", 3999), "shape"),
+        (16, struct.pack("<q", -1), "nchunks"), (16, struct.pack("<q", 2**62), "nchunks"),
+        (16, struct.pack("<q", 2), "shape"), (16, struct.pack("<q", 0), "shape"),
+        (24, struct.pack("<q", -1), "max_app_chunks"), (24, struct.pack("<q", 2**62), "max_app_chunks"),
+        (32, b"YAML", "magic"), (40, b"\1", "options"), (41, b"\x09", "checksum"), (42, b"\2", "codec"),
+        (44, struct.pack("<I", 2**31), "meta_size"), (44, struct.pack("<I", 3), "meta_size"),
+        (48, struct.pack("<I", 1), "max_meta_size"), (48, struct.pack("<I", 2**32 - 1), "max_meta_size"),
+        (52, struct.pack("<I", 2**32 - 1), "meta_comp_size"), (52, struct.pack("<I", 10), "checksum"),
+        (70, b"\xff", "adler32 checksum"), (TABLE - 1, b"\xff", "adler32 checksum"),
+    ],
+)  # fmt: skip
+def test_a_forged_header_is_refused_by_its_field(at: int, new: bytes, field: str) -> None:
+    with pytest.raises(ManifestError, match=field):
+        Files({ROOT: put(at, new)}).open()
+
+
+@pytest.mark.parametrize("offset", [-1, 0, TABLE + 48, len(PLAIN) - 15, len(PLAIN), 2**62, -(2**63)])
+def test_a_forged_offset_is_refused(offset: int) -> None:
+    files = Files({ROOT: put(TABLE + 8, struct.pack("<q", offset))})
+    with pytest.raises(DamagedIndex, match=f"offset {offset} of chunk 1"):
+        files.read(files.open(), "data/1")
+
+
+def test_frames_that_lie_scattered_over_the_file_are_read_and_nothing_between_them(http_server: Any) -> None:
+    values = np.arange(700.0).reshape(100, 7)
+    data = superchunk(values.ravel(), 1000, metadata=numpy_metadata(values), gap=5000)
+    fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
+    reads = fs.plan(["data/0.0", "data/1.0"])
+    assert len(reads) == 3  # the second frame is of both chunks
+    assert [keys for _, _, _, keys in reads] == [("data/0.0",), ("data/0.0", "data/1.0"), ("data/1.0",)]
+    http_server.clear()
+    got = b"".join(blosc.decompress(frame) for frame in fs.cat(["data/0.0", "data/1.0"]).values())
+    assert got == values.tobytes()[: len(got)]
+    assert sorted((r.start, r.stop) for r in http_server.requests()) == sorted((a, b) for _, a, b, _ in reads)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"shape": [2500, 2]}, {"shape": [-2500]}, {"shape": [2**40, 2**40]}, {"shape": None}, {"order": "K"},
+        {"dtype": "'O'"}, {"dtype": "[('a', 'O')]"}, {"dtype": "f()"}, {"dtype": 7}, {"shape": [1] * 33 + [2500]},
+    ],
+)  # fmt: skip
+def test_metadata_that_cannot_be_true_is_refused_by_its_field(metadata: dict[str, Any]) -> None:
+    data = superchunk(VALUES, 8000, metadata={**numpy_metadata(VALUES), **metadata})
+    with pytest.raises(ManifestError, match=next(iter(metadata))):
+        Files({ROOT: data}).open()
+
+
+def test_metadata_inflates_to_what_it_says_and_no_more() -> None:
+    bomb = zlib.compress(bytes(2**24), 9)
+    header = struct.pack("<8sBBBBIII8s", b"JSON", 0, 0, 1, 9, 100, len(bomb), len(bomb), b"")
+    with pytest.raises(ManifestError, match="meta_size"):
+        Files({ROOT: put(5, b"\3")[:32] + header + bomb + bytes(1000)}).open()
+
+
+def test_a_file_cut_anywhere_gives_an_error_or_the_whole_values() -> None:
+    for length in range(4, len(PLAIN)):
+        files = Files({ROOT: PLAIN[:length]})
+        with pytest.raises((ManifestError, DamagedIndex)):
+            all_chunks(files, files.open())
+
+
+def test_other_attributes_of_an_array_are_carried() -> None:
+    files = Files({ROOT: superchunk(VALUES, 8000, metadata={**numpy_metadata(VALUES), "units": "m"})})
+    attributes = json.loads(files.read(files.open(), "data/.zattrs") or b"")
+    assert attributes == {"units": "m", "_ARRAY_DIMENSIONS": ["dim_0"]}
+
+
+def test_a_header_alone_allocates_nothing() -> None:
+    header = struct.pack("<4sBBBBiiqq", b"blpk", 3, 0, 0, 8, 2**31 - 17, 8, 2, 0)
+    with pytest.raises(ManifestError, match="chunk_size"):
+        Files({ROOT: header + bytes(100)}).open()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(32, len(PLAIN) * 8 - 1), st.booleans())
+def test_a_flipped_bit_gives_an_error_or_the_values_when_verified(bit: int, walked: bool) -> None:
+    data = superchunk(VALUES, 8000, checksum=4, offsets=False, metadata=numpy_metadata(VALUES)) if walked else PLAIN
+    damaged = bytearray(data)
+    damaged[bit // 8 % len(data)] ^= 1 << bit % 8
+    try:
+        got = whole(bytes(damaged), verify=True)
+    except (RefShardError, ValueError):
+        return
+    assert got == VALUES.tobytes()

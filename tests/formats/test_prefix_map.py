@@ -1,0 +1,310 @@
+"""Prefix maps of arrays and of whole sources, and a hierarchy with arrays of every kind over HTTP."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from refshard_fs import ManifestError, NotListable, ReferenceNotReachable, TargetChanged, TargetNotAllowed
+from tests.formats.test_chunk_manifest import metadata, needs_zarr_3, opened
+from tests.servers.http import RangeServer
+
+GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+def put(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+
+
+def declared(manifest: Any) -> Any:
+    return [{"name": "chunk-manifest-json", "configuration": {"manifest": manifest}}]
+
+
+# ---------------------------------------------------------------------- of one array
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> Path:
+    """An array of 3 x 3 chunks: row 0 from one store, row 1 from another, the rest by a third prefix and by entries."""
+    for j in range(3):
+        put(tmp_path / f"one/c/0/{j}", b"a%d" % j)
+        put(tmp_path / f"one/c/1/{j}", b"no")
+        put(tmp_path / f"two/part.{j}", b"b%d" % j)
+    put(tmp_path / "rest/2.1", b"r1")
+    put(tmp_path / "rest/2.2", b"r2")
+    manifest = {
+        "prefix": {
+            "0.": {"path": "../one/c/0/"},
+            "1.": {"path": "../two/part."},
+            "": {"path": "../rest/"},
+            "2.0.": {"path": "../two/part.0"},
+        },
+        "0.1": {"data": "XX"},
+        "1.2": {},
+    }
+    put(tmp_path / "x/zarr.json", metadata((6, 6), (2, 2), manifest))
+    return tmp_path
+
+
+def test_the_longest_prefix_wins_and_entries_beat_prefixes(mapped: Path) -> None:
+    fs = opened(str(mapped / "x"))
+    found = {f"{i}/{j}": fs.cat_file(f"c/{i}/{j}") for i in range(3) for j in range(3) if (i, j) != (1, 2)}
+    assert found == {
+        "0/0": b"a0", "0/1": b"XX", "0/2": b"a2", "1/0": b"b0", "1/1": b"b1", "2/0": b"b0", "2/1": b"r1", "2/2": b"r2",
+    }  # fmt: skip
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("c/1/2")
+    assert fs.info("c/1/2")["empty"]
+    assert not fs.exists("c/3/0")
+
+
+def test_listings_merge(mapped: Path) -> None:
+    fs = opened(str(mapped / "x"))
+    assert fs.find("c") == ["c/0/0", "c/0/1", "c/0/2", "c/1/0", "c/1/1", "c/2/0", "c/2/1", "c/2/2"]
+    assert fs.ls("c", detail=False) == ["c/0", "c/1", "c/2"]
+    assert [e["size"] for e in fs.ls("c/0")] == [2, 2, 2]
+    assert fs.isdir("c/2")
+    assert not fs.isdir("c/3")
+
+
+def test_an_object_that_is_not_there_is_an_absent_chunk(mapped: Path) -> None:
+    (mapped / "two/part.1").unlink()
+    fs = opened(str(mapped / "x"))
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("c/1/1")
+    assert fs.find("c/1") == ["c/1/0"]
+
+
+def test_coordinates_may_be_directories(tmp_path: Path) -> None:
+    for i in range(2):
+        for j in range(3):
+            put(tmp_path / f"far/c/{i}/{j}", b"%d%d" % (i, j))
+    put(tmp_path / "far/c/0/x", b"stray")
+    manifest = {"prefix": {"": {"path": f"file://{tmp_path}/far/c/", "separator": "/"}}}
+    put(tmp_path / "x/zarr.json", metadata((4, 6), (2, 2), manifest))
+    fs = opened(str(tmp_path / "x"))
+    assert fs.cat_file("c/1/2") == b"12"
+    assert fs.find("c") == [f"c/{i}/{j}" for i in range(2) for j in range(3)]
+    assert fs.ls("c", detail=False) == ["c/0", "c/1"]
+
+
+def test_what_cannot_be_listed_says_so_and_is_read(http_server: RangeServer) -> None:
+    http_server.put("/far/0", b"ab")
+    manifest = {"prefix": {"": {"path": f"{http_server.url}/far/"}}}
+    fs = opened({"x/zarr.json": json.dumps(metadata((4,), (2,), manifest))})
+    assert fs.cat_file("x/c/0") == b"ab"
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("x/c/1")
+    with pytest.raises(NotListable, match="/far/"):
+        fs.ls("x/c")
+
+
+# ---------------------------------------------------------------------- of a whole source
+
+
+def stores(folder: Path) -> None:
+    for name in ("a", "b"):
+        put(folder / f"{name}.zarr/zarr.json", GROUP)
+        put(folder / f"{name}.zarr/x/zarr.json", metadata((4,), (2,), None))
+        put(folder / f"{name}.zarr/x/c/0", name.encode() * 2)
+
+
+def test_one_group_from_many_stores(tmp_path: Path) -> None:
+    stores(tmp_path)
+    manifest = {
+        "prefix": {"a/": {"path": "../a.zarr/"}, "deep/b/": {"path": f"file://{tmp_path}/b.zarr"}},
+        "a/x/c/1": {"data": "zz"},
+        "deep/note": {"path": "../a.zarr/x/c/0", "offset": 1},
+        "a/x/c/0": {},
+    }
+    root = GROUP | {"attributes": {"t": 1}, "storage_transformers": declared(manifest)}
+    put(tmp_path / "s.zarr/zarr.json", root)
+    put(tmp_path / "s.zarr/own/zarr.json", metadata((4,), (2,), None))
+    put(tmp_path / "s.zarr/own/c/0", b"oo")
+    put(tmp_path / "s.zarr/a/hidden", b"")
+    fs = opened(str(tmp_path / "s.zarr"))
+    assert json.loads(fs.cat_file("zarr.json")) == GROUP | {"attributes": {"t": 1}}
+    assert fs.cat_file("deep/b/x/c/0") == b"bb"
+    assert fs.cat_file("own/c/0") == b"oo"
+    assert fs.cat_file("a/x/c/1") == b"zz"
+    assert fs.cat_file("deep/note") == b"a"
+    assert fs.info("a/x/c/0")["empty"]
+    for absent in ("a/x/c/0", "a/hidden", "b/x/c/0", "deep/b/y"):
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(absent)
+    assert fs.find("") == [
+        "a/x/c/1", "a/x/zarr.json", "a/zarr.json", "deep/b/x/c/0", "deep/b/x/zarr.json", "deep/b/zarr.json",
+        "deep/note", "own/c/0", "own/zarr.json", "zarr.json",
+    ]  # fmt: skip
+    assert fs.ls("", detail=False) == ["a", "deep", "own", "zarr.json"]
+    assert fs.isdir("deep")
+    assert fs.isdir("deep/b/x")
+    assert not fs.isdir("deep/c")
+
+
+def test_the_longest_prefix_owns_its_keys(tmp_path: Path) -> None:
+    stores(tmp_path)
+    manifest = {"prefix": {"": {"path": "../a.zarr"}, "x/": {"path": "../b.zarr/x/"}}}
+    put(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declared(manifest)})
+    fs = opened(str(tmp_path / "s"))
+    assert fs.cat_file("x/c/0") == b"bb"
+    assert json.loads(fs.cat_file("zarr.json")) == GROUP
+    assert fs.find("") == ["x/c/0", "x/zarr.json", "zarr.json"]
+
+
+def test_a_map_in_a_file_of_its_own(tmp_path: Path) -> None:
+    stores(tmp_path)
+    put(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declared("maps/all.json")})
+    put(tmp_path / "s/maps/all.json", {"prefix": {"a/": {"path": "../../a.zarr/"}}})
+    assert opened(str(tmp_path / "s")).cat_file("a/x/c/0") == b"aa"
+
+
+def test_a_map_is_a_source_of_its_own(tmp_path: Path) -> None:
+    stores(tmp_path)
+    document = declared({"prefix": {"a/": {"path": "a.zarr/"}, "b/": {"path": "b.zarr/"}}})[0]
+    put(tmp_path / "all.json", document)
+    fs = opened(str(tmp_path / "all.json"))
+    assert fs.ls("", detail=False) == ["a", "b", "zarr.json"]
+    assert fs.cat_file("b/x/c/0") == b"bb"
+    assert json.loads(fs.cat_file("zarr.json")) == GROUP
+    held = opened(json.dumps(document).encode(), base_url=str(tmp_path))
+    assert held.cat_file("a/x/c/0") == b"aa"
+    root = declared({"prefix": {"": {"path": "a.zarr/"}}})[0]
+    put(tmp_path / "root.json", root)
+    assert opened(str(tmp_path / "root.json")).find("") == ["x/c/0", "x/zarr.json", "zarr.json"]
+
+
+def test_a_mapped_store_may_hold_manifests(tmp_path: Path) -> None:
+    put(tmp_path / "far/x/zarr.json", metadata((4,), (2,)))
+    put(tmp_path / "far/x/manifest.json", {"0": {"path": "../raw", "offset": 1, "length": 2}})
+    put(tmp_path / "far/raw", b"0123")
+    put(tmp_path / "all.json", declared({"prefix": {"a/": {"path": "far"}}})[0])
+    assert opened(str(tmp_path / "all.json")).cat_file("a/x/c/0") == b"12"
+
+
+def test_a_reference_set_may_map_its_own_keys(tmp_path: Path) -> None:
+    refs = {
+        "zarr.json": json.dumps(GROUP | {"storage_transformers": declared({"prefix": {"new/": {"path": "old/"}}})}),
+        "old/x/zarr.json": json.dumps(metadata((4,), (2,), None)),
+        "old/x/c/0": "ab",
+    }
+    fs = opened(refs)
+    assert fs.cat_file("new/x/c/0") == b"ab"
+    assert fs.find("new") == ["new/x/c/0", "new/x/zarr.json"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "named"),
+    [
+        ({"prefix": {"a": {"path": "x"}}}, "'a'"),
+        ({"prefix": {"../a/": {"path": "x"}}}, r"'\.\./a/'"),
+        ({"prefix": {"a/": {"path": ""}}}, "'a/'"),
+        ({"prefix": {"a/": {"path": "x", "separator": "/"}}}, "'a/'"),
+        ({"/a": {"path": "x"}}, "'/a'"),
+        ({"a/../b": {"path": "x"}}, r"a/\.\./b"),
+        ({"a": {"path": "x", "offset": -1}}, "'a'"),
+        ({"a": {"length": 1}}, "'a'"),
+    ],
+)
+def test_maps_that_break_the_format_are_refused(tmp_path: Path, manifest: Any, named: str) -> None:
+    put(tmp_path / "zarr.json", GROUP | {"storage_transformers": declared(manifest)})
+    with pytest.raises(ManifestError, match=named):
+        opened(str(tmp_path)).cat_file("zarr.json")
+
+
+def test_what_a_map_names_and_is_not_there_is_an_error(tmp_path: Path) -> None:
+    put(tmp_path / "zarr.json", GROUP | {"storage_transformers": declared({"a": {"path": "gone"}})})
+    with pytest.raises(ReferenceNotReachable):
+        opened(str(tmp_path)).cat_file("a")
+
+
+def test_what_a_map_names_among_its_keys_is_held_to_what_it_says(tmp_path: Path) -> None:
+    put(tmp_path / "raw", b"0123")
+    keys = {
+        "there": {"path": "data", "offset": 1, "length": 2},
+        "changed": {"path": "data", "length": 2, "last_modified": "1990-01-01T00:00:00Z"},
+        "short": {"path": "data", "length": 9},
+        "text": {"path": "note", "length": 9},
+        "gone": {"path": "nothing"},
+    }
+    refs = {
+        "zarr.json": json.dumps(GROUP | {"storage_transformers": declared(keys)}),
+        "data": [f"file://{tmp_path}/raw", 0, 4],
+        "note": "four",
+    }
+    fs = opened(refs)
+    assert fs.cat_file("there") == b"12"
+    with pytest.raises(TargetChanged):
+        fs.cat_file("changed")
+    for key, why in (("short", "lie outside"), ("text", "lie outside"), ("gone", "no such key")):
+        with pytest.raises(ReferenceNotReachable, match=why) as refused:
+            fs.cat_file(key)
+        assert "not known" not in str(refused.value)
+
+
+@pytest.mark.parametrize("where", ["array", "prefix", "map", "mount"])
+def test_manifests_from_elsewhere_reach_no_local_files(http_server: RangeServer, tmp_path: Path, where: str) -> None:
+    put(tmp_path / "secret/0", b"ab")
+    url = f"file://{tmp_path}/secret/"
+    manifest = {"array": {"0": {"path": url + "0"}}, "prefix": {"prefix": {"": {"path": url}}}}.get(where)
+    http_server.put("/s/x/zarr.json", json.dumps(metadata((4,), (2,), manifest)).encode())
+    keys = {"map": {"key": {"path": url + "0"}}, "mount": {"prefix": {"m/": {"path": url}}}}.get(where, {})
+    http_server.put("/s/zarr.json", json.dumps(GROUP | {"storage_transformers": declared(keys)}).encode())
+    key = {"map": "key", "mount": "m/0"}.get(where, "x/c/0")
+    with pytest.raises(TargetNotAllowed, match="allow="):
+        opened(f"{http_server.url}/s").cat_file(key)
+    assert opened(f"{http_server.url}/s", allow=[url, http_server.url]).cat_file(key) == b"ab"
+
+
+# ---------------------------------------------------------------------- everything at once
+
+
+@needs_zarr_3
+def test_xarray_reads_arrays_of_every_kind_in_one_store_over_http(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    data = np.arange(16 * 16, dtype="<i4").reshape(16, 16)
+    names = ("plain", "sharded", "manifest", "manifest_of_shards", "mapped")
+    root = zarr.open_group(tmp_path / "s.zarr", mode="w", zarr_format=3)
+    for i, name in enumerate(names):
+        shards = (8, 8) if "shard" in name else None
+        array = root.create_array(
+            name, shape=data.shape, dtype=data.dtype, chunks=(4, 4), shards=shards, dimension_names=("y", "x")
+        )
+        array[...] = data * (i + 1)
+    blob = b"\xaa" * 5
+    for name in names[2:4]:
+        manifest = {}
+        for chunk in sorted((tmp_path / "s.zarr" / name / "c").rglob("*")):
+            if chunk.is_file():
+                content = chunk.read_bytes()
+                key = ".".join(chunk.relative_to(tmp_path / "s.zarr" / name / "c").parts)
+                manifest[key] = {"path": "../../far/blob", "offset": len(blob), "length": len(content)}
+                blob += content + b"\xaa"
+                chunk.unlink()
+        put(tmp_path / "s.zarr" / name / "manifest.json", manifest)
+    put(tmp_path / "far/blob", blob)
+    (tmp_path / "s.zarr/mapped/c").rename(tmp_path / "far/mapped")
+    manifests: dict[str, Any] = dict.fromkeys(names[2:4], "./manifest.json")
+    manifests["mapped"] = {"prefix": {"": {"path": "../../far/mapped/", "separator": "/"}}}
+    for name, manifest in manifests.items():
+        path = tmp_path / "s.zarr" / name / "zarr.json"
+        put(path, json.loads(path.read_bytes()) | {"storage_transformers": declared(manifest)})
+    members = {name: json.loads((tmp_path / "s.zarr" / name / "zarr.json").read_bytes()) for name in names}
+    inline = {"kind": "inline", "must_understand": False, "metadata": members}
+    put(tmp_path / "s.zarr/zarr.json", GROUP | {"consolidated_metadata": inline})
+    with RangeServer(directory=tmp_path) as server, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
+        fs = opened(f"{server.url}/s.zarr", asynchronous=True)
+        store = zarr.storage.FsspecStore(fs, path="")
+        with xr.open_zarr(store, consolidated=True) as found:
+            assert set(found.data_vars) == set(names)
+            for i, name in enumerate(names):
+                assert np.array_equal(found[name].values, data * (i + 1)), name
+        assert not any("/mapped/c" in r.path or "/manifest/c" in r.path for r in server.requests())

@@ -1,0 +1,217 @@
+"""Arrays whose chunks are by key are the same as those in columns, whatever is asked of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core.columns import ChunkTable
+from refshard_fs.core.keys import parent
+from refshard_fs.core.zarrmeta import dumps
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
+from refshard_fs.references import binary as compiled
+from refshard_fs.references import binary as pickled
+from refshard_fs.references import builder
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.reference_set import References, ReferenceSet
+from tests.references.test_key_table import answer
+
+ARRAY = {"zarr_format": 2, "shape": [3, 4], "chunks": [1, 2], "dtype": "<f4", "compressor": None, "fill_value": 0}
+ARRAY |= {"order": "C", "filters": None}
+COUNT = 600
+
+
+def many(count: int = COUNT) -> dict[str, Any]:
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format":2}'}
+    for i in range(count):
+        refs[f"g/v{i}/.zarray"] = json.dumps(ARRAY | {"fill_value": i})
+        refs[f"g/v{i}/{i % 3}.1"] = [f"u{i % 7}", i, 8] if i % 5 else "base64:AAAAAAAAAAA="
+    return refs
+
+
+def rows(tables: Any) -> dict[str, dict[int, Any]]:
+    found: dict[str, ChunkTable] = dict(tables.items())
+    return {path: dict(table.rows()) for path, table in found.items() if table}
+
+
+def read(document: Any, *, by_key: bool) -> ReferenceSet:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "MANY", 0 if by_key else 10**9)
+        patch.setattr(builder, "EACH", 10**9)
+        patch.setattr(builder, "SMALL", 10**9 if by_key else 0)
+        data = document if isinstance(document, bytes) else dumps(document)
+        refs = JsonIndex("refs.json").decode(data)
+    assert not by_key or not refs.chunks
+    return refs
+
+
+def check(one: ReferenceSet, other: ReferenceSet) -> None:
+    """Compare two sets in all that they can be asked."""
+    assert dict(References(one)) == dict(References(other))
+    assert len(one) == len(other)
+    assert sorted(one) == sorted(other)
+    directories = {path for key in one for path in (parent(key)[0], parent(parent(key)[0])[0])}
+    spaces = [FlatKeySpace(refs, str, "refs.json") for refs in (one, other)]
+    for path in sorted(directories | {"", "missing"}):
+        listed = [answer(space.children(path)) for space in spaces]
+        assert listed[0] == listed[1]
+        assert len({answer(space.is_directory(path)) for space in spaces}) == 1
+        assert spaces[0].grids.get(path) == spaces[1].grids.get(path)
+    assert spaces[0].holds_all_metadata == spaces[1].holds_all_metadata
+    assert rows(one.tables) == rows(other.tables)
+    assert dict(one.side.items()) == dict(other.side.items())
+    assert sorted(one.grids) == sorted(other.grids)
+
+
+def test_many_small_arrays_are_kept_by_key_and_answer_as_others_do() -> None:
+    document = many()
+    found = JsonIndex("refs.json").decode(dumps(document))
+    assert not found.chunks
+    check(found, read(document, by_key=False))
+    check(parse_document(document, "refs.json", {}), read(document, by_key=False))
+
+
+keys = st.one_of(
+    st.builds("{}/{}.{}".format, st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 2)),
+    st.sampled_from(["a/x", "b", "a/0/1", "d/.zgroup", "b/.zattrs", "c//1.1", 'a/x"1', 'a/"/0', '"0', "a/\ud800c"]),
+)
+values = st.one_of(
+    st.tuples(st.sampled_from(["u", "v"]), st.integers(0, 9), st.integers(0, 9)).map(list),
+    st.sampled_from(["data", "base64:QUI=", "base64:", "a\n", "\\", 'é"', "\x01"]),
+    st.just({"zarr_format": 2}),
+)
+metadata = st.tuples(
+    st.sampled_from(["a/.zarray", "b/.zarray", "c/.zarray"]), st.sampled_from([json.dumps(ARRAY), ARRAY])
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.tuples(keys, values), metadata), min_size=1, max_size=30), metadata)
+def test_any_set_is_the_same_by_key_and_in_columns(items: list[tuple[str, Any]], more: tuple[str, Any]) -> None:
+    text = ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in [more, *items])
+    data = b"{" + text.encode() + b"}"
+    check(read(data, by_key=True), read(data, by_key=False))
+
+
+def test_the_compiled_form_and_pickles_keep_it_as_it_is() -> None:
+    refs = JsonIndex("refs.json").decode(dumps(many()))
+    for again in (compiled.unpack(memoryview(b"".join(compiled.pack(refs)))), pickled.swell(pickled.shrink(refs))):
+        assert again.where == "refs.json"
+        check(again, refs)
+
+
+def test_keys_may_have_quotes() -> None:
+    odd = {'g/v7/x"1': ["u", 1, 2], 'g/v7/"/0': ["u", 3, 4], '"c': "data", 'g/v8/"0': "data", "g/v9/q/0": ["u", 5, 6]}
+    document = {**many(), **odd}
+    found = JsonIndex("refs.json").decode(dumps(document))
+    assert not found.chunks
+    check(found, read(document, by_key=False))
+
+
+@pytest.mark.parametrize("from_memory", [False, True])
+def test_marks_are_found_in_metadata(*, from_memory: bool) -> None:
+    marks = (b"sharding_indexed", b'"shards"')
+    for mark in (None, "sharding_indexed", "shards", "resharded"):
+        document = many()
+        document["g/v7/.zarray"] = json.dumps(ARRAY | ({} if mark is None else {mark: 1}))
+        refs = JsonIndex("refs.json").decode(dumps(document))
+        if from_memory:
+            refs = compiled.unpack(memoryview(b"".join(compiled.pack(refs))))
+        assert FlatKeySpace(refs, str, "refs.json").metadata_lacks(marks) == (mark in (None, "resharded"))
+
+
+def test_a_set_that_has_many_chunks_after_all_is_in_columns() -> None:
+    document: dict[str, Any] = {f"v{i}/.zarray": json.dumps(ARRAY | {"shape": [100]}) for i in range(COUNT)}
+    document = {key: value.replace('"chunks": [1, 2]', '"chunks": [1]') for key, value in document.items()}
+    document |= {f"v{i}/{j}": ["u", j, 1] for i in range(COUNT) for j in range(40)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "SMALL", 39)
+        refs = JsonIndex("refs.json").decode(dumps(document))
+    assert len(refs.chunks) == COUNT
+    assert sum(map(len, refs.tables.values())) == COUNT * 40
+    assert dict(References(refs)) == document
+
+
+def test_what_was_in_columns_before_is_put_aside_in_its_order() -> None:
+    first = {"a/.zarray": json.dumps(ARRAY), "a/0.0": ["u", 1, 2], "a/0.1": "data", "a/1.0": ["u", 3, 4]}
+    again = {"a/0.0": "later", "a/0.1": ["u", 5, 6]}
+    padding = {f"x{i}": ["u", i, 1] for i in range(20_000)}
+    text = ",".join(dumps(part).decode()[1:-1] for part in (first, padding, again, many(3000)))
+    refs = JsonIndex("refs.json").decode(b"{" + text.encode() + b"}")
+    assert dict(References(refs)) == first | padding | again | many(3000)
+
+
+def test_damaged_metadata_are_an_error_that_names_them_when_they_are_asked_for() -> None:
+    document = many()
+    document["g/v7/.zarray"] = json.dumps(ARRAY | {"chunks": "many"})
+    refs = JsonIndex("refs.json").decode(dumps(document))
+    assert refs.value("g/v8/2.1") is not None
+    with pytest.raises(ManifestError, match=r"g/v7/\.zarray.* of refs\.json"):
+        refs.grids.get("g/v7")
+    with pytest.raises(ManifestError, match=r"g/v7/\.zarray.* of refs\.json"):
+        len(refs.tables)
+
+
+def test_a_filesystem_reads_lists_saves_and_pickles_it(tmp_path: Path) -> None:
+    for i in range(7):
+        (tmp_path / f"u{i}").write_bytes(bytes(range(250)) * 4)
+    (tmp_path / "refs.json").write_bytes(dumps(many()))
+    fs = RefShardFileSystem(str(tmp_path / "refs.json"), index_cache=str(tmp_path / "cache"))
+    for source in (fs, RefShardFileSystem(str(tmp_path / "refs.json"), index_cache=str(tmp_path / "cache"))):
+        assert source.cat("g/v8/2.1") == bytes(range(8, 16))
+        assert source.cat("g/v5/2.1") == bytes(8)
+        assert sorted(source.find("g/v8")) == ["g/v8/.zarray", "g/v8/2.1"]
+        assert len(source.ls("g", detail=False)) == COUNT
+        assert source.info("g/v8/2.1")["size"] == 8
+        with pytest.raises(FileNotFoundError):
+            source.cat("g/v8/0.0")
+    fs.save(str(tmp_path / "refs.parq"), format="parquet")
+    again = RefShardFileSystem(str(tmp_path / "refs.parq"))
+    assert again.cat("g/v8/2.1") == bytes(range(8, 16))
+    held = RefShardFileSystem(many(), base_url=str(tmp_path))
+    assert pickle.loads(pickle.dumps(held)).cat("g/v8/2.1") == bytes(range(8, 16))
+
+
+def small_arrays() -> dict[str, Any]:
+    """Dense ones, sparse ones, empty ones, one without dimensions, one in the other, both separators."""
+    refs: dict[str, Any] = {}
+    for n in range(60):
+        path, separator = f"g{n % 7}/v{n}", "./"[n % 2]
+        refs[f"{path}/.zarray"] = metadata_of((5, 4), separator)
+        refs[f"{path}/.zattrs"] = "{}"
+        for i in range(0, 20, 1 + n % 11):
+            if n % 5:
+                refs[f"{path}/{i // 4}{separator}{i % 4}"] = [f"u{n}", 100 * n + i, i + 1]
+    refs |= {"g0/v0/in/.zarray": metadata_of((3,)), "g0/v0/in/0": ["in", 1, 2], "g0/v0/in/2": "data"}
+    refs |= {"s/.zarray": metadata_of(()), "s/0": ["whole"], "s/1": ["stray", 1, 2], "g1/v1/9.9": ["stray", 3, 4]}
+    return refs
+
+
+def metadata_of(counts: tuple[int, ...], separator: str = ".") -> str:
+    change = {"shape": counts, "chunks": [1] * len(counts), "dimension_separator": separator}
+    return dumps(ARRAY | change).decode()
+
+
+def test_columns_are_made_of_small_arrays_when_they_are_asked_for() -> None:
+    refs = small_arrays()
+    refs |= {"large/.zarray": metadata_of((600,)), "large/7": ["u", 1, 2], "empty/.zarray": metadata_of((600,))}
+    for found in (JsonIndex("refs.json").decode(dumps(refs)), parse_document(refs, "refs", {})):
+        assert dict(References(found)) == refs
+        assert found.chunks.keys() == {"large"}
+        assert sorted(found.tables) == sorted(key[: -len("/.zarray")] for key in refs if key.endswith("/.zarray"))
+        assert {key for key in found.side if ".z" not in key} == {"g0/v0/in/2", "s/1", "g1/v1/9.9"}
+        for path, table in found.tables.items():
+            assert found.grids[path] == table.grid
+            assert all(row == found.value(f"{path}/{table.grid.tail(number)}") for number, row in table.rows())
+            again = pickle.loads(pickle.dumps(table))
+            assert list(again.rows()) == list(table.rows())
+            assert table.nbytes <= 28 * table.grid.size
+        assert sum(map(len, found.tables.values())) + len(found.side) == len(refs) == len(found)

@@ -1,0 +1,311 @@
+"""Documents that promise or make more than anybody can hold: refused, before the memory is taken."""
+
+from __future__ import annotations
+
+import bz2
+import gc
+import gzip
+import io
+import json
+import lzma
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numcodecs.zstd import Zstd
+
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
+from refshard_fs.formats.kerchunk_json import decompress as inflate
+from refshard_fs.formats.kerchunk_parquet import partition
+from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
+from refshard_fs.targets import answer
+from tests.formats.test_inflate import only_numcodecs
+from tests.memory import taking
+from tests.servers.http import RangeServer
+
+MIB = 1 << 20
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda data: gzip.compress(data, mtime=0),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": lambda data: bytes(Zstd(3).encode(data)),
+}
+DEEP = 200_000
+
+
+def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo, skip_instance_cache=True, index_cache=False, **options)
+
+
+# ---------------------------------------------------------------------- compressed documents
+
+
+@pytest.mark.parametrize("name", COMPRESS)
+def test_a_compressed_manifest_that_swells_without_bound_is_refused(name: str, http_server: RangeServer) -> None:
+    """A gigabyte of spaces, in less than a megabyte."""
+    compress = COMPRESS[name]
+    bomb = compress(b"{") + compress(b" " * 4 * MIB) * 256
+    assert len(bomb) < 2 * MIB
+    url = http_server.put("/refs.json", bomb)
+    for fo in (url, bomb):
+        with taking(40 * MIB), pytest.raises(ManifestError, match="no document of references is like that"):
+            opened(fo).cat_file("k")
+
+
+def test_a_frame_of_zstd_is_not_made_whole_for_what_it_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_numcodecs(monkeypatch)
+    bomb = COMPRESS["zstd"](b" " * 200 * MIB)
+    stream = inflate.inflate_for(bomb)
+    assert list(stream.feed(bomb)) == []
+    with taking(MIB), pytest.raises(inflate.DamagedStream, match="no document of references"):
+        list(stream.finish())
+
+
+def test_a_manifest_that_is_well_compressed_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflate, "GRACE", 1000)
+    array = {"zarr_format": 2, "shape": [30_000], "chunks": [1], "dtype": "|u1", "compressor": None, "filters": None}
+    refs = {"a/.zarray": {**array, "fill_value": 0, "order": "C"}}
+    refs |= {f"a/{i}": ["s3://bucket/file", i * 100, 100] for i in range(30_000)}
+    for compress in COMPRESS.values():
+        assert len(opened(compress(json.dumps(refs).encode())).references) == 30_001
+
+
+@pytest.mark.parametrize("compress", [bytes, *COMPRESS.values()])
+def test_max_manifest_bytes_bounds_a_manifest_as_it_is_decompressed(
+    compress: Callable[[bytes], bytes], http_server: RangeServer
+) -> None:
+    text = json.dumps({"version": 1, "refs": {"k": "v", "pad": "x" * 50_000}}).encode()
+    url = http_server.put("/refs.json", compress(text))
+    for fo in (url, compress(text)):
+        assert opened(fo, max_manifest_bytes=len(text)).cat_file("k") == b"v"
+        with pytest.raises(ManifestError, match="max_manifest_bytes=50000"):
+            opened(fo, max_manifest_bytes=50_000).cat_file("k")
+
+
+def test_what_is_too_large_is_not_fetched(http_server: RangeServer) -> None:
+    array = {"zarr_format": 2, "shape": [4], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
+    array |= {"order": "C", "filters": None}
+    documents = {
+        "/refs.json": {"version": 1, "refs": {"k": "v", "pad": "x" * 50_000}},
+        "/map.json": {"name": "chunk-manifest-json", "configuration": {"manifest": {"k": {"data": "x" * 50_000}}}},
+        "/join.json": {"refshard": "concat", "dim": "t", "axes": {}, "sets": [["x" * 50_000, 1]]},
+        "/set/.zmetadata": {"metadata": {"a/.zarray": array, ".zattrs": {"x": "x" * 50_000}}, "record_size": 4},
+    }
+    for path, document in documents.items():
+        http_server.put(path, json.dumps(document).encode())
+        url = http_server.url + path.removesuffix("/.zmetadata")
+        if path != "/join.json":  # whose set is none
+            opened(url).cat_file("a/.zarray") if path == "/set/.zmetadata" else opened(url).ls("")
+        http_server.clear()
+        with pytest.raises(ManifestError, match="max_manifest_bytes=9000"):
+            opened(url, max_manifest_bytes=9000).cat_file("k")
+        assert sum(request.sent for request in http_server.requests()) < 9000
+
+
+def test_a_chunk_manifest_that_is_too_large_is_not_fetched(tmp_path: Path) -> None:
+    doc: dict[str, Any] = {"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8", "fill_value": 0}
+    doc |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}}, "codecs": [{"name": "bytes"}]}
+    doc |= {"chunk_key_encoding": {"name": "default"}, "attributes": {}}
+    doc["storage_transformers"] = [{"name": "chunk-manifest-json", "configuration": {"manifest": "./manifest.json"}}]
+    (tmp_path / "zarr.json").write_text(json.dumps(doc))
+    (tmp_path / "manifest.json").write_text(json.dumps({"0": {"data": "x" * 50_000}}))
+    assert len(opened(str(tmp_path)).cat_file("c/0")) == 50_000
+    with pytest.raises(ManifestError, match="max_manifest_bytes=9000"):
+        opened(str(tmp_path), max_manifest_bytes=9000).cat_file("c/0")
+
+
+# ---------------------------------------------------------------------- depth
+
+
+def nested(text: str) -> bytes:
+    """The document ``text`` with something very deep in the place of HERE."""
+    return text.replace('"HERE"', "[" * DEEP + "]" * DEEP).encode()
+
+
+@pytest.fixture
+def no_garbage() -> None:
+    """See to it that what other tests left is not collected, and closed, where there is no more stack for that."""
+    gc.collect()
+
+
+@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"k": "HERE"}',
+        '{"version": 1, "refs": {"k": "HERE"}}',
+        '{"version": 1, "templates": {"k": "HERE"}, "refs": {}}',
+        '{"version": 1, "gen": "HERE", "refs": {}}',
+        '{"name": "chunk-manifest-json", "configuration": {"manifest": {"k": {"data": {"x": "HERE"}}}}}',
+    ],
+)
+def test_a_document_that_nests_too_deep_is_an_error(text: str) -> None:
+    with pytest.raises(ManifestError):
+        opened(nested(text)).cat_file("k")
+
+
+@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".zmetadata", '{"metadata": {".zattrs": {"x": "HERE"}}, "record_size": 4}'),
+        ("info", '{"scales": "HERE", "data_type": "uint8"}'),
+        ("meta/storage", '{"chunklen": "HERE"}'),
+    ],
+)
+def test_a_directory_whose_document_nests_too_deep_is_an_error(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(nested(text))
+    with pytest.raises(RefShardError):
+        opened(str(tmp_path)).cat_file("k")
+
+
+@pytest.mark.parametrize("name", ["zarr.json", ".zarray", ".zmetadata"])
+def test_metadata_that_nests_too_deep_is_shown_as_it_stands(name: str, tmp_path: Path) -> None:
+    """Whoever reads it says what is wrong."""
+    data = nested('{"zarr_format": 2, "node_type": "array", "attributes": "HERE"}')
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    (tmp_path / name).write_bytes(data)
+    assert opened(str(tmp_path)).cat_file(name) == data
+
+
+# ---------------------------------------------------------------------- archives
+
+
+def archive(members: dict[str, bytes]) -> bytearray:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as written:
+        for name, data in members.items():
+            written.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
+    return bytearray(out.getvalue())
+
+
+def with_size(data: bytearray, size: int) -> bytes:
+    """An archive of one member whose headers both say that it has ``size`` bytes."""
+    for signature, at in ((b"PK\3\4", 22), (b"PK\1\2", 24)):
+        place = data.index(signature) + at
+        data[place : place + 4] = size.to_bytes(4, "little")
+    return bytes(data)
+
+
+def test_a_member_that_inflates_to_more_than_is_told_is_not_inflated() -> None:
+    bomb = archive({"k": b" " * (100 * MIB)})
+    for size in (0, 100, 10 * MIB):
+        with taking(30 * MIB), pytest.raises(RefShardError):
+            opened(with_size(bomb, size)).cat_file("k")
+
+
+def test_a_member_cannot_promise_what_its_bytes_cannot_hold() -> None:
+    with pytest.raises(ManifestError, match="cannot have 4000000000 bytes"):
+        opened(with_size(archive({"k": b"small"}), 4_000_000_000)).ls("")
+
+
+def test_members_cannot_share_their_bytes() -> None:
+    """Many members that are one: how a small archive makes a huge tree."""
+    data = archive({"a": b" " * MIB, "b": b" " * MIB})
+    second = data.index(b"PK\1\2", data.index(b"PK\1\2") + 1)
+    data[second + 42 : second + 46] = bytes(4)
+    with pytest.raises(ManifestError, match="reaches into the next one"):
+        opened(bytes(data)).ls("")
+
+
+def test_a_reference_set_in_an_archive_is_held_to_the_same_bound(tmp_path: Path) -> None:
+    bomb = COMPRESS["xz"](b"{") + COMPRESS["xz"](b" " * 4 * MIB) * 64
+    (tmp_path / "a.zip").write_bytes(archive({"refs.json": bomb}))
+    with pytest.raises(RefShardError, match="no document of references is like that"):
+        opened(f"zip://refs.json::{tmp_path}/a.zip").cat_file("k")
+
+
+# ---------------------------------------------------------------------- parquet
+
+
+def written(rows: int) -> bytes:
+    """A partition of many rows that are nothing: some thousand bytes."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    out = io.BytesIO()
+    columns = {"path": pa.nulls(rows, pa.string()), "offset": pa.array([0]).take(pa.array([0] * 8).slice(0, 1))}
+    columns["offset"] = pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int8()), pa.array([0])).cast(pa.int64())
+    pq.write_table(pa.table({**columns, "size": columns["offset"]}), out)
+    return out.getvalue()
+
+
+def test_a_partition_of_countless_rows_is_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = written(100_000)
+    assert len(data) < 10_000
+    monkeypatch.setattr(partition, "ROWS", 99_999)
+
+    def read(*args: object, **options: object) -> None:
+        raise AssertionError("its columns are made")
+
+    monkeypatch.setattr(partition, "read_columns", read)
+    with pytest.raises(ValueError, match="it has 100000 rows, more than the 99999 that there may be"):
+        PartitionIndex(100_000, 2**62).decode(data)
+    with pytest.raises(ValueError, match="it has 100000 rows, more than the 10 that there may be"):
+        PartitionIndex(10, 10).decode(data)
+
+
+def test_a_set_that_promises_endless_partitions_is_not_asked_for_them(http_server: RangeServer) -> None:
+    array = {"zarr_format": 2, "shape": [2**62], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
+    array |= {"order": "C", "filters": None}
+    document = {"metadata": {"a/.zarray": array}, "record_size": 1}
+    http_server.put("/set/.zmetadata", json.dumps(document).encode())
+    fs = opened(f"{http_server.url}/set")
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("a/5")
+    http_server.clear()
+    with pytest.raises(RefShardError, match="4611686018427387904 partitions are too many"):
+        fs.ls("a")
+    assert http_server.requests() == []
+
+
+# ---------------------------------------------------------------------- what a set makes
+
+
+def test_gen_makes_no_more_than_there_may_be() -> None:
+    entry = {"key": "{{i}}/{{j}}", "url": "u", "dimensions": {"i": {"stop": 10**9}, "j": {"stop": 10**9}}}
+    with taking(MIB), pytest.raises(ManifestError, match="it stands for 1000000000000000000 keys"):
+        opened({"version": 1, "gen": [entry], "refs": {}})
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 'x' ~ u }}" * 2000, "{{ " + "(" * 1000 + "1" + ")" * 1000 + " }}", "{{ 9**9**9**9 }}"]
+)
+def test_templates_make_no_more_than_there_may_be(template: str) -> None:
+    with pytest.raises(ManifestError):
+        opened({"version": 1, "templates": {"u": "y" * 60_000}, "refs": {"k": [template]}})
+
+
+@pytest.mark.parametrize("shape", [[2**62], [2**40, 2**20], [2**31, 2**31]])
+def test_a_grid_without_end_takes_no_memory(shape: list[int]) -> None:
+    chunks = [1] * len(shape)
+    array = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "compressor": None, "fill_value": 0}
+    last = ".".join(str(n - 1) for n in shape)
+    with taking(MIB):
+        fs = opened({"a/.zarray": {**array, "order": "C", "filters": None}, f"a/{last}": "there"})
+        assert fs.cat_file(f"a/{last}") == b"there"
+        assert sorted(fs.find("a")) == sorted(["a/.zarray", f"a/{last}"])
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file("a/" + ".".join(["7"] * len(shape)))
+
+
+def test_a_range_beyond_its_target_takes_no_memory_for_what_it_promises(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"small")
+    with taking(MIB), pytest.raises(ReferenceNotReachable):
+        opened({"k": [str(tmp_path / "x"), 0, 2**40]}).cat_file("k")
+
+
+def test_a_range_of_a_server_takes_no_memory_for_what_it_promises(http_server: RangeServer) -> None:
+    url = http_server.put("/x", b"small")
+    with taking(20 * MIB), pytest.raises(ReferenceNotReachable, match=f"there is no memory for {2**60} bytes"):
+        opened({"k": [url, 0, 2**60]}).cat_file("k")
+    assert http_server.requests() == []
+
+
+def test_a_body_is_not_made_room_for_beyond_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "_LARGE", 100)
+    monkeypatch.setattr(answer, "_MOST_ROOM", 1000)
+    with RangeServer({"/x": bytes(5000)}) as server:
+        fs = opened({"a": [f"{server.url}/x", 0, 900], "b": [f"{server.url}/x", 0, 5000]})
+        assert (fs.cat_file("a"), fs.cat_file("b")) == (bytes(900), bytes(5000))

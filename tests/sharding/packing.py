@@ -1,0 +1,66 @@
+"""Shards as our encoder makes them, of a few chunks at a time, and read back by our reader."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.sharding.layout import ShardLayout, shard_formats
+from tests.sharding.in_memory import ROOT, Files
+
+Coords = tuple[int, ...]
+
+
+def layout_of(doc: Mapping[str, Any], **options: Any) -> ShardLayout:
+    for known in shard_formats():
+        found = known.unshard(doc, options)
+        if found is not None:
+            assert found.layout is not None, found.reason
+            return found.layout
+    raise AssertionError("the array is not sharded")
+
+
+def written(
+    layout: ShardLayout, shards: Mapping[str, bytes], chunks: Mapping[Coords, bytes | None]
+) -> dict[str, bytes]:
+    """The shards by their keys after ``chunks`` were written (None: deleted), each shard at once."""
+    out = dict(shards)
+    by_shard: dict[Coords, dict[Coords, bytes | None]] = {}
+    for coords, data in chunks.items():
+        cuts = [cut.shard(i) for cut, i in zip(layout.cuts, coords, strict=True)]
+        by_shard.setdefault(tuple(n for n, _, _ in cuts), {})[tuple(place for _, place, _ in cuts)] = data
+    for shard, changes in by_shard.items():
+        key = layout.grid.encoding.encode(shard)
+        lengths = [len(cut.chunks(n)) for cut, n in zip(layout.cuts, shard, strict=True)]
+        parts = layout.rewrite(lengths, shards.get(key), changes)
+        if parts is None:
+            out.pop(key, None)
+        else:
+            out[key] = b"".join(parts)
+    return out
+
+
+def chunks_read(doc: Mapping[str, Any], shards: Mapping[str, bytes], **options: Any) -> dict[Coords, bytes]:
+    """Every chunk of the grid that our reader finds in ``shards``."""
+    name = "zarr.json" if doc["zarr_format"] == 3 else ".zarray"
+    files = Files({f"{ROOT}/{name}": zarrmeta.dumps(doc), **{f"{ROOT}/{key}": data for key, data in shards.items()}})
+    keyspace = files.open("zarr-hierarchy", shard_options=tuple(options.items()))
+    grid = layout_of(doc, **options).grid
+    out = {}
+    for coords in itertools.product(*map(range, grid.counts)):
+        data = files.read(keyspace, grid.encoding.encode(coords))
+        if data is not None:
+            out[coords] = data
+    return out
+
+
+def store(folder: Path, doc: Mapping[str, Any], shards: Mapping[str, bytes]) -> None:
+    """Write an array's metadata and its shards below ``folder``."""
+    name = "zarr.json" if doc["zarr_format"] == 3 else ".zarray"
+    for key, data in {name: zarrmeta.dumps(doc), **shards}.items():
+        path = folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)

@@ -1,0 +1,178 @@
+"""The v2 prototype of sharding: values by zarr, whichever version, from bytes written after the specification."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from tests.sharding.writers import ZLIB, array, opened, sparse, write_prototype
+
+
+@pytest.mark.parametrize("separator", [None, ".", "/"])
+@pytest.mark.parametrize("compressor", [None, ZLIB], ids=["raw", "zlib"])
+@pytest.mark.parametrize(
+    ("shape", "chunks", "shards"),
+    [((20, 3), (3, 2), (2, 2)), ((100,), (7,), (4,)), ((9, 10, 11), (2, 3, 4), (3, 1, 2))],
+    ids=["2d", "1d", "3d"],
+)
+def test_values_are_those_written(
+    tmp_path: Path, shape: Any, chunks: Any, shards: Any, compressor: Any, separator: str | None
+) -> None:
+    data = sparse(shape, fill=-1)
+    write_prototype(tmp_path, data, chunks, shards, fill=-1, compressor=compressor, separator=separator)
+    seen = array(tmp_path)
+    assert seen.chunks == chunks
+    assert np.array_equal(seen[...], data)
+
+
+def test_a_scalar_is_a_shard_of_one_chunk(tmp_path: Path) -> None:
+    write_prototype(tmp_path, np.array(5, "<i8"), (), ())
+    assert array(tmp_path)[()] == 5
+    assert opened(tmp_path).find("") == [".zarray", "0"]
+
+
+def test_metadata_says_inner_chunks_and_nothing_of_shards(tmp_path: Path) -> None:
+    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
+    spelled = json.loads((tmp_path / ".zarray").read_text())
+    shown = json.loads(opened(tmp_path).cat_file(".zarray"))
+    assert shown == {k: v for k, v in spelled.items() if k not in ("shards", "shard_format")}
+
+
+def test_shards_left_whole_on_request(tmp_path: Path) -> None:
+    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
+    fs = opened(tmp_path, shards="whole")
+    for name in ("0.0", "1.0", ".zarray"):
+        assert fs.cat_file(name) == (tmp_path / name).read_bytes()
+
+
+def test_the_older_big_endian_state_is_read_where_the_user_says_so(tmp_path: Path) -> None:
+    data = sparse((20, 3))
+    write_prototype(tmp_path, data, (3, 2), (2, 2), big_endian=True, compressor=ZLIB)
+    assert np.array_equal(array(tmp_path, shard_options={"endian": "big"})[...], data)
+
+
+def test_options_that_no_format_knows_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"endian='middle'.*'little' or 'big'"):
+        RefShardFileSystem(tmp_path, shard_options={"endian": "middle"})
+    with pytest.raises(TypeError, match="color='red'"):
+        RefShardFileSystem(tmp_path, shard_options={"color": "red"})
+    with pytest.raises(ValueError, match="shards='outer'"):
+        RefShardFileSystem(tmp_path, shards="outer")
+
+
+def slots_with_mask(order: list[int], slot: int) -> Any:
+    """Pack chunks into slots of one size: slot ``s`` lies at place ``order[s]``, its bit of the mask too."""
+
+    def pack(held: dict[int, bytes], count: int) -> bytes:
+        mask, content = 0, bytearray(slot * count)
+        for at, data in held.items():
+            mask |= 1 << order[at]
+            content[order[at] * slot : (order[at] + 1) * slot] = data
+        return bytes(content) + mask.to_bytes(-(-count // 8), "big")
+
+    return pack
+
+
+# Of shards of 2 x 3 chunks, in C order of their coordinates.
+FIRST_DIMENSION_FASTEST = [0, 2, 4, 1, 3, 5]
+Z_CURVE = [0, 2, 4, 1, 3, 5]
+# Of shards of 3 x 3: where the two differ.
+FIRST_DIMENSION_FASTEST_3 = [0, 3, 6, 1, 4, 7, 2, 5, 8]
+Z_CURVE_3 = [0, 2, 6, 1, 3, 7, 4, 5, 8]
+
+
+@pytest.mark.parametrize(
+    ("shards", "order", "options"),
+    [
+        ((2, 3), FIRST_DIMENSION_FASTEST, {}),
+        ((2, 3), Z_CURVE, {"slots": "morton"}),
+        ((3, 3), FIRST_DIMENSION_FASTEST_3, {}),
+        ((3, 3), Z_CURVE_3, {"slots": "morton"}),
+    ],
+)
+def test_slots_and_their_mask(tmp_path: Path, shards: Any, order: list[int], options: dict[str, str]) -> None:
+    data = sparse((20, 23), fill=3)
+    pack = slots_with_mask(order, 3 * 2 * 4)
+    write_prototype(tmp_path, data, (3, 2), shards, fill=3, shard_format="morton_order", pack=pack)
+    assert np.array_equal(array(tmp_path, shard_options=options)[...], data)
+    fs = opened(tmp_path, shard_options=options)
+    assert not fs.exists("0.0")  # its bit is not set
+
+
+def test_compressed_chunks_cannot_lie_in_slots(tmp_path: Path) -> None:
+    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2), compressor=ZLIB, shard_format="morton_order")
+    fs = opened(tmp_path)
+    assert fs.cat_file("1.0") == (tmp_path / "1.0").read_bytes()
+    assert "compressed" in fs._session.open().reports[""]
+
+
+def test_the_experimental_v3_transformer_has_the_same_bytes(tmp_path: Path) -> None:
+    data = sparse((20, 3, 5))
+    write_prototype(tmp_path, data, (3, 2, 5), (2, 2, 1), separator="/")
+    (tmp_path / ".zarray").unlink()
+    meta = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [20, 3, 5],
+        "data_type": "int32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3, 2, 5]}},
+        "chunk_key_encoding": {"name": "v2", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "attributes": {},
+        "storage_transformers": [
+            {
+                "type": "indexed",
+                "extension": "https://purl.org/zarr/spec/storage_transformers/sharding/1.0",
+                "configuration": {"chunks_per_shard": [2, 2]},  # the last dimensions may be left out
+            }
+        ],
+    }
+    (tmp_path / "zarr.json").write_text(json.dumps(meta))
+    fs = opened(tmp_path)
+    shown = json.loads(fs.cat_file("zarr.json"))
+    assert shown == {k: v for k, v in meta.items() if k != "storage_transformers"}
+    for i, j in np.ndindex(7, 2):
+        chunk = np.zeros((3, 2, 5), "<i4")
+        part = data[i * 3 : i * 3 + 3, j * 2 : j * 2 + 2]
+        chunk[: part.shape[0], : part.shape[1]] = part
+        key = f"{i}/{j}/0"
+        if chunk.any():
+            assert fs.cat_file(key) == chunk.tobytes()
+        else:
+            assert not fs.exists(key)
+
+
+@pytest.mark.parametrize("name", ["pr876-readme-20x3", "pr876-zlib-1d"])
+def test_arrays_written_by_the_prototype_itself(shared_data: Path, name: str) -> None:
+    expected = json.loads((shared_data / "expected" / "shards-v2.json").read_text())[name]
+    seen = array(shared_data / "shards-v2" / name)[...]
+    assert hashlib.sha256(np.ascontiguousarray(seen).tobytes()).hexdigest() == expected["values_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"shards": [2]}, "2 positive integers"),
+        ({"shards": [2, 0]}, "2 positive integers"),
+        ({"shards": [2**40, 2**40]}, "would need an index of over"),
+        ({"shards": "many"}, "2 positive integers"),
+        ({"shard_format": "zip"}, "'zip'"),
+    ],
+)
+def test_metadata_that_contradicts_itself_passes_whole_and_is_reported(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
+    text = json.dumps({**json.loads((tmp_path / ".zarray").read_text()), **change})
+    (tmp_path / ".zarray").write_text(text)
+    fs = opened(tmp_path)
+    assert fs.cat_file(".zarray").decode() == text
+    assert reason in fs._session.open().reports[""]
+    assert fs.cat_file("1.0") == (tmp_path / "1.0").read_bytes()

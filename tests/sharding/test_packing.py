@@ -1,0 +1,298 @@
+"""Shards put together: what our reader, zarr-python, tensorstore and zarrs find in them is what was put there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refshard_fs.core.checksums import crc32c
+from tests.sharding.packing import chunks_read, layout_of, store, written
+from tests.sharding.writers import IS_ZARR_2, array, chunks_of, opened, sparse
+
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+BIG = {"name": "bytes", "configuration": {"endian": "big"}}
+CRC = {"name": "crc32c"}
+ONES = (2**64 - 1).to_bytes(8, "little")
+
+
+def sharding(chunk_shape: Any, codecs: Any = (LITTLE,), index: Any = (LITTLE, CRC), at: str = "end") -> dict[str, Any]:
+    configuration = {"chunk_shape": chunk_shape, "codecs": codecs, "index_codecs": index, "index_location": at}
+    return {"name": "sharding_indexed", "configuration": configuration}
+
+
+def version_3(shape: Any, shards: Any, codecs: Any, separator: str = "/", fill: int = 0) -> dict[str, Any]:
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": "int32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shards)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator}},
+        "fill_value": fill,
+        "codecs": codecs,
+        "attributes": {},
+    }
+
+
+def version_2(shape: Any, chunks: Any, shards: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "zarr_format": 2,
+        "shape": list(shape),
+        "chunks": list(chunks),
+        "dtype": "<i4",
+        "compressor": None,
+        "filters": None,
+        "fill_value": 0,
+        "order": "C",
+        "shards": list(shards),
+        "shard_format": "indexed",
+        **more,
+    }
+
+
+def payloads(data: np.ndarray[Any, Any], chunk_shape: Any, fill: int = 0) -> dict[tuple[int, ...], bytes]:
+    return {at: np.ascontiguousarray(chunk).tobytes() for at, chunk in chunks_of(data, chunk_shape, fill).items()}
+
+
+# ------------------------------------------------------------------ bytes
+
+
+def test_a_shard_is_its_chunks_in_morton_order_then_the_index_and_its_checksum() -> None:
+    layout = layout_of(version_3((4, 4), (4, 4), [sharding([2, 2])]))
+    parts = layout.rewrite((2, 2), None, {(0, 0): b"aaaa", (0, 1): b"bb", (1, 0): b"c"})
+    index = np.array([(0, 4), (5, 2), (4, 1)], "<u8").tobytes() + ONES * 2
+    assert parts is not None
+    assert b"".join(parts) == b"aaaacbb" + index + crc32c(index).to_bytes(4, "little")
+
+
+def test_offsets_count_from_the_first_byte_also_behind_an_index_at_the_start() -> None:
+    layout = layout_of(version_3((4,), (4,), [sharding([2], index=[BIG], at="start")]))
+    parts = layout.rewrite((2,), None, {(1,): b"xyz"})
+    assert parts is not None
+    assert b"".join(parts) == ONES * 2 + (32).to_bytes(8, "big") + (3).to_bytes(8, "big") + b"xyz"
+
+
+def test_a_shard_without_chunks_is_no_shard() -> None:
+    layout = layout_of(version_3((4,), (4,), [sharding([2])]))
+    assert layout.rewrite((2,), None, {(0,): None}) is None
+    parts = layout.rewrite((2,), None, {(0,): b"ab"})
+    assert parts is not None
+    assert layout.rewrite((2,), b"".join(parts), {(0,): None}) is None
+
+
+def test_checksums_around_a_shard_are_each_of_all_before() -> None:
+    layout = layout_of(version_3((4,), (4,), [sharding([2]), CRC, CRC]))
+    data = b"".join(layout.rewrite((2,), None, {(0,): b"ab" * 3}) or ())
+    assert int.from_bytes(data[-4:], "little") == crc32c(data[:-4])
+    assert int.from_bytes(data[-8:-4], "little") == crc32c(data[:-8])
+    with pytest.raises(ValueError, match="the checksum of its first"):
+        layout.rewrite((2,), data[:1] + b"?" + data[2:], {(1,): b"cd"})
+
+
+def test_the_prototype_has_full_size_indexes_and_no_checksum() -> None:
+    layout = layout_of(version_2((4, 6), (2, 2), (2, 2)))
+    data = b"".join(layout.rewrite((2, 2), None, {(0, 1): b"xy"}) or ())
+    assert data == b"xy" + ONES * 2 + np.array([0, 2], "<u8").tobytes() + ONES * 4
+
+
+def test_the_prototypes_first_state_marks_missing_chunks_by_no_length() -> None:
+    layout = layout_of(version_2((4,), (2,), (2,)), endian="big")
+    assert b"".join(layout.rewrite((2,), None, {(1,): b"xy"}) or ()) == b"xy" + bytes(16 + 8) + b"\0" * 7 + b"\2"
+    with pytest.raises(ValueError, match="no bytes cannot be told from a missing one"):
+        layout.rewrite((2,), None, {(1,): b""})
+
+
+def test_slots_of_one_size_take_no_other() -> None:
+    layout = layout_of(version_2((6,), (2,), (3,), shard_format="morton_order"))
+    assert b"".join(layout.rewrite((3,), None, {(1,): b"12345678"}) or ()) == bytes(8) + b"12345678" + bytes(8) + b"\2"
+    with pytest.raises(ValueError, match="7 bytes does not fill its slot of 8"):
+        layout.rewrite((3,), None, {(1,): b"1234567"})
+
+
+def test_a_damaged_shard_is_not_rewritten() -> None:
+    layout = layout_of(version_3((4,), (4,), [sharding([2])]))
+    data = b"".join(layout.rewrite((2,), None, {(0,): b"ab", (1,): b"cd"}) or ())
+    for damaged in (data[:-1], data[:-1] + b"?", data[1:], b""):
+        with pytest.raises(ValueError, match="index"):
+            layout.rewrite((2,), damaged, {(0,): b"ef"})
+
+
+def test_what_does_not_change_is_copied_as_it_lies_and_gaps_go() -> None:
+    layout = layout_of(version_3((4,), (4,), [sharding([2], index=[LITTLE])]))
+    old = b"--ab---cd" + np.array([(2, 2), (7, 2)], "<u8").tobytes()
+    data = b"".join(layout.rewrite((2,), old, {(1,): b"xyz"}) or ())
+    assert data == b"abxyz" + np.array([(0, 2), (2, 3)], "<u8").tobytes()
+
+
+# ------------------------------------------------------------------ any layout, any order of writing
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int | None]:
+    """An array's metadata, shard options, and the size that payloads must have."""
+    ndim = draw(st.integers(0, 3))
+    sizes = st.lists(st.integers(1, 3), min_size=ndim, max_size=ndim)
+    inner = draw(sizes)
+    shape = [draw(st.integers(1, 14)) for _ in range(ndim)]
+    if draw(st.booleans()):
+        slots = draw(sizes)
+        kind = draw(st.sampled_from(["indexed", "morton_order"]))
+        doc = version_2(shape, inner, slots, shard_format=kind, dimension_separator=draw(st.sampled_from("./")))
+        if kind == "morton_order":
+            return doc, {"slots": draw(st.sampled_from(["fortran", "morton"]))}, 4 * int(np.prod(inner))
+        return doc, {"endian": draw(st.sampled_from(["little", "big"]))}, None
+    # From the innermost out: each level permutes what it gets, and is then as large as its slots make it.
+    codecs: list[dict[str, Any]] = [LITTLE]
+    chunk = inner
+    for _ in range(draw(st.integers(1, 3))):
+        index = [draw(st.sampled_from([LITTLE, BIG])), *draw(st.sampled_from([[], [CRC]]))]
+        codecs = [sharding(chunk, codecs, index, draw(st.sampled_from(["start", "end"])))]
+        codecs += [CRC] * draw(st.integers(0, 2))
+        chunk = [c * n for c, n in zip(chunk, draw(sizes), strict=True)]
+        if ndim and draw(st.booleans()):
+            order = draw(st.permutations(range(ndim)))
+            codecs = [{"name": "transpose", "configuration": {"order": order}}, *codecs]
+            chunk = [chunk[order.index(axis)] for axis in range(ndim)]
+    return version_3(shape, chunk, codecs, draw(st.sampled_from("./"))), {}, None
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data())
+def test_chunks_written_in_any_order_are_the_chunks_read(data: st.DataObject) -> None:
+    doc, options, size = data.draw(documents())
+    layout = layout_of(doc, **options)
+    every = list(itertools.product(*map(range, layout.grid.counts)))
+    payload = st.binary(min_size=1, max_size=9) if size is None else st.binary(min_size=size, max_size=size)
+    changes = st.dictionaries(st.sampled_from(every), st.none() | payload, max_size=12)
+    shards: dict[str, bytes] = {}
+    expected: dict[tuple[int, ...], bytes] = {}
+    for some in data.draw(st.lists(changes, min_size=1, max_size=4)):
+        shards = written(layout, shards, some)
+        expected |= {at: found for at, found in some.items() if found is not None}
+        expected = {at: found for at, found in expected.items() if some.get(at, b"") is not None}
+        assert chunks_read(doc, shards, **options) == expected
+    if not expected:
+        assert shards == {}
+
+
+# ------------------------------------------------------------------ other readers
+
+FILL = 7
+LAYOUTS = {
+    "end": [sharding([3, 2])],
+    "start": [sharding([3, 2], index=[LITTLE], at="start")],
+    "big": [sharding([3, 2], index=[BIG, CRC])],
+    "nested": [sharding([3, 4], [sharding([3, 2], at="start")])],
+    "checksummed": [sharding([3, 2]), CRC],
+    "transposed": [{"name": "transpose", "configuration": {"order": [1, 0]}}, sharding([2, 3])],
+}
+
+
+def of_ours(folder: Path, name: str) -> np.ndarray[Any, Any]:
+    """An array in shards of ours, first written whole and then changed chunk by chunk."""
+    doc = version_3((13, 17), (6, 12), LAYOUTS[name], fill=FILL)
+    layout = layout_of(doc)
+    data = sparse((13, 17), FILL)
+    shards = written(layout, {}, payloads(np.roll(data, 3), (3, 2), FILL))
+    pieces = payloads(data, (3, 2), FILL)
+    for at in itertools.product(*map(range, layout.grid.counts)):
+        shards = written(layout, shards, {at: _inner(pieces[at], name) if at in pieces else None})
+    store(folder, doc, shards)
+    return data
+
+
+def _inner(payload: bytes, name: str) -> bytes:
+    """A chunk as its own codecs, a transpose among them, encode it."""
+    chunk = np.frombuffer(payload, "<i4").reshape(3, 2)
+    return np.ascontiguousarray(chunk.T if name == "transposed" else chunk).tobytes()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_our_reader(tmp_path: Path, name: str) -> None:
+    if IS_ZARR_2:
+        pytest.skip("zarr 2 has no codecs of version 3")
+    data = of_ours(tmp_path, name)
+    assert np.array_equal(array(tmp_path)[...], data)
+
+
+@pytest.mark.filterwarnings("ignore:Combining a .sharding_indexed. codec")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_zarr_python_reads_the_values(tmp_path: Path, name: str) -> None:
+    if IS_ZARR_2:
+        pytest.skip("zarr 2 reads no shards of version 3")
+    import zarr
+
+    data = of_ours(tmp_path, name)
+    assert np.array_equal(zarr.open_array(str(tmp_path), mode="r")[...], data)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "checksummed"])  # which it refuses
+def test_tensorstore_reads_the_values(tmp_path: Path, name: str) -> None:
+    tensorstore = pytest.importorskip("tensorstore")
+    data = of_ours(tmp_path, name)
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}
+    assert np.array_equal(tensorstore.open(spec, read=True).result().read().result(), data)
+
+
+@pytest.mark.filterwarnings("ignore:Combining a .sharding_indexed. codec")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_zarrs_reads_the_values(tmp_path: Path, name: str) -> None:
+    if IS_ZARR_2:
+        pytest.skip("zarrs is a codec pipeline of zarr 3")
+    pytest.importorskip("zarrs")
+    import zarr
+
+    data = of_ours(tmp_path, name)
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        assert np.array_equal(zarr.open_array(str(tmp_path), mode="r")[...], data)
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_bytes_are_those_that_zarr_python_writes(tmp_path: Path, location: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("zarr 2 writes no shards of version 3")
+    import zarr
+    from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
+
+    codec = ShardingCodec(chunk_shape=(3, 2), codecs=[BytesCodec(), ZstdCodec()], index_location=location)
+    data = sparse((33, 37), FILL)
+    theirs = zarr.create(
+        shape=data.shape, chunks=(18, 14), dtype=data.dtype, store=str(tmp_path), codecs=[codec], fill_value=FILL
+    )
+    theirs[...] = data
+    doc = json.loads((tmp_path / "zarr.json").read_text())
+    layout = layout_of(doc)
+    fs = opened(tmp_path)
+    counts = layout.grid.counts
+    inner = {at: fs.cat_file(layout.grid.encoding.encode(at)) for at in np.ndindex(counts) if _is_there(fs, layout, at)}
+    ours = written(layout, {}, inner)
+    assert ours == {p.relative_to(tmp_path).as_posix(): p.read_bytes() for p in tmp_path.glob("c/*/*")}
+
+
+def _is_there(fs: Any, layout: Any, at: tuple[int, ...]) -> bool:
+    return bool(fs.exists(layout.grid.encoding.encode(at)))
+
+
+@pytest.mark.parametrize(
+    "name", ["zarr-java-index-end", "zarr-java-index-start", "zarrita-py-2d-ragged", "zarrs-rust-8x8"]
+)
+def test_chunks_of_other_writers_survive_the_rewriting_of_their_shards(shared_data: Path, name: str) -> None:
+    folder = shared_data / "shards" / name
+    doc = json.loads((folder / "zarr.json").read_text())
+    shards = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.glob("c/**/*") if p.is_file()}
+    layout = layout_of(doc)
+    chunks = chunks_read(doc, shards)
+    assert chunks
+    for at, payload in chunks.items():
+        shards = written(layout, shards, {at: b"changed"})
+        assert chunks_read(doc, shards) == {**chunks, at: b"changed"}
+        shards = written(layout, shards, {at: payload})
+    assert chunks_read(doc, shards) == chunks
+    assert written(layout, shards, dict.fromkeys(chunks)) == {}

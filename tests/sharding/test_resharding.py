@@ -1,0 +1,87 @@
+"""Metadata written for the view: shape and attributes are taken over, the way an array is sharded stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.sharding.layout import shard_formats
+from refshard_fs.sharding.writing import resharded
+from tests.sharding.test_packing import CRC, LITTLE, sharding, version_2, version_3
+
+TRANSPOSE = {"name": "transpose", "configuration": {"order": "F"}}
+STORED = {
+    "sharded": version_3((6, 8), (4, 4), [sharding([2, 2])]),
+    "nested": version_3((6, 8), (8, 8), [sharding([4, 4], [sharding([2, 2], ["bytes", "gzip"])]), CRC]),
+    "transposed": version_3((6, 8), (4, 4), [TRANSPOSE, sharding([2, 2])]),
+    "prototype": version_2((6, 8), (2, 2), (2, 2), compressor={"id": "zlib", "level": 1}),
+    "transformed": {
+        **version_3((6, 8), (2, 2), [LITTLE]),
+        "storage_transformers": [{"type": "indexed", "configuration": {"chunks_per_shard": [2, 2]}}],
+    },
+}
+
+
+def shown(doc: dict[str, Any]) -> dict[str, Any]:
+    (found,) = (f for known in shard_formats() if (f := known.unshard(doc, {})) is not None)
+    assert found.layout is not None
+    return dict(found.document)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_is_shown_is_stored_again_as_it_was(name: str) -> None:
+    assert resharded(STORED[name], shown(STORED[name]), {}) == STORED[name]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_another_shape_fill_value_and_attributes_are_taken_over(name: str) -> None:
+    changed = {"shape": [60, 9], "fill_value": 5, "attributes": {"a": 1}}
+    assert resharded(STORED[name], {**shown(STORED[name]), **changed}, {}) == {**STORED[name], **changed}
+
+
+def test_defaults_that_a_writer_spells_out_make_no_other_array() -> None:
+    codecs = [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "gzip", "configuration": {"level": 5}},
+    ]
+    written = {**shown(STORED["nested"]), "codecs": codecs, "storage_transformers": []}
+    found = resharded(STORED["nested"], written, {})
+    assert found is not None
+    assert found["codecs"] == STORED["nested"]["codecs"]
+    spelled = [{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE]
+    assert resharded(STORED["transposed"], {**shown(STORED["transposed"]), "codecs": spelled}, {}) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("sharded", {"data_type": "int16"}),
+        ("sharded", {"codecs": [LITTLE, {"name": "gzip", "configuration": {"level": 1}}]}),
+        ("sharded", {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3, 3]}}}),
+        ("sharded", {"chunk_key_encoding": {"name": "v2"}}),
+        ("sharded", {"codecs": [sharding([1, 1])]}),
+        ("transposed", {"codecs": [{"name": "transpose", "configuration": {"order": [0, 1]}}, LITTLE]}),
+        ("prototype", {"dtype": "<i2"}),
+        ("prototype", {"compressor": None}),
+        ("prototype", {"chunks": [3, 3]}),
+        ("prototype", {"order": "F"}),
+        ("prototype", {"dimension_separator": "/"}),
+    ],
+)
+def test_other_chunks_codecs_or_dtypes_make_another_array(name: str, changed: dict[str, Any]) -> None:
+    assert resharded(STORED[name], {**shown(STORED[name]), **changed}, {}) is None
+
+
+def test_an_ordinary_array_has_no_shards_to_keep() -> None:
+    plain = version_3((6, 8), (2, 2), [LITTLE])
+    assert resharded(plain, plain, {}) is None
+
+
+def test_shards_of_their_own_sizes_do_not_grow() -> None:
+    shapes = {"kind": "inline", "chunk_shapes": [[4, 2], [4, 4]]}
+    doc = {**STORED["sharded"], "chunk_grid": {"name": "rectilinear", "configuration": shapes}}
+    assert resharded(doc, {**shown(doc), "attributes": {"a": 1}}, {}) == {**doc, "attributes": {"a": 1}}
+    with pytest.raises(ManifestError):
+        resharded(doc, {**shown(doc), "shape": [7, 8]}, {})

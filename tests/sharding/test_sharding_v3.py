@@ -1,0 +1,314 @@
+"""Arrays sharded by zarr v3's codec: values equal to what zarr-python, tensorstore, zarrs and others put in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs.cli import main
+from tests.sharding.in_memory import Files
+from tests.sharding.writers import IS_ZARR_2, array, opened, sparse
+
+if IS_ZARR_2:
+    pytest.skip("zarr 2 writes no shards of version 3", allow_module_level=True)
+
+import zarr
+from packaging.version import Version
+from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
+
+# Its own advice to the writers of such arrays.
+pytestmark = pytest.mark.filterwarnings("ignore:Combining a .sharding_indexed. codec")
+
+ZARR = Version(zarr.__version__)
+LITTLE, BIG = BytesCodec(endian="little"), BytesCodec(endian="big")
+FILL = 7
+
+
+def write(
+    folder: Path, data: Any, shards: Any, codecs: list[Any], encoding: tuple[str, str] = ("default", "/")
+) -> None:
+    written = zarr.create(
+        shape=data.shape,
+        chunks=shards,
+        dtype=data.dtype,
+        store=str(folder),
+        zarr_format=3,
+        codecs=codecs,
+        chunk_key_encoding=encoding,
+        fill_value=FILL,
+    )
+    written[...] = data
+
+
+def sharding(chunks: Any, codecs: list[Any] | None = None, **options: Any) -> ShardingCodec:
+    return ShardingCodec(chunk_shape=chunks, codecs=codecs or [LITTLE, GzipCodec()], **options)
+
+
+def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ...]) -> None:
+    """The array looks ordinary, has all values, and its listing is what can be read."""
+    seen = array(folder)
+    assert seen.chunks == chunks
+    assert seen.shards is None
+    assert np.array_equal(seen[...], data)
+    fs = opened(folder)
+    listed = fs.find("", detail=True)
+    for key, info in listed.items():
+        assert info["size"] == len(fs.cat_file(key)), key
+    for tail in fs._session.open().grids[""].tails():
+        assert fs.exists(tail) == (tail in listed), tail
+    assert fs._session.open().reports == {}
+    files = Files.of(folder)
+    view = files.open()
+    keys = [*listed, *view.grids[""].tails()]
+    together = [(keys[at], entry) for places, steps in view.lookups(keys)
+                for at, entry in zip(places, files.run(steps), strict=True)]  # fmt: skip
+    assert sorted(key for key, _ in together) == sorted(keys)
+    assert all(entry == files.run(view.lookup(key)) for key, entry in together)
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize(
+    "index",
+    [[LITTLE], [BIG], [LITTLE, Crc32cCodec()], [BIG, Crc32cCodec()]],
+    ids=["little", "big", "little+crc32c", "big+crc32c"],
+)
+def test_index_at_start_or_end_in_either_byte_order(tmp_path: Path, location: Any, index: list[Any]) -> None:
+    data = sparse((13, 17), FILL)
+    write(tmp_path, data, (6, 8), [sharding((3, 2), index_codecs=index, index_location=location)])
+    assert_shown(tmp_path, data, (3, 2))
+
+
+@pytest.mark.parametrize("encoding", [("default", "/"), ("default", "."), ("v2", "/"), ("v2", ".")], ids="".join)
+@pytest.mark.parametrize(
+    ("shape", "shards", "chunks"), [((13, 17), (6, 8), (3, 2)), ((17,), (8,), (2,))], ids=["2d", "1d"]
+)
+def test_every_chunk_key_encoding(
+    tmp_path: Path, encoding: tuple[str, str], shape: Any, shards: Any, chunks: Any
+) -> None:
+    data = sparse(shape, FILL)
+    write(tmp_path, data, shards, [sharding(chunks)], encoding)
+    assert_shown(tmp_path, data, chunks)
+
+
+def test_shards_within_shards_within_shards(tmp_path: Path) -> None:
+    data = sparse((30, 40), FILL)
+    innermost = sharding((2, 3), [LITTLE, ZstdCodec()])
+    middle = sharding((4, 6), [innermost], index_location="start")
+    write(tmp_path, data, (16, 24), [sharding((8, 12), [middle])])
+    assert_shown(tmp_path, data, (2, 3))
+
+
+def test_transposed_shards(tmp_path: Path) -> None:
+    data = sparse((13, 17, 5), FILL)
+    write(tmp_path, data, (12, 12, 12), [TransposeCodec(order=(2, 0, 1)), sharding((4, 3, 2))])
+    assert_shown(tmp_path, data, (3, 2, 4))
+
+
+def test_transposed_shards_in_transposed_shards(tmp_path: Path) -> None:
+    data = sparse((13, 17, 10), FILL)
+    inner = [TransposeCodec(order=(1, 2, 0)), sharding((3, 2, 4))]
+    write(tmp_path, data, (24, 24, 24), [TransposeCodec(order=(2, 0, 1)), sharding((12, 12, 24), inner)])
+    assert_shown(tmp_path, data, (3, 2, 4))
+
+
+def test_a_checksum_after_the_shard_is_stepped_over(tmp_path: Path) -> None:
+    data = sparse((13, 17), FILL)
+    write(tmp_path, data, (6, 8), [sharding((3, 2)), Crc32cCodec()])
+    assert_shown(tmp_path, data, (3, 2))
+
+
+def test_compressed_shards_pass_whole_and_are_reported(tmp_path: Path) -> None:
+    data = sparse((13, 17), FILL)
+    write(tmp_path, data, (6, 8), [sharding((3, 2)), GzipCodec()])
+    fs = opened(tmp_path)
+    assert fs.cat_file("zarr.json") == (tmp_path / "zarr.json").read_bytes()
+    assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
+    assert "'gzip'" in fs.left_whole[""]
+    assert np.array_equal(array(tmp_path)[...], data)
+
+
+def test_info_tells_what_is_left_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a", sparse((13, 17), FILL), (6, 8), [sharding((3, 2)), GzipCodec()])
+    write(tmp_path / "b", sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
+    zarr.open_group(str(tmp_path), mode="a")
+    assert main(["info", str(tmp_path)]) in (None, 0)
+    told = [line for line in capsys.readouterr().out.splitlines() if "left whole" in line]
+    assert len(told) == 1
+    assert told[0].startswith("warning: a: ")
+    assert "gzip" in told[0]
+
+
+def test_shards_compressed_inside_of_shards_are_the_chunks(tmp_path: Path) -> None:
+    data = sparse((30, 40), FILL)
+    write(tmp_path, data, (16, 24), [sharding((8, 12), [sharding((4, 6)), GzipCodec()])])
+    seen = array(tmp_path)
+    assert seen.metadata.chunk_grid.chunk_shape == (8, 12)
+    assert np.array_equal(seen[...], data)
+    fs = opened(tmp_path)
+    fs.ls("")
+    assert "shards themselves" in fs._session.open().reports[""]
+
+
+@pytest.mark.skipif(Version("3.4") > ZARR, reason="this zarr has no rectilinear grids")
+def test_a_rectilinear_grid_of_shards_gives_a_regular_grid_of_chunks(tmp_path: Path) -> None:
+    data = sparse((20, 23), FILL)
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        written = zarr.create_array(
+            str(tmp_path), shape=(20, 24), chunks=(2, 4), shards=[[4, 6, 10], [8, 16]], dtype="<i4", fill_value=FILL
+        )
+        written[:, :23] = data
+    spelled = json.loads((tmp_path / "zarr.json").read_text())
+    (tmp_path / "zarr.json").write_text(json.dumps({**spelled, "shape": [20, 23]}))
+    assert_shown(tmp_path, data, (2, 4))
+
+
+def tensorstore_writes(folder: Path, data: np.ndarray[Any, Any], shards: Any, codecs: list[Any]) -> None:
+    ts = pytest.importorskip("tensorstore")
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": f"{folder}/"},
+        "create": True,
+        "metadata": {
+            "shape": list(data.shape),
+            "data_type": data.dtype.name,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shards)}},
+            "fill_value": FILL,
+            "codecs": codecs,
+        },
+    }
+    ts.open(spec).result()[...] = data
+
+
+def spelled(chunks: Any, codecs: list[Any], **options: Any) -> dict[str, Any]:
+    return {
+        "name": "sharding_indexed",
+        "configuration": {
+            "chunk_shape": list(chunks),
+            "codecs": codecs,
+            "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+            **options,
+        },
+    }
+
+
+RAW = [{"name": "bytes", "configuration": {"endian": "little"}}]
+
+
+def test_tensorstore_writes_shards_transposed_and_nested(tmp_path: Path) -> None:
+    data = sparse((13, 17, 10), FILL)
+    inner = [{"name": "transpose", "configuration": {"order": [1, 2, 0]}}, spelled((3, 1, 5), RAW)]
+    codecs = [
+        {"name": "transpose", "configuration": {"order": [2, 0, 1]}},
+        spelled((5, 6, 4), inner, index_location="start"),
+    ]
+    tensorstore_writes(tmp_path, data, (12, 8, 10), codecs)
+    # The dimensions of the shards are 2, 0, 1 of the array; those inside of them, 0, 1, 2.
+    assert_shown(tmp_path, data, (3, 1, 5))
+
+
+def test_tensorstore_writes_a_scalar(tmp_path: Path) -> None:
+    data = np.array(5, "<i4")
+    tensorstore_writes(tmp_path, data, (), [spelled((), [*RAW, {"name": "gzip", "configuration": {"level": 1}}])])
+    assert_shown(tmp_path, data, ())
+
+
+def test_zarrs_writes_shards(tmp_path: Path) -> None:
+    pytest.importorskip("zarrs")
+    data = sparse((13, 17), FILL)
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        write(tmp_path, data, (6, 8), [sharding((3, 2))])
+    assert_shown(tmp_path, data, (3, 2))
+
+
+def test_codecs_spelled_as_bare_names(tmp_path: Path) -> None:
+    data = sparse((13, 17), FILL)
+    write(tmp_path, data, (6, 8), [sharding((3, 2))])
+    doc = json.loads((tmp_path / "zarr.json").read_text())
+    doc["codecs"][0]["configuration"]["index_codecs"] = ["bytes", "crc32c"]
+    del doc["codecs"][0]["configuration"]["index_location"]
+    (tmp_path / "zarr.json").write_text(json.dumps(doc))
+    assert_shown(tmp_path, data, (3, 2))
+
+
+def test_only_grid_and_codecs_of_the_metadata_change(tmp_path: Path) -> None:
+    data = sparse((13, 17), FILL)
+    write(tmp_path, data, (6, 8), [sharding((3, 2))])
+    doc = json.loads((tmp_path / "zarr.json").read_text())
+    doc = {**doc, "attributes": {"é": [1, 2.5, None]}, "dimension_names": ["y", None]}
+    (tmp_path / "zarr.json").write_text(json.dumps(doc))
+    shown = json.loads(opened(tmp_path).cat_file("zarr.json"))
+    assert shown["chunk_grid"] == {"name": "regular", "configuration": {"chunk_shape": [3, 2]}}
+    assert shown["codecs"] == doc["codecs"][0]["configuration"]["codecs"]
+    assert list(shown) == list(doc)
+    changed = {"chunk_grid", "codecs"}
+    assert {k: v for k, v in shown.items() if k not in changed} == {k: v for k, v in doc.items() if k not in changed}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["zarrs-rust-8x8", "zarr-java-index-start", "zarr-java-index-end", "zarrita-py-2d-ragged", "zarrita-py-1d-filled"],
+)
+def test_arrays_of_other_writers(shared_data: Path, name: str) -> None:
+    expected = json.loads((shared_data / "expected" / "shards.json").read_text())[name]
+    seen = array(shared_data / "shards" / name)
+    assert seen.chunks == tuple(expected["inner_chunk_shape"])
+    values = np.ascontiguousarray(seen[...])
+    assert hashlib.sha256(values.tobytes()).hexdigest() == expected["values"]["sha256"]
+    fs = opened(shared_data / "shards" / name)
+    for coords, digest in expected["inner_sha256"].items():
+        key = "c/" + coords.replace(".", "/")
+        assert hashlib.sha256(fs.cat_file(key)).hexdigest() == digest
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"chunk_shape": [4, 2]}, "not divided"),
+        ({"chunk_shape": [3]}, "2 positive integers"),
+        ({"chunk_shape": [3, True]}, "2 positive integers"),
+        ({"chunk_shape": [3, -2]}, "2 positive integers"),
+        ({"codecs": None}, "no list"),
+        ({"index_location": "middle"}, "'middle'"),
+        ({"index_codecs": [{"name": "bytes", "configuration": {"endian": "pdp"}}]}, "'pdp'"),
+        ({"index_codecs": [{"name": "bytes"}, {"name": "gzip"}]}, "bytes, gzip"),
+        ({"index_codecs": [5]}, "neither a name nor an object"),
+        ({"codecs": [spelled((2, 2), RAW)]}, "not divided"),
+        (
+            {"codecs": [{"name": "transpose", "configuration": {"order": [1, 0, 1]}}, spelled((3, 2, 3), RAW)]},
+            "no permutation",
+        ),
+    ],
+)
+def test_metadata_that_contradicts_itself_passes_whole_and_is_reported(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
+    doc = json.loads((tmp_path / "zarr.json").read_text())
+    doc["codecs"][0]["configuration"].update(change)
+    (tmp_path / "zarr.json").write_text(json.dumps(doc))
+    fs = opened(tmp_path)
+    assert fs.cat_file("zarr.json") == (tmp_path / "zarr.json").read_bytes()
+    assert reason in fs._session.open().reports[""]
+    assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
+
+
+def test_a_grid_that_forges_endless_shards_costs_no_memory(tmp_path: Path) -> None:
+    write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
+    doc = json.loads((tmp_path / "zarr.json").read_text())
+    doc["chunk_grid"] = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[[3, 2**40]], 8]}}
+    doc["shape"] = [3 * 2**40, 17]
+    (tmp_path / "zarr.json").write_text(json.dumps(doc))
+    fs = opened(tmp_path)
+    fs.cat_file("zarr.json")
+    assert "more than" in fs._session.open().reports[""]
+    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [3 * 2**30, 2 * 2**30]}}
+    (tmp_path / "zarr.json").write_text(json.dumps(doc))
+    fs = opened(tmp_path)
+    fs.invalidate_cache()
+    fs.cat_file("zarr.json")
+    assert "would need an index" in fs._session.open().reports[""]

@@ -1,0 +1,433 @@
+"""The unsharded view over any source: references, inline bytes, members made from ranges; its metadata and listings."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from refshard_fs import DamagedIndex, ReferenceNotReachable
+from refshard_fs.core.keyspace import KeySpace, place
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Packed, Span, Stat, Steps
+from refshard_fs.sharding.view import ShardView
+from tests.sharding.writers import ZLIB, array, chunks_of, indexed, opened, prototype_shards, sparse, write_prototype
+
+DATA = sparse((20, 3))
+CHUNKS, SHARDS = (3, 2), (2, 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_prototype(tmp_path / "a", DATA, CHUNKS, SHARDS)
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    (tmp_path / "a" / ".zattrs").write_text('{"units":   "K"}\n')
+    return tmp_path
+
+
+def shard_names(folder: Path) -> list[str]:
+    return sorted(p.name for p in (folder / "a").iterdir() if not p.name.startswith("."))
+
+
+# ---------------------------------------------------------------------- sources
+
+
+def test_shards_that_are_references_into_one_file(folder: Path) -> None:
+    blob = b"\x55" * 13
+    refs: dict[str, Any] = {
+        ".zgroup": (folder / ".zgroup").read_text(),
+        "a/.zarray": (folder / "a/.zarray").read_text(),
+    }
+    for name in shard_names(folder):
+        content = (folder / "a" / name).read_bytes()
+        refs[f"a/{name}"] = [f"file://{folder}/blob", len(blob), len(content)]
+        blob += content + b"\xaa" * 11
+    (folder / "blob").write_bytes(blob)
+    assert np.array_equal(array(refs, "a")[...], DATA)
+    fs = opened(refs)
+    assert fs.references["a/1.0"] == refs["a/1.0"]  # as the manifest says
+    assert fs.find("a") == opened(folder).find("a")[:1] + opened(folder).find("a")[2:]  # all but .zattrs
+
+
+def test_shards_that_are_inline(folder: Path) -> None:
+    refs = {"a/.zarray": (folder / "a/.zarray").read_text()}
+    for name in shard_names(folder):
+        refs[f"a/{name}"] = "base64:" + base64.b64encode((folder / "a" / name).read_bytes()).decode()
+    assert np.array_equal(array(refs, "a")[...], DATA)
+
+
+def test_shards_that_are_whole_files_of_unknown_size(folder: Path) -> None:
+    refs: dict[str, Any] = {"a/.zarray": (folder / "a/.zarray").read_text()}
+    refs |= {f"a/{name}": [f"file://{folder}/a/{name}"] for name in shard_names(folder)}
+    assert np.array_equal(array(refs, "a")[...], DATA)
+
+
+def test_metadata_that_is_a_reference_is_read_and_rewritten(folder: Path) -> None:
+    names = [".zarray", *shard_names(folder)]
+    refs = {f"a/{name}": [f"file://{folder}/a/{name}"] for name in names}
+    assert np.array_equal(array(refs, "a")[...], DATA)
+    assert opened(refs).exists("a/6.0")  # a chunk key before any metadata was asked for
+
+
+def test_plain_reference_sets_are_not_wrapped() -> None:
+    refs = {"a/.zarray": json.dumps({"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|i1"}), "a/0": "shards"}
+    assert not isinstance(opened(refs)._session.open(), ShardView)
+
+
+def test_a_shard_that_cannot_be_reached_is_no_missing_chunk(folder: Path) -> None:
+    refs: dict[str, Any] = {"a/.zarray": (folder / "a/.zarray").read_text()}
+    refs |= {f"a/{name}": [f"file://{folder}/gone/{name}"] for name in shard_names(folder)}
+    fs = opened(refs)
+    with pytest.raises(ReferenceNotReachable, match=r"a/6\.0"):
+        fs.cat_file("a/6.0")
+    with pytest.raises(ReferenceNotReachable):
+        array(refs, "a")[...]
+
+
+def test_an_absent_shard_of_a_hierarchy_is_missing_chunks(folder: Path) -> None:
+    (folder / "a/1.0").unlink()
+    fs = opened(folder)
+    for key in ("a/2.0", "a/3.1"):
+        assert not fs.exists(key)
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(key)
+    assert fs.exists("a/4.0")
+    expected = DATA.copy()
+    expected[6:12] = 0
+    assert np.array_equal(array(folder, "a")[...], expected)
+
+
+# ---------------------------------------------------------------------- a key space driven by hand
+
+
+class Reversed(msgspec.Struct, frozen=True):
+    """A recipe: bytes stored back to front."""
+
+    def make(self, raw: bytes) -> bytes:
+        return raw[::-1]
+
+
+class Held(KeySpace):
+    """A key space at hand; counts what is asked of it."""
+
+    def __init__(self, entries: dict[str, Entry]) -> None:
+        self.entries = entries
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        yield from ()
+        return self.entries.get(key)
+
+    def children(self, prefix: str) -> Steps[list[Listed] | None]:
+        yield from ()
+        stem = prefix + "/" if prefix else ""
+        names = {k[len(stem) :].partition("/")[0]: "/" in k[len(stem) :] for k in self.entries if k.startswith(stem)}
+        return [Listed(n, None, d) for n, d in sorted(names.items())] or None
+
+
+def run(steps: Steps[Any], files: dict[str, bytes]) -> tuple[Any, list[Load]]:
+    """Return what ``steps`` return, and the loads they needed, answering out of ``files``."""
+    asked: list[Load] = []
+
+    def read(span: Span) -> bytes:
+        data = files[span.url]
+        return data[span.start :] if span.stop is None else data[span.start : span.stop]
+
+    def meet(need: Any) -> Any:
+        match need:
+            case tuple():
+                return tuple(map(meet, need))
+            case Load(Inline(data), index):
+                return index.decode(data)
+            case Load(Span() as span, index):
+                asked.append(need)
+                return index.decode(read(span))
+            case Load(Packed(source) as packed, index):
+                asked.append(need)
+                return index.decode(packed.finish(read(source)))
+            case Stat() | Names():
+                raise AssertionError(f"{need} is not needed")
+
+    answer = None
+    try:
+        while True:
+            answer = meet(steps.send(answer))
+    except StopIteration as stop:
+        return stop.value, asked
+
+
+def held(make: Any) -> tuple[ShardView, dict[str, bytes], dict[str, bytes]]:
+    """A view of the test array whose shards are the entries that ``make`` gives for (url, bytes)."""
+    meta = {"zarr_format": 2, "shape": [20, 3], "chunks": [3, 2], "dtype": "<i4", "shards": [2, 2], "fill_value": 0}
+    chunks = {k: v.tobytes() for k, v in chunks_of(DATA, CHUNKS, 0).items()}
+    files, entries = {}, {"a/.zarray": Inline(json.dumps(meta).encode())}
+    for shard, content in prototype_shards(chunks, SHARDS).items():
+        name = "a/" + ".".join(map(str, shard))
+        entries[name], files[name] = make(name, content)
+    return ShardView(Held(entries)), files, {"a/" + ".".join(map(str, k)): v for k, v in chunks.items()}
+
+
+MAKERS = {
+    "sized span": lambda name, data: (Span(name, 3, 3 + len(data)), b"..." + data + b".."),
+    "whole file": lambda name, data: (Span(name), data),
+    "tail of a file": lambda name, data: (Span(name, 3), b"..." + data),
+    "inline": lambda name, data: (Inline(data), b""),
+    "made, of known size": lambda name, data: (Packed(Span(name), Reversed(), len(data)), data[::-1]),
+    "made, of unknown size": lambda name, data: (Packed(Span(name), Reversed()), data[::-1]),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_shard_may_be_any_kind_of_entry(kind: str) -> None:
+    view, files, chunks = held(MAKERS[kind])
+    for key, expected in chunks.items():
+        entry, _ = run(view.lookup(key), files)
+        assert entry.size == len(expected)
+        match entry:
+            case Span(url, start, stop):
+                assert files[url][start:stop] == expected
+            case Inline(data):
+                assert data == expected
+            case Packed(source):
+                assert entry.finish(files[source.url]) == expected
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_keys_looked_up_together_lie_where_they_lie_alone(kind: str) -> None:
+    view, files, chunks = held(MAKERS[kind])
+    present = list(chunks)
+    keys = [*present, "a/.zarray", "a/0.1", *reversed(present), "a/9.9", "a/x", "nothing", ".zgroup"]
+    for _ in range(2):  # before the array's metadata have been read, and after
+        found: list[Any] = [...] * len(keys)
+        for places, steps in view.lookups(keys):
+            entries, asked = run(steps, files)
+            assert len({need.entry for need in asked if need.entry != Span("a/.zarray")}) <= 1
+            for at, entry in zip(places, entries, strict=True):
+                assert found[at] is ...
+                found[at] = entry
+        assert found == [run(view.lookup(key), files)[0] for key in keys]
+    assert len(view.lookups(present)) == len({shard_of(key) for key in present})
+
+
+def test_a_key_whose_way_cannot_be_told_is_an_error_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, files, chunks = held(MAKERS["sized span"])
+    run(view.lookup("a/0.0"), files)
+    layout = view._documents.arrays["a"].layout
+    steps = layout.steps
+    wrong = {"a/1.0", "a/3.0", "a/5.0"}.intersection(chunks)
+
+    def told(places: Any, lengths: Any) -> Any:
+        if places == (1, 0):
+            raise ValueError("no way")
+        return steps(places, lengths)
+
+    monkeypatch.setattr(layout, "steps", told)
+    failed = set()
+    for places, looking in view.lookups([*chunks]):
+        try:
+            run(looking, files)
+        except ValueError:
+            failed.update([*chunks][at] for at in places)
+    assert failed == wrong != set()
+
+
+def shard_of(key: str) -> tuple[int, ...]:
+    return tuple(int(c) // n for c, n in zip(key[2:].split("."), SHARDS, strict=True))
+
+
+def test_listing_and_looking_up_agree() -> None:
+    view, files, chunks = held(MAKERS["sized span"])
+    listed, _ = run(view.children("a"), files)
+    shown, _ = run(view.lookup("a/.zarray"), files)
+    assert {f"a/{n.name}": n.size for n in listed} == {"a/.zarray": shown.size} | {k: len(v) for k, v in chunks.items()}
+
+
+def test_a_shard_that_was_read_can_no_longer_be_missing() -> None:
+    view, files, chunks = held(lambda name, data: (Span(name, optional=True), data))
+    for key in chunks:
+        entry, (need,) = run(view.lookup(key), files)
+        assert need.entry.optional
+        assert not entry.optional
+
+
+def test_a_lookup_needs_one_index_and_no_metadata_twice() -> None:
+    view, files, _ = held(MAKERS["whole file"])
+    _, asked = run(view.lookup("a/6.1"), files)
+    assert [(n.entry.url, n.entry.start, n.entry.stop) for n in asked] == [("a/3.0", -64, None)]
+    _, again = run(view.lookup("a/6.0"), files)
+    assert again == asked  # equal needs: whoever reads them remembers the answer
+
+
+def test_chunks_of_one_shard_are_near_each_other_for_read_ahead() -> None:
+    view, files, chunks = held(MAKERS["whole file"])
+    assert place(view.grids, "a/0.0") is None  # nothing is known yet
+    run(view.lookup("a/.zarray"), files)
+    numbers = [place(view.grids, key) for key in chunks]
+    assert all(at is not None and at.array == "a" for at in numbers)
+    assert set(view.grids) == {"a"}
+
+
+@pytest.mark.parametrize(
+    "key", ["a/7.0", "a/0.2", "a/00.0", "a/0", "a/0.0.0", "a/-1.0", "a/0.0/x", "a/x", "b/0.0", "0.0"]
+)
+def test_keys_outside_of_the_grid_are_no_keys(key: str) -> None:
+    view, files, _ = held(MAKERS["whole file"])
+    run(view.lookup("a/.zarray"), files)
+    assert run(view.lookup(key), files)[0] is None
+
+
+def test_an_array_at_the_root_is_found_by_its_chunks() -> None:
+    view, files, chunks = held(MAKERS["sized span"])
+    base = Held({k.removeprefix("a/"): v for k, v in view.base.entries.items()})
+    for key in chunks:
+        assert run(ShardView(base).lookup(key.removeprefix("a/")), files)[0] is not None
+
+
+# ---------------------------------------------------------------------- metadata
+
+
+def test_everything_else_passes_byte_for_byte(folder: Path) -> None:
+    (folder / "notes.txt").write_bytes(b"\x00\xff")
+    fs = opened(folder)
+    for key in (".zgroup", "a/.zattrs", "notes.txt"):
+        assert fs.cat_file(key) == (folder / key).read_bytes()
+        assert fs.info(key)["size"] == (folder / key).stat().st_size
+
+
+def test_unsharded_arrays_keep_their_metadata_byte_for_byte(tmp_path: Path) -> None:
+    text = '{"zarr_format":2,   "shape": [4], "chunks": [2], "dtype":"<i4", "fill_value": NaN}'
+    (tmp_path / ".zarray").write_text(text)
+    (tmp_path / "0").write_bytes(b"12345678")
+    fs = opened(tmp_path)
+    assert fs.cat_file(".zarray").decode() == text
+    assert fs.cat_file("0") == b"12345678"
+    assert place(fs._session.open().grids, "1") == ("", 1)
+
+
+def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
+    array_meta = json.loads((folder / "a/.zarray").read_text())
+    doc = {
+        "zarr_consolidated_format": 1,
+        "metadata": {".zgroup": {"zarr_format": 2}, "a/.zarray": array_meta, "a/.zattrs": {"x": [1, "é"]}},
+    }
+    (folder / ".zmetadata").write_text(json.dumps(doc, indent=1))
+    fs = opened(folder)
+    shown = json.loads(fs.cat_file(".zmetadata"))
+    assert shown["metadata"]["a/.zarray"] == json.loads(fs.cat_file("a/.zarray"))
+    assert {**shown["metadata"], "a/.zarray": array_meta} == doc["metadata"]
+    assert fs.info(".zmetadata")["size"] == len(fs.cat_file(".zmetadata"))
+
+
+def test_consolidated_metadata_of_version_3_is_rewritten_at_every_depth() -> None:
+    sharded = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [4],
+        "data_type": "int8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": {"chunk_shape": [2], "codecs": ["bytes"]}}],
+    }
+    plain = {**sharded, "codecs": ["bytes"]}
+    inner = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"s": sharded}}, "x": 1}
+    root = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {"g": inner, "p": plain}},
+    }
+    shard = b"\x01\x02\x03\x04"
+    fs = opened({"zarr.json": json.dumps(root), "g/s/zarr.json": json.dumps(sharded), "g/s/c/0": shard.decode()})
+    shown = json.loads(fs.cat_file("zarr.json"))
+    seen = shown["consolidated_metadata"]["metadata"]["g"]["consolidated_metadata"]["metadata"]["s"]
+    assert seen == json.loads(fs.cat_file("g/s/zarr.json"))
+    assert seen["chunk_grid"]["configuration"]["chunk_shape"] == [2]
+    assert seen["codecs"] == ["bytes"]
+    assert shown["consolidated_metadata"]["metadata"]["p"] == plain
+
+
+def test_damaged_metadata_passes_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "zarr.json").write_bytes(b'{"sharding_indexed": ')
+    assert opened(tmp_path).cat_file("zarr.json") == b'{"sharding_indexed": '
+
+
+# ---------------------------------------------------------------------- listings
+
+
+def reads(fs: Any, what: Any) -> int:
+    before = fs.stats()["requests"]
+    what()
+    after: int = fs.stats()["requests"]
+    return after - before
+
+
+def test_listing_metadata_reads_no_index(tmp_path: Path) -> None:
+    for n in range(3):
+        write_prototype(tmp_path / f"g/a{n}", DATA, CHUNKS, SHARDS, separator="/")
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    fs = opened(tmp_path)
+    assert [row["name"] for row in fs.ls("g")] == ["g/a0", "g/a1", "g/a2"]
+    assert reads(fs, lambda: fs.ls("g")) == 0
+    assert reads(fs, lambda: fs.ls("g/a0")) == 1  # its metadata: sizes are those of what a read returns
+
+
+def test_listing_chunks_reads_each_index_once(folder: Path) -> None:
+    fs = opened(folder)
+    fs.cat_file("a/.zarray")
+    assert reads(fs, lambda: fs.ls("a")) == 4
+    assert reads(fs, lambda: fs.ls("a")) == 0
+
+
+def test_directories_of_inner_chunks(tmp_path: Path) -> None:
+    write_prototype(tmp_path, DATA, CHUNKS, SHARDS, separator="/")
+    fs = opened(tmp_path)
+    present = {"/".join(map(str, coords)) for coords in chunks_of(DATA, CHUNKS, 0)}
+    assert set(fs.find("")) == present | {".zarray"}
+    assert fs.isdir("6")
+    assert fs.isfile("6/0")
+    assert not fs.exists("7")
+    assert not fs.exists("6/0/0")
+    assert [r["name"] for r in fs.ls("6")] == ["6/0", "6/1"]
+    with pytest.raises(FileNotFoundError):
+        fs.ls("7")
+
+
+def test_a_group_called_c_is_not_taken_for_chunks(tmp_path: Path) -> None:
+    write_prototype(tmp_path / "c/0", DATA, CHUNKS, SHARDS, separator="/")
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    (tmp_path / "c/.zgroup").write_text('{"zarr_format": 2}')
+    fs = opened(tmp_path)
+    assert [r["name"] for r in fs.ls("c")] == ["c/.zgroup", "c/0"]
+    assert fs.exists("c/0/6/1")
+    assert np.array_equal(array(tmp_path, "c/0")[...], DATA)
+
+
+# ---------------------------------------------------------------------- readers
+
+
+def test_xarray_and_dask_see_inner_chunks(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    pytest.importorskip("dask.array")
+    write_prototype(tmp_path / "t", DATA, CHUNKS, SHARDS, compressor=ZLIB)
+    (tmp_path / "t/.zattrs").write_text('{"_ARRAY_DIMENSIONS": ["y", "x"]}')
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    (tmp_path / ".zattrs").write_text("{}")
+    seen = xr.open_zarr(opened(tmp_path).get_mapper(""), chunks={}, consolidated=False, mask_and_scale=False)["t"]
+    assert seen.chunks == ((3, 3, 3, 3, 3, 3, 2), (2, 1))
+    assert np.array_equal(seen.compute(scheduler="threads").values, DATA)
+
+
+def test_damage_names_shard_and_array(folder: Path) -> None:
+    content = indexed({0: b"x" * 24}, 4)
+    (folder / "a/0.0").write_bytes(content[:-1])
+    size = len(content) - 1
+    refs: dict[str, Any] = {
+        "a/.zarray": (folder / "a/.zarray").read_text(),
+        "a/0.0": [f"file://{folder}/a/0.0", 0, size],
+    }
+    with pytest.raises(DamagedIndex, match=r"shard 'a/0\.0' of array 'a'"):
+        opened(refs).cat_file("a/0.0")

@@ -1,0 +1,46 @@
+"""PNG: the same picture, in which no text lies over another either."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from refshard_fs.tools import map_drawing
+from tests.tools.sources import many
+
+
+@pytest.mark.parametrize("name", ["few files", "many files", "some of all", "plane of one file"])
+def test_texts_take_no_more_room_than_they_were_given(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    fs, select = many()[name]
+    scene = fs.visualize(None, select).scene
+    figure = Figure(figsize=(scene.width / 72, scene.height / 72), dpi=72 * map_drawing.SCALE)
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, scene.width)
+    axes.set_ylim(scene.height, 0)
+    drawn = [map_drawing.draw(axes, label, 1).get_window_extent(canvas.get_renderer()) for label in scene.labels]
+    for label, extent in zip(scene.labels, drawn, strict=True):
+        assert extent.width / map_drawing.SCALE <= label.box.width + 1, label.text
+    assert not any(a.overlaps(b) for a, b in combinations(drawn, 2))
+
+
+def test_it_is_a_png_of_the_scenes_size() -> None:
+    pytest.importorskip("matplotlib")
+    fs, select = many()["few files"]
+    made = fs.visualize(None, select)
+    data = made.encoded(".png")
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") == round(made.scene.width * map_drawing.SCALE)
+
+
+def test_without_matplotlib_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
+    fs, _ = many()["one chunk"]
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        fs.visualize().encoded(".png")

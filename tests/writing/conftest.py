@@ -1,0 +1,13 @@
+"""What several modules write to."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.writing.arrays import KINDS
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each kind of sharded array."""
+    return str(request.param)

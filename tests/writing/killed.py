@@ -1,0 +1,79 @@
+"""Processes that commit and are killed at a step of their choice: a script, which forks one for each line it reads.
+
+A line is JSON: path, format, number of the step (from 0), and the value that all chunks are to have. Each call that
+changes something in the file system is a step; the process ends before it, as by ``kill -9``. The answer is the number
+of steps there were, or null of one that was killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import refshard_fs.formats.kerchunk_parquet.partition
+import refshard_fs.writing.commit  # once, not in each process
+from tests.writing.model import array_document, writable
+
+STEPS = ("replace", "unlink", "remove", "rmdir", "fsync", "makedirs")
+
+
+def commit(path: str, format: str, last: int, value: bytes) -> int:
+    """Return how many steps it took."""
+    count = 0
+
+    def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            if count == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+            return call(*args, **kwargs)
+
+        return step
+
+    # The first two letters of an object's name are its directory. No two of a commit share one here, so that the
+    # number of steps is no matter of chance.
+    numbers = itertools.count()
+    uuid.uuid4 = lambda: uuid.UUID(hex=f"{next(numbers) % 256:02x}{os.urandom(15).hex()}")
+    fs = writable(Path(path), format)
+    fs.find("")
+    for name in STEPS:
+        setattr(os, name, stepping(getattr(os, name)))
+    shutil.rmtree = stepping(shutil.rmtree)
+    fs.rm("a/c", recursive=True)
+    fs.pipe_file("a/zarr.json", array_document((len(value) % 7 + 3,)))
+    for i in range(len(value) % 7 + 3):
+        fs.pipe_file(f"a/c/{i}", value)
+    fs.commit()
+    return count
+
+
+def main() -> None:
+    refshard_fs.formats.kerchunk_parquet.partition.require_pyarrow()
+    for line in sys.stdin:
+        path, format, last, value = json.loads(line)
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(write, str(commit(path, format, last, value.encode())).encode())
+            os._exit(0)
+        os.close(write)
+        with open(read) as answer:
+            steps = answer.read()
+        _, status = os.waitpid(child, 0)
+        assert (os.WTERMSIG(status) == signal.SIGKILL) if os.WIFSIGNALED(status) else steps, status
+        print(json.dumps(int(steps) if steps else None), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Commits to a hierarchy of many objects: each object whole, in a fixed order; who fails says so and can go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from fsspec.implementations.memory import MemoryFileSystem
+
+from refshard_fs import ConflictError, RefShardFileSystem
+from refshard_fs.targets.objects import Condition, Objects
+from tests.servers.s3 import SeaweedServer
+from tests.sharding.writers import IS_ZARR_2
+from tests.writing.overwriting import begin, check_partly_committed, found, state, write
+
+pytestmark = pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern")
+
+
+class Place:
+    """A hierarchy in the state 1."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self.url = url
+        self.options = {"target_options": options} if options else {}
+        begin(url, 1, **self.options)
+
+    def opened(self, mode: str = "a") -> RefShardFileSystem:
+        return RefShardFileSystem(self.url, mode=mode, skip_instance_cache=True, **self.options)
+
+    def seen(self) -> dict[str, Any]:
+        return found(self.opened("r"))
+
+    def written(self, number: int) -> RefShardFileSystem:
+        """A filesystem to which a state was written, and not committed."""
+        fs = self.opened()
+        write(fs, number)
+        return fs
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    name = uuid.uuid4().hex
+    match request.param:
+        case "local":
+            yield Place(str(tmp_path / "h"), {})
+        case "memory":
+            yield Place(f"memory://{name}", {})
+            MemoryFileSystem().rm(f"/{name}", recursive=True)
+        case _:
+            server: SeaweedServer = request.getfixturevalue("s3_server")
+            server.create_bucket("failing")
+            yield Place(f"s3://failing/{name}", server.storage_options)
+
+
+class Failure(OSError):
+    """No space is left, a server does not answer."""
+
+
+class Changes:
+    """What a commit changes: names of objects, in order. The change number ``at`` fails, before it is made or after."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.put: list[str] = []
+        self.all: list[tuple[str, str]] = []
+        self.at: int | None = None
+        self.error: BaseException = Failure("no answer")
+        self.is_made = False
+        lock = threading.Lock()
+        put, remove = Objects.put, Objects.remove
+
+        def change(kind: str, name: str, make: Callable[[], Any]) -> Any:
+            with lock:
+                number = len(self.all)
+                self.all.append((kind, name))
+            if number != self.at:
+                return make()
+            if self.is_made:
+                make()
+            raise self.error
+
+        def putting(objects: Objects, name: str, parts: Sequence[Any], condition: Condition = None) -> Any:
+            return change("put", name, lambda: put(objects, name, parts, condition))
+
+        def removing(objects: Objects, name: str, condition: Condition = None) -> None:
+            change("remove", name, lambda: remove(objects, name, condition))
+
+        monkeypatch.setattr(Objects, "put", putting)
+        monkeypatch.setattr(Objects, "remove", removing)
+
+    def reset(self) -> None:
+        self.all.clear()
+        self.at = None
+
+
+@pytest.fixture
+def changes(place: Place, monkeypatch: pytest.MonkeyPatch) -> Changes:
+    return Changes(monkeypatch)
+
+
+@pytest.mark.parametrize(("at", "is_made"), [(0, True), (9, False), (13, True), (15, False)])
+def test_a_commit_that_fails_says_what_it_put_and_the_next_one_finishes(
+    place: Place, changes: Changes, at: int, is_made: bool
+) -> None:
+    fs = place.written(2)
+    changes.at, changes.is_made = at, is_made
+    with pytest.raises(Failure) as failed:
+        fs.commit()
+    if at >= 9:  # eight are under way at a time
+        [note] = failed.value.__notes__
+        assert place.url.removeprefix("memory://") in note
+        assert "put before that" in note
+        assert "commit()" in note
+    check_partly_committed(place.seen(), 1, 2)
+    assert found(fs) == state(2), "what was written is kept"
+    changes.reset()
+    fs.commit()
+    assert place.seen() == found(fs) == state(2)
+    changes.reset()
+    fs.commit()
+    assert changes.all == [], "nothing is left to do"
+
+
+def test_who_discards_what_failed_sees_what_is_there(place: Place, changes: Changes) -> None:
+    fs = place.written(2)
+    changes.at = 11
+    with pytest.raises(Failure):
+        fs.commit()
+    fs.discard()
+    assert found(fs) == place.seen()
+    write(fs, 3)
+    changes.reset()
+    fs.commit()
+    assert place.seen() == state(3)
+
+
+def test_chunks_are_put_first_then_metadata_and_removals_come_last(place: Place, changes: Changes) -> None:
+    fs = place.written(4)
+    fs.rm("p/c", recursive=True)
+    fs.commit()
+    kinds = [
+        "document" if kind == "put" and name.endswith("zarr.json") else "chunk" if kind == "put" else "removal"
+        for kind, name in changes.all
+    ]
+    assert kinds == sorted(kinds, key=["chunk", "document", "removal"].index)
+    assert set(kinds) == {"chunk", "document", "removal"}
+    documents = [name for kind, name in changes.all if kind == "put" and name.endswith("zarr.json")]
+    assert documents[-1] == "zarr.json"
+    removed = [name for kind, name in changes.all if kind == "remove" and name.startswith("n1")]
+    assert removed[0] == "n1/zarr.json", "who reads meanwhile finds no array before it finds one without chunks"
+
+
+def test_a_conflict_in_the_middle_leaves_what_somebody_else_wrote(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, done = Objects.put, [False]
+    name = next(key for key in state(2) if key.startswith("p/c/") and key in state(1))
+    fs = place.opened()
+    assert fs.cat_file(name) == state(1)[name]
+    write(fs, 2)
+
+    def interfering(self: Objects, key: str, parts: Sequence[Any], condition: Condition = None) -> Any:
+        if key == name and not done[0]:
+            done[0] = True
+            put(self, key, (b"somebody's",))
+        return put(self, key, parts, condition)
+
+    monkeypatch.setattr(Objects, "put", interfering)
+    with pytest.raises(ConflictError):
+        fs.commit()
+    seen = place.seen()
+    assert seen.pop(name) == b"somebody's"
+    assert all(value in (state(1).get(key), state(2).get(key)) for key, value in seen.items())
+    fs.discard()
+    assert fs.cat_file(name) == b"somebody's"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="interrupts as POSIX does")
+@pytest.mark.parametrize("at", [0, 12])
+def test_ctrl_c_stops_a_commit_and_the_next_one_finishes(
+    place: Place, changes: Changes, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    fs = place.written(2)
+    put, count = Objects.put, [0]
+
+    def interrupted(self: Objects, name: str, parts: Sequence[Any], condition: Condition = None) -> Any:
+        count[0] += 1
+        if count[0] == at + 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return put(self, name, parts, condition)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fs.commit()
+    check_partly_committed(place.seen(), 1, 2)
+    fs.commit()
+    assert place.seen() == found(fs) == state(2)
+
+
+@pytest.mark.skipif(IS_ZARR_2, reason="as zarr 3 makes arrays")
+@pytest.mark.parametrize(("old", "new"), [((4,), (4, 4)), ((4, 4), (4,)), ((), (4,)), ((4,), ())])
+def test_an_array_is_replaced_by_one_of_other_dimensions(
+    tmp_path: Path, old: tuple[int, ...], new: tuple[int, ...]
+) -> None:
+    """Where a chunk was, there is a directory then, or the reverse."""
+    path = str(tmp_path / "h.zarr")
+    zarr.open_group(path, mode="w")
+    fs = RefShardFileSystem(path, mode="a", skip_instance_cache=True)
+    for shape in (old, new):
+        group = zarr.open_group(fs.get_mapper(""), mode="a")
+        array = group.create_array("d", shape=shape, chunks=(2,) * len(shape), dtype="i4", overwrite=True)
+        array[...] = 7
+        fs.commit()
+    assert np.array_equal(zarr.open_array(f"{path}/d", mode="r")[...], np.full(new, 7))
+
+
+def test_records_of_commits_of_earlier_versions_are_no_part_of_the_tree(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "h"), {})
+    (tmp_path / "h" / ".refshard" / "0").mkdir(parents=True)
+    (tmp_path / "h" / ".refshard" / "commit.json").write_text("{}")
+    assert place.seen() == state(1)
+    assert ".refshard" not in place.opened("r").ls("", detail=False)

@@ -1,0 +1,480 @@
+"""The fsspec interface that changes something: all of it goes to an overlay, and reads see it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem
+
+from refshard_fs import ManifestError, ReadOnlyError, RefShardFileSystem
+from tests.writing.model import array_document, group_document, writable
+
+LARGE = b"0123456789" * 60
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A set of two keys, one of which is a range of a file."""
+    (tmp_path / "data").write_bytes(LARGE)
+    path = tmp_path / "refs.json"
+    path.write_text(json.dumps({"text": "inline", "range": ["data", 10, 20]}))
+    return path
+
+
+def objects(path: Path) -> list[Path]:
+    """The objects that were put for writes to the source at ``path``."""
+    return [file for file in path.with_name(path.name + ".data").rglob("*") if file.is_file()]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda fs: fs.pipe_file("a", b""),
+        lambda fs: fs.pipe({"a": b""}),
+        lambda fs: fs.rm("text"),
+        lambda fs: fs.rm("", recursive=True),
+        lambda fs: fs.cp_file("text", "a"),
+        lambda fs: fs.mv("text", "a"),
+        lambda fs: fs.touch("a"),
+        lambda fs: fs.mkdir("a"),
+        lambda fs: fs.makedirs("a"),
+        lambda fs: fs.open("a", "wb"),
+        lambda fs: fs.commit(),
+        lambda fs: fs.discard(),
+        lambda fs: fs.transaction.__enter__(),
+        lambda fs: fs.put_file(__file__, "a"),
+    ],
+)
+def test_without_a_mode_every_write_is_refused_and_the_error_says_why(path: Path, write: Any) -> None:
+    before = path.read_bytes()
+    with pytest.raises(ReadOnlyError, match="mode='a'"):
+        write(RefShardFileSystem(str(path)))
+    assert path.read_bytes() == before
+
+
+def test_a_key_that_looks_like_a_pattern_is_removed_alone() -> None:
+    names = [f"{path}/{i}" for path in ("T [K]", "T K") for i in range(3)]
+    fs = RefShardFileSystem(dict.fromkeys(names, "x"), mode="a")
+    asyncio.run(RefShardFileSystem(fs.fo, asynchronous=True, overlay=fs.overlay)._rm("T [K]/0"))
+    mapper = fs.get_mapper("")
+    del mapper["T [K]/1"]
+    with pytest.raises(KeyError):
+        del mapper["T [K]/1"]
+    with pytest.raises(FileNotFoundError):
+        mapper.delitems(["T [K]/0"])
+    with pytest.raises(FileNotFoundError):
+        fs.rm(["T [K]/0"])
+    assert fs.find("") == ["T K/0", "T K/1", "T K/2", "T [K]/2"]
+    fs.rm("T ?/[01]")
+    fs.rm("T [K]", recursive=True)
+    assert fs.find("") == ["T K/2"]
+    fs.discard()
+
+
+def test_unknown_modes_are_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match="mode='rw'"):
+        RefShardFileSystem(str(path), mode="rw")
+
+
+def test_what_is_written_is_read_at_once_and_the_source_is_not_touched(path: Path, tmp_path: Path) -> None:
+    before = path.read_bytes()
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("small", b"small")
+    fs.pipe({"large": LARGE, "sub/deep/key": b"deep"})
+    (tmp_path / "local").write_bytes(b"local")
+    fs.put(str(tmp_path / "local"), "put")
+    with fs.open("written", "wb") as file:
+        file.write(b"one ")
+        file.write(b"two")
+    with fs.open("written", "ab") as file:
+        file.write(b" three")
+    with fs.open("words", "w") as file:
+        file.write("text")
+    fs.touch("empty")
+    assert fs.cat_file("large", 10, 20) == LARGE[10:20]
+    assert fs.cat(["small", "written", "words", "empty", "put", "text", "sub/deep/key"]) == {
+        "small": b"small",
+        "written": b"one two three",
+        "words": b"text",
+        "empty": b"",
+        "put": b"local",
+        "text": b"inline",
+        "sub/deep/key": b"deep",
+    }
+    names = ["empty", "large", "put", "range", "small", "sub/deep/key", "text", "words", "written"]
+    assert fs.find("") == names
+    assert fs.ls("sub", detail=False) == ["sub/deep"]
+    assert fs.info("large") == {"name": "large", "size": len(LARGE), "type": "file"}
+    assert path.read_bytes() == before
+    fs.discard()
+    assert fs.find("") == ["range", "text"]
+    assert not objects(path)
+
+
+def test_a_file_whose_block_ends_in_an_exception_is_not_written(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+
+    def fail() -> None:
+        with fs.open("a", "wb") as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not fs.exists("a")
+    with pytest.raises(FileExistsError), fs.open("text", "xb"):
+        pass
+
+
+def test_a_file_that_was_never_closed_is_warned_of(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    files = [fs.open("a", "wb")]
+    files[0].write(b"half")
+    with pytest.warns(RuntimeWarning, match=r"'a' was opened .* never closed"):
+        forget(files)
+    assert not fs.exists("a")
+
+
+def test_references_take_what_kerchunk_leaves_and_a_copy_is_a_dict(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    refs = fs.references
+    refs["base64"] = b"base64:aGVsbG8="
+    refs["range"] = [str(path.with_name("data")), np.int64(2), np.uint32(3)]
+    fs.pipe_file("raw", b"base64:")
+    refs["again"] = refs["raw"]
+    assert fs.cat(["base64", "range", "again"]) == {"base64": b"hello", "range": LARGE[2:5], "again": b"base64:"}
+    copied = refs.copy()
+    assert type(copied) is dict
+    assert copied == dict(refs)
+    fs.discard()
+    copied = RefShardFileSystem(str(path)).references.copy()  # type: ignore[attr-defined]
+    assert type(copied) is dict
+    assert copied["text"] == "inline"
+
+
+def test_removed_keys_are_missing_and_removed_directories_are_gone(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe({"d/one": b"1", "d/e/two": b"2"})
+    fs.rm("text")
+    fs.rm("d/e", recursive=True)
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("text")
+    with pytest.raises(FileNotFoundError):
+        fs.rm("text")
+    with pytest.raises(IsADirectoryError):
+        fs.rm("d")
+    assert fs.find("") == ["d/one", "range"]
+    fs.rm("d", recursive=True)
+    assert not fs.exists("d")
+    fs.rm("", recursive=True)
+    assert fs.find("") == []
+    fs.pipe_file("d/new", b"new")
+    assert fs.find("") == ["d/new"]
+    fs.commit()
+    assert RefShardFileSystem(str(path)).cat("", recursive=True) == {"d/new": b"new"}
+
+
+def test_copies_refer_to_the_same_bytes_and_moves_leave_nothing(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.cp_file("range", "copy")
+    fs.mv("text", "moved")
+    assert not objects(path)
+    fs.commit()
+    again = RefShardFileSystem(str(path))
+    assert again.cat("", recursive=True) == {"copy": LARGE[10:30], "range": LARGE[10:30], "moved": b"inline"}
+    assert again.resolve("copy")[1:] == again.resolve("range")[1:] == (10, 30)
+
+
+def test_mode_w_begins_with_nothing_and_replaces_the_source_at_the_commit(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="w")
+    assert fs.find("") == []
+    assert RefShardFileSystem(str(path)).exists("text")
+    fs.pipe_file("new", b"new")
+    fs.commit()
+    assert fs.find("") == RefShardFileSystem(str(path)).find("") == ["new"]
+
+
+def test_twins_share_what_is_written_whoever_makes_them(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    by_arguments = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
+    by_json = fsspec.AbstractFileSystem.from_json(fs.to_json())
+    by_pickle = pickle.loads(pickle.dumps(fs))
+    by_name = RefShardFileSystem(str(path), mode="a", overlay=fs.overlay)
+
+    async def write_and_read() -> bytes:
+        await by_arguments._pipe_file("a", LARGE)
+        found: bytes = await by_arguments._cat_file("a")
+        return found
+
+    assert asyncio.run(write_and_read()) == LARGE
+    assert fs.cat_file("a") == by_json.cat_file("a") == by_pickle.cat_file("a") == by_name.cat_file("a") == LARGE
+    assert not RefShardFileSystem(str(path), mode="a").exists("a")
+    by_json.pipe_file("b", b"b")
+    fs.commit()
+    assert by_pickle.overlay == fs.overlay
+    assert RefShardFileSystem(str(path)).cat(["a", "b"]) == {"a": LARGE, "b": b"b"}
+    assert by_name.cat_file("b") == b"b"
+    by_name.pipe_file("c", b"c")
+    fs.discard()
+    assert not by_name.exists("c")
+
+
+def forget(held: list[Any]) -> None:
+    held.clear()
+    gc.collect()
+
+
+def test_writes_that_nobody_committed_are_warned_of_when_the_filesystem_goes(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("a", b"lost")
+    held = [fs]
+    del fs
+    with pytest.warns(RuntimeWarning, match=r"1 writes to .*refs\.json were never committed"):
+        forget(held)
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("a", b"kept")
+    fs.commit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del fs
+        gc.collect()
+
+
+def test_equal_values_are_stored_once_if_they_are_named_by_their_content(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a", content_addressed=True)
+    fs.pipe({"a": LARGE, "b": LARGE, "c": LARGE + b"1"})
+    fs.commit()
+    assert len(objects(path)) == 2
+    again = RefShardFileSystem(str(path), mode="a", content_addressed=True)
+    again.pipe_file("d", LARGE)
+    again.discard()
+    assert fs.cat(["a", "b", "c"]) == {"a": LARGE, "b": LARGE, "c": LARGE + b"1"}
+    assert len(objects(path)) == 2
+
+
+def test_data_goes_where_data_url_says_and_small_values_into_the_set(tmp_path: Path) -> None:
+    path = tmp_path / "refs.json"
+    fs = RefShardFileSystem(str(path), mode="a", data_url=str(tmp_path / "elsewhere"), inline_threshold=5)
+    fs.pipe({"a": b"12345", "b": b"123456"})
+    fs.commit()
+    assert [file.read_bytes() for file in (tmp_path / "elsewhere").rglob("*") if file.is_file()] == [b"123456"]
+    assert RefShardFileSystem(str(path)).references["a"] == "12345"
+    assert RefShardFileSystem(str(path)).cat(["a", "b"]) == {"a": b"12345", "b": b"123456"}
+
+
+def test_values_that_were_written_over_leave_no_objects(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    for number in range(5):
+        fs.pipe_file("a", LARGE + bytes([number]))
+    fs.pipe_file("b", LARGE)
+    fs.rm("b")
+    fs.commit()
+    assert [file.read_bytes() for file in objects(path)] == [LARGE + b"\x04"]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz", ".zst"])
+def test_sets_are_compressed_as_their_names_say(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"refs.json{ending}"
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("a", b"text")
+    fs.commit()
+    fs.pipe_file("b", b"more")
+    fs.commit()
+    assert RefShardFileSystem(str(path)).cat(["a", "b"]) == {"a": b"text", "b": b"more"}
+    with fsspec.open(str(path), compression="infer") as file:
+        assert json.loads(file.read())["refs"] == {"a": "text", "b": "more"}
+
+
+def test_a_commit_keeps_what_it_does_not_touch_as_it_was_written(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("a", b"text")
+    fs.commit()
+    assert json.loads(path.read_bytes())["refs"] == {"text": "inline", "range": ["data", 10, 20], "a": "text"}
+
+
+def test_references_of_what_is_written_are_shown_before_the_commit(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("a", b"text")
+    assert dict(fs.references) == {"text": "inline", "range": ["data", 10, 20], "a": "text"}
+    fs.discard()
+    assert "a" not in fs.references
+
+
+def test_references_are_a_mapping_to_write_to(path: Path, tmp_path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    refs = fs.references
+    refs["whole"] = ["data"]
+    refs["part"] = [str(tmp_path / "data"), 5, 3]
+    refs["object"] = {"a": 1}
+    refs["binary"] = "base64:AAH/"
+    del refs["text"]
+    with pytest.raises(KeyError):
+        del refs["text"]
+    with pytest.raises(TypeError, match="'wrong'"):
+        refs["wrong"] = 5
+    assert "text" not in refs
+    assert len(refs) == 5
+    assert refs["part"] == [str(tmp_path / "data"), 5, 3]
+    assert fs.cat(["whole", "part"]) == {"whole": LARGE, "part": LARGE[5:8]}
+    refs.flush()
+    again = RefShardFileSystem(str(path))
+    expected = {"whole": LARGE, "part": LARGE[5:8], "object": b'{"a":1}', "binary": b"\0\1\xff", "range": LARGE[10:30]}
+    assert again.cat("", recursive=True) == expected
+
+
+def test_kerchunk_combines_into_the_references_of_a_parquet_set(tmp_path: Path) -> None:
+    combine = pytest.importorskip("kerchunk.combine")
+    (tmp_path / "data").write_bytes(bytes(range(40)))
+    sets = []
+    for number in range(3):
+        attributes = json.dumps({"_ARRAY_DIMENSIONS": ["time"]})
+        refs = {".zgroup": '{"zarr_format":2}', "v/.zarray": version_2([10], 10).decode(), "v/.zattrs": attributes}
+        refs |= {"time/.zarray": version_2([10], 10).decode(), "time/.zattrs": attributes}
+        start = 10 * number
+        sets.append(refs | {f"{name}/0": [str(tmp_path / "data"), start, 10] for name in ("v", "time")})
+    fs = writable(tmp_path / "refs.parq", "parquet")
+    combine.MultiZarrToZarr(sets, concat_dims=["time"], out=fs.references).translate()
+    found = RefShardFileSystem(str(tmp_path / "refs.parq"))
+    assert b"".join(found.cat_file(f"v/{i}") for i in range(3)) == bytes(range(30))
+    assert json.loads(found.cat_file("v/.zarray"))["shape"] == [30]
+
+
+def version_2(counts: list[int], chunk: int = 1) -> bytes:
+    document = {"zarr_format": 2, "shape": counts, "chunks": [chunk] * len(counts), "dtype": "|u1", "order": "C"}
+    return json.dumps({**document, "fill_value": 0, "filters": None, "compressor": None}).encode()
+
+
+@pytest.mark.filterwarnings("ignore:.*fastparquet:Warning")
+def test_a_parquet_set_is_made_and_flushed_as_with_fsspecs_mapper_which_reads_it(tmp_path: Path) -> None:
+    pytest.importorskip("fastparquet", reason="fsspec's own reader of parquet sets needs it")
+    path = tmp_path / "refs.parq"
+    fs = writable(path, "parquet")
+    fs.pipe({".zgroup": b'{"zarr_format":2}', "a/.zarray": version_2([6]), "a/.zattrs": b"{}"})
+    fs.pipe({f"a/{i}": bytes([i]) * 30 for i in range(6)})
+    fs.flush()
+    fs.pipe({"a/1": b"inline", "a/.zarray": version_2([9]), "a/8": b"last" * 9})
+    fs.rm("a/2")
+    fs.flush()
+    theirs = ReferenceFileSystem(str(path))
+    assert isinstance(theirs.references, LazyReferenceMapper)
+    expected = {f"a/{i}": bytes([i]) * 30 for i in (0, 3, 4, 5)} | {"a/1": b"inline", "a/8": b"last" * 9}
+    assert {key: theirs.cat_file(key) for key in expected} == expected
+    assert json.loads(theirs.cat_file("a/.zarray"))["shape"] == [9]
+    with pytest.raises(FileNotFoundError):
+        theirs.cat_file("a/2")
+    names = {file.name for file in path.rglob("*") if file.is_file()}
+    assert names == {".zmetadata", "refs.0.parq", "refs.1.parq", "refs.2.parq"}
+
+
+def test_a_dimension_that_grows_in_the_middle_moves_all_chunks_of_a_parquet_set(tmp_path: Path) -> None:
+    fs = writable(tmp_path / "refs.parq", "parquet")
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3, 2))})
+    fs.pipe({f"a/c/{i}/{j}": bytes([i, j]) * 20 for i in range(3) for j in range(2)})
+    fs.commit()
+    fs.pipe({"a/zarr.json": array_document((3, 5)), "a/c/1/4": b"new"})
+    fs.commit()
+    expected = {f"a/c/{i}/{j}": bytes([i, j]) * 20 for i in range(3) for j in range(2)} | {"a/c/1/4": b"new"}
+    assert RefShardFileSystem(str(tmp_path / "refs.parq")).cat("a/c", recursive=True) == expected
+
+
+def test_one_changed_chunk_of_a_parquet_set_writes_one_partition(tmp_path: Path) -> None:
+    path = tmp_path / "refs.parq"
+    fs = writable(path, "parquet", record_size=10)
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((100,))})
+    fs.pipe({f"a/c/{i}": b"v" for i in range(100)})
+    fs.commit()
+    before = {file.name: file.stat().st_ino for file in (path / "a").iterdir()}
+    fs.pipe_file("a/c/35", b"w")
+    fs.commit()
+    after = {file.name: file.stat().st_ino for file in (path / "a").iterdir()}
+    assert {name for name in after if after[name] != before[name]} == {"refs.3.parq"}
+    assert fs.cat_file("a/c/35") == b"w"
+
+
+def test_keys_that_a_format_cannot_hold_are_refused_by_name_and_kept(tmp_path: Path) -> None:
+    fs = writable(tmp_path / "refs.parq", "parquet")
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "a/notes.txt": b"text"})
+    with pytest.raises(ValueError, match=r"'a/notes\.txt'"):
+        fs.commit()
+    assert fs.cat_file("a/notes.txt") == b"text"
+    assert not (tmp_path / "refs.parq" / ".zmetadata").exists()
+    fs.rm("a/notes.txt")
+    fs.commit()
+    assert sorted(RefShardFileSystem(str(tmp_path / "refs.parq")).find("")) == ["a/zarr.json", "zarr.json"]
+
+
+@pytest.mark.parametrize("format", ["json", "parquet"])
+def test_a_range_whose_end_no_set_can_say_is_not_committed(tmp_path: Path, path: Path, format: str) -> None:
+    fs = writable(tmp_path / format, format)
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((2,))})
+    fs.refer("a/c/0", str(tmp_path / "data"), 10)
+    assert fs.cat_file("a/c/0") == LARGE[10:]
+    assert fs.references["a/c/0"][1:] == [10, None]
+    with pytest.raises(ManifestError, match="'a/c/0' begins at byte 10"):
+        fs.commit()
+    fs.refer("a/c/0", str(tmp_path / "data"), 10, len(LARGE) - 10)
+    fs.commit()
+    assert RefShardFileSystem(str(tmp_path / format)).cat_file("a/c/0") == LARGE[10:]
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, None), (-1, 5), (0, -1), (5, 2**63), (2**63, None)])
+def test_what_is_no_range_is_refused_at_once(path: Path, offset: int, length: int | None) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    with pytest.raises(ValueError, match="'a' cannot be"):
+        fs.refer("a", "data", offset, length)
+    with pytest.raises(TypeError):
+        fs.refer("a", "data", "0", length)  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]"])
+def test_metadata_that_is_none_is_refused_by_name_where_all_of_it_becomes_one_document(
+    tmp_path: Path, text: bytes
+) -> None:
+    fs = writable(tmp_path / "manifests", "chunk-manifest")
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": text})
+    with pytest.raises(ManifestError, match="'a/zarr.json' is no"):
+        fs.commit()
+    assert fs.cat_file("a/zarr.json") == text
+    fs.discard()
+
+
+def test_a_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    twin = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
+    fs.pipe_file("before", b"kept")
+
+    def fail() -> None:
+        with fs.transaction:
+            asyncio.run(twin._pipe_file("a", LARGE))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert fs.find("") == ["before", "range", "text"]
+    assert not objects(path)
+    fs.start_transaction()
+    asyncio.run(twin._pipe_file("a", LARGE))
+    fs.end_transaction()
+    assert RefShardFileSystem(str(path)).find("") == ["a", "before", "range", "text"]
+
+
+def test_what_a_symbolic_link_leads_to_is_replaced_and_not_the_link(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text('{".zgroup": "{}"}')
+    try:
+        (tmp_path / "current.json").symlink_to("real.json")
+    except OSError:
+        pytest.skip("this system lets us make no links")
+    fs = RefShardFileSystem(str(tmp_path / "current.json"), mode="a")
+    fs.pipe_file("k", b"new")
+    fs.commit()
+    assert (tmp_path / "current.json").is_symlink()
+    assert RefShardFileSystem(str(tmp_path / "real.json")).cat_file("k") == b"new"

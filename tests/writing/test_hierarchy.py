@@ -1,0 +1,512 @@
+"""Sharded arrays written through the view, by zarr of either version: what other readers find in the files."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from refshard_fs import CostlyPattern, DamagedIndex, ManifestError, ReadOnlyError, RefShardFileSystem
+from refshard_fs.core.model import Span
+from tests.servers.http import RangeServer
+from tests.sharding.writers import IS_ZARR_2, prototype_shards
+from tests.writing.arrays import (
+    CHUNKS,
+    FILL,
+    KINDS,
+    QUIET,
+    SHARDS,
+    array,
+    gappy,
+    make_group,
+    make_sharded,
+    objects,
+    opened,
+    stored,
+)
+
+pytestmark = QUIET
+
+
+@pytest.fixture
+def data() -> np.ndarray[Any, Any]:
+    return gappy()
+
+
+def test_values_written_are_those_that_others_read(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    seen = array(fs)
+    with fs.transaction:
+        for part in (np.s_[0:8, 0:12], np.s_[3:5, 4:20], np.s_[20, 25], np.s_[16:, :]):
+            data[part] = np.arange(data[part].size).reshape(data[part].shape)
+            seen[part] = data[part]
+            assert np.array_equal(seen[...], data), "reads see what was written at once"
+        data[0:8, 12:24] = FILL
+        seen[0:8, 12:24] = FILL
+    assert np.array_equal(stored(tmp_path)[...], data)
+    assert np.array_equal(seen[...], data)
+    if IS_ZARR_2:
+        return  # which writes chunks of nothing but the fill value too
+    assert not (tmp_path / "a" / ("0.1" if kind == "prototype" else "c/0/1")).exists(), "no chunk is left in it"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("checked", "prototype")])
+def test_tensorstore_and_zarrs_read_the_values(tmp_path: Path, data: Any, kind: str) -> None:
+    tensorstore = pytest.importorskip("tensorstore")
+    pytest.importorskip("zarrs")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    with fs.transaction:
+        array(fs)[3:19, 5:20] = data[3:19, 5:20] = 4
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "a")}}
+    assert np.array_equal(tensorstore.open(spec, read=True).result().read().result(), data)
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        assert np.array_equal(stored(tmp_path)[...], data)
+
+
+def test_nothing_is_written_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    before = objects(tmp_path)
+    fs = opened(tmp_path)
+    array(fs)[...] = 5
+    assert objects(tmp_path) == before
+    fs.discard()
+    assert np.array_equal(array(fs)[...], data)
+    assert objects(tmp_path) == before
+
+
+def test_a_resized_array_stays_sharded(tmp_path: Path, kind: str, data: Any) -> None:
+    data = np.abs(data) + 1
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    document = tmp_path / "a" / (".zarray" if kind == "prototype" else "zarr.json")
+    before = json.loads(document.read_text())
+    fs = opened(tmp_path)
+    seen = array(fs)
+    with fs.transaction:
+        seen.resize((40, 26))
+        seen[21:] = 3
+        seen.attrs["made"] = "longer"
+    after = json.loads(document.read_text())
+    assert after["shape"] == [40, 26]
+    for member in ("codecs", "chunk_grid") if kind != "prototype" else ("shards", "shard_format", "chunks"):
+        assert after[member] == before[member]
+    assert np.array_equal(stored(tmp_path)[...], np.concatenate([data, np.full((19, 26), 3)]))
+    with fs.transaction:
+        seen.resize((10, 5))
+    assert np.array_equal(stored(tmp_path)[...], data[:10, :5])
+    assert len(objects(tmp_path)) == 2
+    with fs.transaction:
+        seen.resize((12, 8))
+    assert (stored(tmp_path)[10:] == FILL).all()
+    assert (stored(tmp_path)[:, 6:] == FILL).all(), "what was cut off does not come back"
+
+
+def test_a_commit_is_seen_by_the_same_array_and_by_a_new_one(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    seen = array(fs)
+    for value in range(4):
+        seen[value, :] = value
+        fs.commit()
+        data[value, :] = value
+        assert np.array_equal(seen[...], data)
+        assert np.array_equal(array(opened(tmp_path))[...], data)
+
+
+def test_one_chunk_changes_and_the_payloads_of_the_others_do_not(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    keys = [key for key in opened(tmp_path).find("a") if not key.endswith(("zarr.json", ".zarray"))]
+    before = opened(tmp_path).cat(keys)
+    fs = opened(tmp_path)
+    changed = "a/2.3" if kind == "prototype" else "a/c/2/3"
+    fs.pipe_file(changed, b"x" * 24)
+    fs.commit()
+    after = opened(tmp_path).cat(keys)
+    assert after.pop(changed) == b"x" * 24
+    before.pop(changed)
+    assert after == before
+
+
+def test_removed_directories_of_chunks_are_left_out_of_their_shards(tmp_path: Path, data: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
+    fs = opened(tmp_path)
+    fs.rm("a/c/0", recursive=True)
+    fs.commit()
+    data[0:2] = FILL
+    assert np.array_equal(stored(tmp_path)[...], data)
+    fs.rm("a/c", recursive=True)
+    fs.commit()
+    assert objects(tmp_path) == {}
+    fs.rm("a", recursive=True)
+    fs.commit()
+    assert not (tmp_path / "a").exists()
+    assert opened(tmp_path).ls("", detail=False) == ["zarr.json"]
+
+
+def test_an_array_written_anew_with_other_chunks_is_an_ordinary_one(tmp_path: Path, data: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
+    fs = opened(tmp_path)
+    store = zarr.storage.FsspecStore.from_mapper(fs.get_mapper())
+    with fs.transaction:
+        new = zarr.create_array(store, name="a", shape=(9, 9), chunks=(4, 4), dtype="i2", overwrite=True)
+        new[...] = 4
+    found = stored(tmp_path)
+    assert found.shards is None
+    assert found.chunks == (4, 4)
+    assert (found[...] == 4).all()
+    assert sorted(objects(tmp_path)) == [f"c/{i}/{j}" for i in range(3) for j in range(3)]
+
+
+def test_metadata_of_another_array_over_the_old_one_takes_its_shards_away(tmp_path: Path, data: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
+    (tmp_path / "a" / "notes.txt").write_text("stays")
+    fs = opened(tmp_path)
+    doc = json.loads(fs.cat_file("a/zarr.json"))
+    doc["chunk_grid"]["configuration"]["chunk_shape"] = [21, 26]
+    with fs.transaction:
+        fs.pipe_file("a/zarr.json", json.dumps(doc).encode())
+        array(fs)[...] = data
+    assert np.array_equal(stored(tmp_path)[...], data)
+    assert sorted(objects(tmp_path)) == ["c/0/0", "notes.txt"] or sorted(objects(tmp_path)) == ["c/0/0"]
+
+
+def test_an_array_written_anew_as_the_view_shows_it_keeps_its_shards(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    document = "a/.zarray" if kind == "prototype" else "a/zarr.json"
+    shown = fs.cat_file(document)
+    with fs.transaction:
+        fs.rm("a", recursive=True)
+        fs.pipe_file(document, shown)
+        array(fs)[0:8, 0:12] = 9
+    expected = np.full_like(data, FILL)
+    expected[0:8, 0:12] = 9
+    assert np.array_equal(stored(tmp_path)[...], expected)
+    assert len(objects(tmp_path)) == 1
+
+
+def test_a_new_array_through_the_view_is_an_ordinary_one_unless_it_is_sharded_itself(tmp_path: Path) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_group(tmp_path, 3)
+    fs = opened(tmp_path)
+    store = zarr.storage.FsspecStore.from_mapper(fs.get_mapper())
+    with fs.transaction:
+        zarr.create_array(store, name="plain", shape=(8,), chunks=(2,), dtype="i4")[...] = 1
+        sharded = zarr.create_array(store, name="sharded", shape=(8,), chunks=(2,), shards=(4,), dtype="i4")
+        sharded[...] = 2
+    assert stored(tmp_path, "plain").shards is None
+    assert stored(tmp_path, "sharded").shards == (4,)
+    assert (stored(tmp_path, "plain")[...] == 1).all()
+    assert (stored(tmp_path, "sharded")[...] == 2).all()
+    sharded[1] = 3  # who made it goes on with the shards that it was made with
+    assert sharded[:3].tolist() == [2, 3, 2]
+    fs.commit()
+    assert stored(tmp_path, "sharded")[:3].tolist() == [2, 3, 2]
+    assert array(opened(tmp_path), "sharded").shards is None
+
+
+def test_consolidated_metadata_say_how_arrays_are_stored(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    with fs.transaction:
+        array(fs).resize((30, 26))
+        if IS_ZARR_2:
+            zarr.consolidate_metadata(fs.get_mapper())
+        else:
+            zarr.consolidate_metadata(zarr.storage.FsspecStore.from_mapper(fs.get_mapper()))
+    if kind == "prototype":
+        found = json.loads((tmp_path / ".zmetadata").read_text())["metadata"]["a/.zarray"]
+        own = json.loads((tmp_path / "a" / ".zarray").read_text())
+        assert found["shards"] == own["shards"] == [4, 4]
+    else:
+        found = json.loads((tmp_path / "zarr.json").read_text())["consolidated_metadata"]["metadata"]["a"]
+        own = json.loads((tmp_path / "a" / "zarr.json").read_text())
+        assert found["codecs"] == own["codecs"]
+        assert found["chunk_grid"] == own["chunk_grid"]
+    assert found["shape"] == own["shape"] == [30, 26]
+    assert array(opened(tmp_path)).chunks == CHUNKS
+
+
+def test_an_array_that_is_the_whole_source(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path / "a")
+    seen = array(fs, "")
+    with fs.transaction:
+        seen[5:12, 3:20] = data[5:12, 3:20] = 6
+        seen.resize((30, 26))
+        fs.rm("10.0" if kind == "prototype" else "c/10", recursive=kind != "prototype")
+    expected = np.full((30, 26), FILL)
+    expected[:21] = data
+    expected[20:22, slice(0, 3) if kind == "prototype" else slice(None)] = FILL
+    assert np.array_equal(stored(tmp_path)[...], expected)
+    fs.rm("", recursive=True)
+    fs.commit()
+    assert list((tmp_path / "a").rglob("*")) == []
+
+
+def test_copied_and_moved_keys_have_the_bytes_of_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    one, two, three = ("a/4.4", "a/4.5", "a/9.7") if kind == "prototype" else ("a/c/4/4", "a/c/4/5", "a/c/9/7")
+    fs = opened(tmp_path)
+    before = fs.cat([one, two])
+    with fs.transaction:
+        fs.cp_file(one, three)
+        fs.mv(two, one)
+    fs = opened(tmp_path)
+    assert (fs.cat_file(three), fs.cat_file(one)) == (before[one], before[two])
+    assert not fs.exists(two)
+    fs = opened(tmp_path)
+    assert fs._writer is not None
+    url, start, stop = fs.resolve(one)
+    fs._writer.overlay.put(two, Span(str(url), int(start), stop and int(stop)))  # as another process may have left it
+    fs.pipe_file(one, b"x" * 24)
+    fs.commit()
+    assert opened(tmp_path).cat_file(two) == before[two]
+
+
+def test_scalars(tmp_path: Path) -> None:
+    make_group(tmp_path, 2)
+    doc = {"zarr_format": 2, "shape": [], "chunks": [], "dtype": "<i4", "compressor": None, "filters": None}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".zarray").write_text(json.dumps({**doc, "order": "C", "fill_value": 0, "shards": []}))
+    fs = opened(tmp_path)
+    fs.pipe_file("a/0", b"\5\0\0\0")
+    fs.commit()
+    (held,) = prototype_shards({(): b"\5\0\0\0"}, ()).values()
+    assert objects(tmp_path) == {"0": held}
+
+
+def test_a_damaged_shard_is_refused_and_left_as_it_is(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    shard = tmp_path / "a" / ("0.0" if kind == "prototype" else "c/0/0")
+    damaged = shard.read_bytes()[:-9]
+    shard.write_bytes(damaged)
+    fs = opened(tmp_path)
+    fs.pipe_file("a/0.0" if kind == "prototype" else "a/c/0/0", b"x" * 24)
+    with pytest.raises(DamagedIndex):
+        fs.commit()
+    assert shard.read_bytes() == damaged
+    fs.discard()
+
+
+def test_an_index_that_two_writers_left_torn_names_the_shard(tmp_path: Path, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "prototype")
+    with (tmp_path / "a" / "0.0").open("r+b") as file:
+        file.seek(-8, 2)
+        file.write(b"\xff\xff\xff\xff\xff\xff\xff\x00")
+    fs = opened(tmp_path)
+    fs.pipe_file("a/0.0", b"x" * 24)
+    with pytest.raises(DamagedIndex, match=r"a/0\.0"):
+        fs.commit()
+    fs.discard()
+
+
+def test_shards_left_whole_are_written_whole(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path, shards="whole")
+    key = "a/0.0" if kind == "prototype" else "a/c/0/0"
+    fs.pipe_file(key, b"whatever it is")
+    fs.commit()
+    assert (tmp_path / key).read_bytes() == b"whatever it is"
+
+
+def test_an_empty_place_becomes_a_hierarchy(tmp_path: Path) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    root = tmp_path / "new.zarr"
+    fs = opened(root)
+    store = zarr.storage.FsspecStore.from_mapper(fs.get_mapper())
+    group = zarr.open_group(store, mode="a")
+    group.create_array("x", shape=(4,), chunks=(2,), dtype="i4")[...] = 8
+    assert not root.exists()
+    fs.commit()
+    assert (zarr.open_group(str(root), mode="r")["x"][...] == 8).all()
+    assert sorted(p.name for p in root.rglob("*")) == ["0", "1", "c", "x", "zarr.json", "zarr.json"]
+
+
+def test_mode_w_begins_anew_and_the_commit_takes_the_old_objects_away(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    before = sorted(p for p in tmp_path.rglob("*") if p.is_file())
+    fs = RefShardFileSystem(str(tmp_path), mode="w", skip_instance_cache=True)
+    assert fs.find("") == []
+    fs.pipe({".zgroup": b'{"zarr_format":2}', "b/c": b"new"})
+    assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == before
+    fs.commit()
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()) == [".zgroup", "b/c"]
+
+
+def test_a_web_server_takes_no_commits(http_server: RangeServer) -> None:
+    http_server.put("/h/.zgroup", b'{"zarr_format":2}')
+    fs = opened(f"{http_server.url}/h")
+    fs.pipe_file("a", b"new")
+    with pytest.raises(ReadOnlyError, match="takes no objects"):
+        fs.commit()
+    assert {request.method for request in http_server.requests()} <= {"GET", "HEAD"}
+    fs.discard()
+
+
+def test_what_was_spooled_is_read_back_and_committed(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path, write_memory=100)
+    assert fs._writer is not None
+    data[...] = np.arange(data.size).reshape(data.shape)
+    seen = array(fs)
+    seen[...] = data
+    assert np.array_equal(seen[...], data)
+    assert fs._writer.overlay.spool.in_memory <= 100
+    seen[5] = data[5] = 77
+    fs.commit()
+    assert np.array_equal(stored(tmp_path)[...], data)
+    assert fs._writer.overlay.spool.in_memory == 0
+
+
+def test_slots_of_one_size_take_no_other_chunks(tmp_path: Path, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "prototype")
+    doc = json.loads((tmp_path / "a" / ".zarray").read_text())
+    (tmp_path / "a" / ".zarray").write_text(json.dumps({**doc, "shard_format": "morton_order"}))
+    for path in (tmp_path / "a").glob("[0-9]*"):
+        path.unlink()
+    fs = opened(tmp_path)
+    array(fs)[...] = data
+    fs.commit()
+    assert np.array_equal(stored(tmp_path)[...], data)
+    fs.pipe_file("a/0.0", b"x")
+    with pytest.raises(ManifestError, match="does not fill its slot"):
+        fs.commit()
+    fs.discard()
+
+
+def test_a_grid_of_shards_of_their_own_sizes_does_not_grow(tmp_path: Path, data: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("arrays of version 3")
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
+    document = tmp_path / "a" / "zarr.json"
+    doc = json.loads(document.read_text())
+    shapes = {"kind": "inline", "chunk_shapes": [[8, 8, 8], [12, 15]]}
+    doc["chunk_grid"] = {"name": "rectilinear", "configuration": shapes}
+    document.write_text(json.dumps(doc))
+    for path in (tmp_path / "a" / "c").rglob("*/*"):
+        path.unlink()
+    fs = opened(tmp_path)
+    seen = array(fs)
+    seen[...] = data
+    fs.commit()
+    assert np.array_equal(array(opened(tmp_path))[...], data)
+    seen.resize((30, 26))
+    with pytest.raises(ManifestError):
+        fs.commit()
+    fs.discard()
+
+
+# ------------------------------------------------------------------ what is told of costs
+
+
+@pytest.mark.filterwarnings("default::refshard_fs.CostlyPattern")
+def test_a_chunk_that_forces_a_read_of_its_shard_is_told_of_once(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    seen = array(fs)
+    seen[0, 0] = 1
+    with pytest.warns(CostlyPattern, match="the rest had to be read") as told:
+        fs.commit()
+    seen[20, 20] = 1
+    fs.commit()
+    assert len(told) == 1
+
+
+@pytest.mark.filterwarnings("error::refshard_fs.CostlyPattern")
+def test_whole_shards_in_a_transaction_are_told_nothing_of(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    with fs.transaction:
+        array(fs)[...] = 4
+
+
+@pytest.mark.filterwarnings("default::refshard_fs.CostlyPattern")
+def test_a_shard_that_every_commit_writes_again_is_told_of(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    seen = array(fs)
+    for value in (1, 2):
+        seen[0:8, 0:12] = value
+        fs.commit()
+    seen[0:8, 0:12] = 3
+    with pytest.warns(CostlyPattern, match="written 3 times"):
+        fs.commit()
+
+
+def test_who_takes_such_a_warning_for_an_error_gets_it_when_the_commit_is_made(
+    tmp_path: Path, kind: str, data: Any
+) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    fs = opened(tmp_path)
+    array(fs)[0, 0] = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CostlyPattern)
+        with pytest.raises(CostlyPattern):
+            fs.commit()
+    assert array(opened(tmp_path), mode="r")[0, 0] == 1
+    fs.commit()  # there is nothing left to do
+    array(fs)[0, 0] = 2
+    fs.commit()
+    assert array(opened(tmp_path), mode="r")[0, 0] == 2
+
+
+def test_reading_stays_what_it_was_for_those_who_only_read(tmp_path: Path, kind: str, data: Any) -> None:
+    make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
+    reader = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
+    assert np.array_equal(array(reader, mode="r")[...], data)
+    with pytest.raises(PermissionError, match="mode='a'"):
+        reader.pipe_file("a/x", b"")
+
+
+@pytest.mark.parametrize("rows", [3, 400])
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_what_a_commit_that_was_cut_short_left_is_no_part_of_what_an_array_grows_by(
+    tmp_path: Path, rows: int, is_sharded: bool
+) -> None:
+    shards = (4, 6) if is_sharded else (1, 3)
+    kind = "prototype" if IS_ZARR_2 else "end"
+    data = np.arange(2 * 6).reshape(2, 6).astype("<i4")
+    if is_sharded:
+        make_sharded(tmp_path, data, shards, (1, 3), kind)
+    else:
+        zarr.open_group(str(tmp_path), mode="w").create_dataset(
+            "a", shape=data.shape, chunks=(1, 3), dtype="<i4", fill_value=FILL
+        ) if IS_ZARR_2 else zarr.open_group(str(tmp_path), mode="w").create_array(
+            "a", shape=data.shape, chunks=(1, 3), dtype="<i4", fill_value=FILL
+        )
+    fs = opened(tmp_path)
+    array(fs)[...] = data
+    fs.commit()
+    document = next(path for path in (tmp_path / "a").iterdir() if path.name in ("zarr.json", ".zarray"))
+    before = document.read_bytes()
+    killed = opened(tmp_path)
+    with killed.transaction:
+        longer = array(killed)
+        longer.resize((2 + rows, 6))
+        longer[2:] = 99
+    document.write_bytes(before)  # as if it had been killed before its last step
+    for path in tmp_path.glob(".zmetadata"):
+        path.unlink()
+    fs = opened(tmp_path)
+    seen = array(fs)
+    with fs.transaction:
+        seen.resize((2 + rows, 6))
+        seen[2, 0:3] = 7
+    expected = np.full((2 + rows, 6), FILL)
+    expected[:2], expected[2, 0:3] = data, 7
+    assert np.array_equal(stored(tmp_path)[...], expected)

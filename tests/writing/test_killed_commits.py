@@ -1,0 +1,99 @@
+"""A writer that is killed at any step of a commit leaves what was there before it, or all of what it committed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from tests.writing.model import FORMATS, array_document, expected, group_document, path_of, shown, writable
+
+SCRIPT = Path(__file__).with_name("killed.py")
+LENGTHS = (9, 43, 47)  # of values: the first are inline; there are as many chunks as the remainder by 7, and three
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL here")
+
+
+def content(value: bytes) -> dict[str, Any]:
+    count = len(value) % 7 + 3
+    model = {"zarr.json": group_document(), "a/zarr.json": array_document((count,))}
+    return expected(model | {f"a/c/{i}": value for i in range(count)})
+
+
+@pytest.fixture(scope="module")
+def writers() -> Iterator[subprocess.Popen[str]]:
+    """What commits, as `tests.writing.killed` says."""
+    command = [sys.executable, str(SCRIPT)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def write(writers: subprocess.Popen[str], path: Path, format: str, value: bytes, last: int) -> int | None:
+    """Commit ``value`` in a process that is killed at step ``last``; return how many steps it took if it was not."""
+    assert writers.stdin is not None
+    assert writers.stdout is not None
+    writers.stdin.write(json.dumps([str(path), format, last, value.decode()]) + "\n")
+    writers.stdin.flush()
+    steps: int | None = json.loads(writers.stdout.readline())
+    return steps
+
+
+def begin(path: Path, format: str, value: bytes) -> None:
+    fs = writable(path, format)
+    count = len(value) % 7 + 3
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((count,))})
+    fs.pipe({f"a/c/{i}": value for i in range(count)})
+    fs.commit()
+
+
+def rounds(writers: subprocess.Popen[str], folder: Path, format: str, count: int, seed: int) -> None:
+    """Kill writers one after the other, at steps that lie all over a commit, on whatever the last one has left."""
+    path = path_of(folder, format)
+    now = b"value" * 8
+    begin(path, format, now)
+    steps = {}
+    for length in LENGTHS:
+        shutil.copytree(folder, folder.with_name(f"{folder.name}-{length}"))
+        steps[length] = (
+            write(writers, path_of(folder.with_name(f"{folder.name}-{length}"), format), format, b"v" * length, 10**6)
+            or 0
+        )
+    chance = random.Random(seed)
+    seen = set()
+    for i in range(count):
+        length = chance.choice(LENGTHS)
+        value = str(i).encode().rjust(length, b"v")
+        last = min(i * steps[length] // (count - 1), steps[length] - 1)
+        write(writers, path, format, value, last)
+        found = shown(RefShardFileSystem(str(path)))
+        assert found in (content(now), content(value)), f"torn at step {last} of {steps[length]}"
+        seen.add(found == content(value))
+        now = value if found == content(value) else now
+    assert seen == {True, False}, "some are killed before the commit, and some after"
+    write(writers, path, format, b"last" * 9, 10**6)
+    assert shown(RefShardFileSystem(str(path))) == content(b"last" * 9)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_killed_commit_leaves_the_old_state_or_the_new(
+    writers: subprocess.Popen[str], tmp_path: Path, format: str
+) -> None:
+    rounds(writers, tmp_path, format, 7, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("format", FORMATS)
+def test_many_killed_commits_leave_the_old_state_or_the_new(
+    writers: subprocess.Popen[str], tmp_path: Path, format: str
+) -> None:
+    rounds(writers, tmp_path, format, 70, 2)  # of each of the three

@@ -1,0 +1,96 @@
+"""A commit that overwrites a hierarchy and is killed at any step leaves whole objects, and the next one finishes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from refshard_fs import RefShardFileSystem
+from tests.sharding.writers import IS_ZARR_2
+from tests.writing.overwriting import begin, check_partly_committed, found, leftovers, state, values
+
+SCRIPT = Path(__file__).with_name("killed_hierarchy.py")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL here"),
+    pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
+]
+Run = Callable[..., int | None]
+NEVER = 10**6  # steps: nobody is killed
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs what `tests.writing.killed_hierarchy` says, in a process that is killed at a step."""
+    command = [sys.executable, str(SCRIPT)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def run(path: Path, last: int, number: int) -> int | None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(json.dumps([str(path), last, number]), file=process.stdin, flush=True)
+            steps: int | None = json.loads(process.stdout.readline())
+            return steps
+
+        yield run
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def seen(path: Path) -> dict[str, Any]:
+    return found(RefShardFileSystem(str(path), skip_instance_cache=True))
+
+
+def as_zarr_reads(path: Path, number: int) -> None:
+    """See that zarr itself, without us, reads the values of a state from the files."""
+    if IS_ZARR_2:
+        return
+    for name, expected in values(number).items():
+        assert np.array_equal(zarr.open_array(str(path / name), mode="r")[...], expected), name
+    assert zarr.open_group(str(path), mode="r").attrs["number"] == number
+
+
+def rounds(run: Run, folder: Path, count: int | None, number: int) -> None:
+    """Kill writers of a state at ``count`` steps that are spread over a commit (None: at each)."""
+    begun = folder / "begun.zarr"
+    begin(str(begun), 1)
+    path = folder / "h.zarr"
+    shutil.copytree(begun, path)
+    steps = run(path, NEVER, number)
+    assert steps is not None
+    assert seen(path) == state(number)
+    as_zarr_reads(path, number)
+    for last in range(steps) if count is None else [i * (steps - 1) // (count - 1) for i in range(count)]:
+        shutil.rmtree(path)
+        shutil.copytree(begun, path)
+        ended = run(path, last, number)
+        if ended is not None:  # threads put several objects at a time: this commit took fewer steps, and was done
+            assert ended <= last
+            assert seen(path) == state(number)
+            continue
+        check_partly_committed(seen(path), 1, number)
+        assert run(path, NEVER, number) is not None
+        assert seen(path) == state(number), f"the next commit finishes what was killed at step {last} of {steps}"
+        as_zarr_reads(path, number)
+        assert leftovers(path) == [], "what the killed left is gone"
+
+
+def test_a_commit_killed_anywhere_leaves_whole_objects_and_the_next_one_finishes(run: Run, tmp_path: Path) -> None:
+    rounds(run, tmp_path, 10, 2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_commit_killed_at_each_step_leaves_whole_objects_and_the_next_one_finishes(
+    run: Run, tmp_path: Path, number: int
+) -> None:
+    rounds(run, tmp_path, None, number)

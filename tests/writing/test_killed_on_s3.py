@@ -1,0 +1,202 @@
+"""A writer to S3 that is killed at any request of a commit leaves the old state or the new, arrived or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from tests.servers.log import Request
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer
+from tests.servers.wire import Answer, Head, failure
+from tests.writing import overwriting
+from tests.writing.killed_on_s3 import begin, count_of, opened, row_of, rows_of
+from tests.writing.model import FORMATS, array_document, expected, group_document, path_of, shown
+
+SCRIPT = Path(__file__).with_name("killed_on_s3.py")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does"),
+    pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
+]
+ALL = (*FORMATS, "zarr-hierarchy")
+ROWS = 10  # at most, of a hierarchy
+NEVER = 10**6  # requests: nobody is killed
+
+
+class DeadlyProxy(CountingProxy):
+    """Kills the process ``victim`` at the request number ``last`` // 2: before it is passed on, or, if odd, after."""
+
+    victim: int | None = None
+    last = 0
+    count = 0
+
+    def aim(self, victim: int, last: int) -> None:
+        self.victim, self.last, self.count = victim, last, 0
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
+        number, victim = self.count, self.victim
+        self.count += 1
+        if victim is None or number < self.last // 2:
+            return await super().answer(head, body, request)
+        if number == self.last // 2 and self.last % 2:
+            await super().answer(head, body, request)
+        if number == self.last // 2:
+            os.kill(victim, signal.SIGKILL)
+        return failure(503)  # nothing that was under way beside it arrives
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: SeaweedServer) -> Iterator[DeadlyProxy]:
+    s3_server.create_bucket("killed")
+    with DeadlyProxy(s3_server.endpoint_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def commits(proxy: DeadlyProxy) -> Iterator[Callable[..., int | None]]:
+    """Commits in a process that is killed at a step; how many steps it took if it was not."""
+    command = [sys.executable, str(SCRIPT)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def commit(url: str, format: str, value: str, last: int) -> int | None:
+            print(json.dumps([url, format, proxy.url, value]), file=process.stdin, flush=True)
+            assert process.stdout is not None
+            victim = process.stdout.readline().strip()
+            assert victim.isdigit(), victim
+            proxy.aim(int(victim), last)
+            print("go", file=process.stdin, flush=True)
+            said = process.stdout.readline().strip()
+            assert said in ("dead", "done 0"), said
+            steps, proxy.victim = 2 * proxy.count, None
+            return steps if said == "done 0" else None
+
+        yield commit
+        process.stdin.close()
+
+
+def content(value: str) -> dict[str, Any]:
+    """What a set shows after a commit of ``value``."""
+    count = count_of(value)
+    model = {"zarr.json": group_document(), "a/zarr.json": array_document((count,))}
+    return expected(model | {f"a/c/{i}": value.encode() for i in range(count)})
+
+
+def rows(fs: RefShardFileSystem) -> dict[str, bytes]:
+    """All chunks of a hierarchy."""
+    count = json.loads(fs.cat_file("a/zarr.json"))["shape"][0]
+    keys = fs.find("a/c")
+    assert {int(key.split("/")[2]) for key in keys} == set(range(count)), "what its metadata tell of is there"
+    found: dict[str, bytes] = fs.cat(keys) if keys else {}
+    return found
+
+
+def rows_after(before: dict[str, bytes], value: str) -> dict[str, bytes]:
+    """The chunks of a hierarchy of chunks ``before`` to which ``value`` was appended."""
+    begun = len({key.split("/")[2] for key in before})
+    new = {f"a/c/{row}/{i}": row_of(value, row) for row in range(begun, rows_of(value)) for i in range(1 + row % 2)}
+    return before | new
+
+
+def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str, count: int, seed: int) -> None:
+    """Kill writers one after the other, each at another request, on whatever the last one has left."""
+    chance = random.Random(seed)
+    is_set = format != "zarr-hierarchy"
+    name = path_of(Path(), format).name if is_set else "h.zarr"
+
+    def made(value: str) -> str:
+        url = f"s3://killed/{uuid.uuid4().hex}/{name}"
+        begin(opened(url, format, server.endpoint_url), format, value)
+        return url
+
+    def value_of(number: int, length: int, begun: int) -> str:
+        return str(number).rjust(length, "v") if is_set else f"{begun + 3}:{number}"
+
+    now: Any = content("v" * 40) if is_set else {}
+    url = made("v" * 40)
+    steps = commit(made("v" * 40), format, value_of(0, 44, 0), NEVER)
+    assert steps is not None
+    seen = set()
+    for i in range(count):
+        begun = 0 if is_set else len({key.split("/")[2] for key in now})
+        if begun > ROWS:
+            begun, now, url = 0, {}, made("")
+        value = value_of(i + 1, chance.choice((9, 43, 47)), begun)
+        last = i * (steps - 1) // (count - 1)
+        commit(url, format, value, last)
+        fs = opened(url, format, server.endpoint_url, mode="r")
+        found: Any = shown(fs) if is_set else rows(fs)
+        new = content(value) if is_set else rows_after(now, value)
+        assert found in (now, new), f"torn at step {last} of {steps}"
+        seen.add(found == new)
+        now = found
+    assert seen == {True, False}, "some are killed before the commit, and some after"
+    value = value_of(count + 1, 43, 0 if is_set else len({key.split("/")[2] for key in now}))
+    commit(url, format, value, NEVER)
+    fs = opened(url, format, server.endpoint_url, mode="r")
+    assert (shown(fs) if is_set else rows(fs)) == (content(value) if is_set else rows_after(now, value))
+
+
+def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer, count: int) -> None:
+    """Kill writers that overwrite a hierarchy with one state after the other."""
+
+    def made() -> str:
+        url = f"s3://killed/{uuid.uuid4().hex}/o.zarr"
+        overwriting.begin(url, 1, target_options=server.storage_options)
+        return url
+
+    def found() -> dict[str, Any]:
+        return overwriting.found(opened(url, "overwritten", server.endpoint_url, mode="r"))
+
+    steps = commit(made(), "overwritten", "2", NEVER)
+    assert steps is not None
+    url, now = made(), 1
+    for i in range(count):
+        number = i + 2
+        commit(url, "overwritten", str(number), i * (steps - 1) // (count - 1))
+        overwriting.check_partly_committed(found(), now, number)
+        commit(url, "overwritten", str(number), NEVER)
+        assert found() == overwriting.state(number), "the next commit finishes"
+        now = number
+
+
+def test_an_overwriting_commit_killed_at_any_request_leaves_whole_objects_and_the_next_one_finishes(
+    commits: Callable[..., int | None], s3_server: SeaweedServer
+) -> None:
+    overwriting_rounds(commits, s3_server, 4)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_overwriting_commits_killed_at_many_requests_leave_whole_objects_and_the_next_one_finishes(
+    commits: Callable[..., int | None], s3_server: SeaweedServer
+) -> None:
+    overwriting_rounds(commits, s3_server, 50)
+
+
+@pytest.mark.parametrize("format", ALL)
+def test_a_commit_killed_at_any_request_leaves_the_old_state_or_the_new(
+    commits: Callable[..., int | None], s3_server: SeaweedServer, format: str
+) -> None:
+    rounds(commits, s3_server, format, 4, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("format", ALL)
+def test_many_commits_killed_at_requests_leave_the_old_state_or_the_new(
+    commits: Callable[..., int | None], s3_server: SeaweedServer, format: str
+) -> None:
+    rounds(commits, s3_server, format, 50, 2)  # of each of the four

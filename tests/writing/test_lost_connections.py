@@ -1,0 +1,194 @@
+"""Stores that cannot be reached any more once a commit has arrived: it is made, and what it names stays."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import ConflictError, RefShardFileSystem
+from refshard_fs.targets.objects import Objects
+from tests.servers.log import Request
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer
+from tests.servers.wire import Answer, Head, failure
+from tests.writing.model import FORMATS, array_document, group_document, path_of
+
+LARGE = b"0123456789" * 9
+ALL = (*FORMATS, "zarr-hierarchy")
+
+
+class Vanishing(CountingProxy):
+    """Ends all connections after a put that ``is_last``, with an answer to that one or, if it is ``lost``, without."""
+
+    is_last: Callable[[Head, bytes], bool] = staticmethod(lambda head, body: False)
+    lost = False
+    vanished = False
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
+        answer = await super().answer(head, body, request)
+        if not self.vanished and head.method == "PUT" and self.is_last(head, body):
+            self.vanished = True
+            self.fault("dropped")
+            return failure(503) if self.lost else answer
+        return answer
+
+    def return_(self) -> None:
+        self.is_last = lambda head, body: False
+        self.heal()
+
+
+@pytest.fixture
+def vanishing(s3_server: SeaweedServer) -> Iterator[Vanishing]:
+    s3_server.create_bucket("vanishing")
+    with Vanishing(s3_server.endpoint_url) as proxy:
+        yield proxy
+
+
+def is_last(format: str) -> Callable[[Head, bytes], bool]:
+    match format:
+        case "json":
+            return lambda head, body: head.path.endswith("refs.json")
+        case "parquet":
+            return lambda head, body: head.path.endswith(".zmetadata")
+        case "chunk-manifest":
+            return lambda head, body: head.path.endswith("manifests/zarr.json")
+    return lambda head, body: head.path.endswith("a/zarr.json")
+
+
+def options(endpoint: str) -> dict[str, Any]:
+    once = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
+    return {"key": "ak", "secret": "sk", "client_kwargs": {"endpoint_url": endpoint}, **once}
+
+
+def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
+    s3 = options(endpoint)
+    settings: dict[str, Any] = {} if mode == "r" else {"format": format, "record_size": 4, "inline_threshold": 16}
+    return RefShardFileSystem(
+        url, mode=mode, target_options=s3, options={"s3://": s3}, skip_instance_cache=True, **settings
+    )
+
+
+def changed(url: str, format: str, proxy: Vanishing) -> RefShardFileSystem:
+    """A source that was made, and a filesystem that changed it, also more than once."""
+    fs = opened(url, format, proxy.url)
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,)), "a/c/0": LARGE, "a/c/1": LARGE})
+    fs.commit()
+    fs = opened(url, format, proxy.url)
+    fs.pipe({"a/zarr.json": array_document((8,), 1), "a/c/0": LARGE[::-1], "a/c/1": LARGE + b"1", "a/c/2": LARGE})
+    fs.pipe_file("a/c/2", LARGE + b"2")
+    return fs
+
+
+def is_whole(fs: RefShardFileSystem) -> bool:
+    assert b'"title":1' in fs.cat_file("a/zarr.json").replace(b" ", b"")
+    assert fs.cat("a/c", recursive=True) == {"a/c/0": LARGE[::-1], "a/c/1": LARGE + b"1", "a/c/2": LARGE + b"2"}
+    return True
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("format", ALL)
+def test_a_commit_of_which_no_answer_came_can_be_made_again_by_who_made_it(
+    vanishing: Vanishing, format: str, *, more: bool
+) -> None:
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"
+    fs = changed(url, format, vanishing)
+    vanishing.is_last, vanishing.lost = is_last(format), True
+    with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+        fs.commit()
+    vanishing.return_()
+    if more:
+        fs.pipe_file("a/c/5", LARGE)
+    fs.commit()
+    seen = opened(url, format, vanishing.url, mode="r")
+    assert seen.exists("a/c/5") is more
+    seen.invalidate_cache()
+    if more:
+        fs.rm_file("a/c/5")
+        fs.commit()
+    assert is_whole(opened(url, format, vanishing.url, mode="r"))
+
+
+@pytest.mark.parametrize("appends", [False, True])
+@pytest.mark.parametrize("sees", [False, True])
+def test_one_document_of_which_no_answer_came_can_be_put_again_and_nobody_elses_is_written_over(
+    vanishing: Vanishing, *, appends: bool, sees: bool
+) -> None:
+    url = f"s3://vanishing/{uuid.uuid4().hex}/h.zarr"
+    changed(url, "zarr-hierarchy", vanishing).discard()
+    fs = opened(url, "zarr-hierarchy", vanishing.url)
+    assert fs.cat_file("a/zarr.json")
+    fs.pipe_file("a/zarr.json", array_document((10 if appends else 8,), 2))
+    if appends:
+        fs.pipe_file("a/c/9", LARGE)
+    vanishing.is_last, vanishing.lost = lambda head, body: head.path.endswith("a/zarr.json"), True
+    with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+        fs.commit()
+    vanishing.return_()
+    if sees:
+        assert b'"title": 2' in fs.cat_file("a/zarr.json")
+    fs.commit()
+    assert b'"title": 2' in opened(url, "zarr-hierarchy", vanishing.url, mode="r").cat_file("a/zarr.json")
+    assert opened(url, "zarr-hierarchy", vanishing.url, mode="r").exists("a/c/9") is appends
+
+    fs.pipe_file("a/zarr.json", fs.cat_file("a/zarr.json").replace(b'"title": 2', b'"title": 3'))
+    vanishing.is_last, vanishing.vanished = lambda head, body: head.path.endswith("a/zarr.json"), False
+    with pytest.raises(OSError):  # noqa: PT011  # as above
+        fs.commit()
+    vanishing.return_()
+    Objects(url, options(vanishing.url)).put("a/zarr.json", [array_document((8,), 4)])
+    for _ in range(2):
+        with pytest.raises(ConflictError):
+            fs.commit()
+    fs.discard()
+    assert b'"title": 4' in fs.cat_file("a/zarr.json")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_somebody_else_committed_after_a_commit_without_an_answer_is_not_written_over(
+    vanishing: Vanishing, format: str
+) -> None:
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name}"
+    fs = changed(url, format, vanishing)
+    vanishing.is_last, vanishing.lost = is_last(format), True
+    with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+        fs.commit()
+    vanishing.return_()
+    other = opened(url, format, vanishing.url)
+    other.pipe_file("a/c/7", LARGE)
+    other.commit()
+    with pytest.raises(ConflictError):
+        fs.commit()
+    fs.discard()
+    assert opened(url, format, vanishing.url, mode="r").cat_file("a/c/7") == LARGE
+    fs.rm_file("a/c/7")
+    fs.commit()
+    assert is_whole(opened(url, format, vanishing.url, mode="r"))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("format", ALL)
+def test_a_commit_that_has_arrived_is_whole_though_the_store_vanishes(
+    vanishing: Vanishing, format: str, *, lost: bool
+) -> None:
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"
+    fs = changed(url, format, vanishing)
+    vanishing.is_last, vanishing.lost = is_last(format), lost
+    if lost:
+        with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+            fs.commit()
+    else:
+        fs.commit()
+    assert vanishing.vanished
+    vanishing.return_()
+    with contextlib.suppress(OSError):
+        fs.discard()
+    assert is_whole(opened(url, format, vanishing.url, mode="r"))
+    again = opened(url, format, vanishing.url)
+    again.pipe_file("a/c/3", LARGE)
+    again.commit()
+    assert opened(url, format, vanishing.url, mode="r").cat_file("a/c/3") == LARGE

@@ -1,0 +1,198 @@
+"""One overlay, several processes: what workers write is merged by the commit of the process that they work for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import ConflictError, RefShardFileSystem
+from tests.writing.arrays import KINDS, make_sharded, opened
+from tests.writing.model import array_document, group_document, writable
+
+SOURCES = {"json": "refs.json", "parquet": "refs.parq", "zarr-hierarchy": "store.zarr"}
+# Where there is a fork, each new process is one of a process that has imported what takes time, and nothing else.
+FRESH = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+multiprocessing.get_context(FRESH).set_forkserver_preload([__name__, "refshard_fs.writing.commit"])
+
+
+def elsewhere(fs: RefShardFileSystem, code: str) -> None:
+    """Run ``code`` in a new process, which has ``fs`` from here."""
+    process = multiprocessing.get_context(FRESH).Process(target=_run_code, args=(pickle.dumps(fs), code))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def _run_code(pickled: bytes, code: str) -> None:
+    warnings.simplefilter("error")
+    fs = pickle.loads(pickled)
+    assert fs.mode in ("a", "w")
+    exec(code, {"fs": fs})
+
+
+@pytest.fixture
+def fs(tmp_path: Path) -> RefShardFileSystem:
+    fs = writable(tmp_path / "refs.json", "json")
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,))})
+    return fs
+
+
+LARGE = b"0123456789" * 10
+
+
+def test_workers_see_what_was_not_committed_and_their_writes_are_committed(
+    tmp_path: Path, fs: RefShardFileSystem
+) -> None:
+    fs.pipe_file("a/c/0", LARGE)
+    elsewhere(
+        fs,
+        "assert fs.cat_file('a/c/0') == b'0123456789' * 10 and fs.exists('a/zarr.json')\n"
+        "fs.pipe_file('a/c/1', b'x' * 50); fs.pipe_file('a/c/2', b'small')\n"
+        "fs.rm_file('a/c/0'); assert fs.cat(['a/c/1', 'a/c/2']) == {'a/c/1': b'x' * 50, 'a/c/2': b'small'}\n"
+        "assert not fs.exists('a/c/0')",
+    )
+    elsewhere(
+        fs, "fs.pipe_file('a/c/3', b'once' * 9); fs.pipe_file('a/c/3', b'again' * 9); fs.cp_file('a/c/3', 'a/c/4')"
+    )
+    assert fs.exists("a/c/0")
+    assert not fs.exists("a/c/3")
+    fs.commit()
+    for found in (fs, RefShardFileSystem(str(tmp_path / "refs.json"))):
+        chunks = {key: found.cat_file(key) for key in found.find("a/c")}
+        assert chunks == {"a/c/1": b"x" * 50, "a/c/2": b"small", "a/c/3": b"again" * 9, "a/c/4": b"again" * 9}
+    assert fs.references["a/c/2"] == "small"
+    left = [file for file in (tmp_path / "refs.json.data").rglob("*") if file.is_file()]
+    assert sorted(file.read_bytes() for file in left) == [b"again" * 9, b"x" * 50]
+
+
+def test_two_workers_that_wrote_one_key_differently_are_a_conflict_that_names_it(fs: RefShardFileSystem) -> None:
+    elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
+    elsewhere(fs, "fs.pipe_file('a/c/1', b'y' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
+    with pytest.raises(ConflictError, match="'a/c/1'"):
+        fs.commit()
+    assert not fs.exists("a/c/2")
+    fs.discard()
+    fs.pipe_file("zarr.json", group_document())
+    fs.commit()
+    assert fs.find("") == ["zarr.json"]
+
+
+def test_what_a_worker_wrote_before_this_process_wrote_the_same_key_is_a_conflict(fs: RefShardFileSystem) -> None:
+    fs.pipe_file("a/c/1", b"before")
+    elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50)")
+    fs.pipe_file("a/c/1", b"after")
+    with pytest.raises(ConflictError, match="'a/c/1'"):
+        fs.commit()
+    fs.discard()
+
+
+def test_a_worker_cannot_commit_and_takes_a_failed_transaction_back(fs: RefShardFileSystem) -> None:
+    elsewhere(
+        fs,
+        "from refshard_fs import ReadOnlyError\n"
+        "fs.pipe_file('a/c/1', b'kept' * 10)\n"
+        "try: fs.commit()\n"
+        "except ReadOnlyError as e: assert 'another process' in str(e)\n"
+        "else: raise AssertionError\n"
+        "try:\n"
+        "    with fs.transaction:\n"
+        "        fs.pipe_file('a/c/2', b'gone' * 10)\n"
+        "        raise ZeroDivisionError\n"
+        "except ZeroDivisionError: pass\n"
+        "assert not fs.exists('a/c/2') and fs.exists('a/c/1')\n",
+    )
+    fs.commit()
+    assert fs.find("a/c") == ["a/c/1"]
+
+
+def test_a_worker_of_mode_w_does_not_begin_anew(tmp_path: Path) -> None:
+    fs = writable(tmp_path / "refs.json", "json", mode="w")
+    fs.pipe_file("a", b"here")
+    elsewhere(
+        type(fs)(*fs.storage_args, **fs.storage_options),
+        "assert fs.cat_file('a') == b'here'; fs.pipe_file('b', b'there')",
+    )
+    fs.commit()
+    assert RefShardFileSystem(str(tmp_path / "refs.json")).cat(["a", "b"]) == {"a": b"here", "b": b"there"}
+
+
+def _write(fs: RefShardFileSystem, number: int) -> None:
+    fs.pipe_file(f"a/c/{number}", bytes([number]) * 64)
+    os._exit(0 if fs.cat_file(f"a/c/{number}") == bytes([number]) * 64 else 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_forked_children_write_for_their_parent(fs: RefShardFileSystem) -> None:
+    fs.exists("a/c/0")  # the source is open
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=_write, args=(fs, number)) for number in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    fs.commit()
+    assert {key: fs.cat_file(key) for key in fs.find("a/c")} == {f"a/c/{n}": bytes([n]) * 64 for n in range(3)}
+
+
+def _save(fs: RefShardFileSystem, url: str) -> None:
+    fs.save(url)
+    os._exit(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore::refshard_fs.CostlyPattern")
+def test_a_child_that_was_forked_while_a_thread_wrote_waits_for_nobody(tmp_path: Path) -> None:
+    make_sharded(tmp_path / "store", np.ones((8, 12), "<i4"), (8, 12), (2, 3), KINDS[0])
+    fs = opened(tmp_path / "store")
+    key = next(key for key in fs.find("a") if key[-1].isdigit())
+    fs.pipe_file(key, bytes(range(24)))
+    assert fs._writer is not None
+    overlay = fs._writer.overlay
+    with overlay._guard, overlay.edits._lock, overlay.spool._lock:
+        child = multiprocessing.get_context("fork").Process(target=_save, args=(fs, str(tmp_path / "saved.json")))
+        child.start()
+    child.join(30)
+    child.kill()
+    assert child.exitcode == 0
+    fs.discard()
+    assert RefShardFileSystem(str(tmp_path / "saved.json")).cat_file(key) == bytes(range(24))
+
+
+@pytest.mark.parametrize("format", SOURCES)
+def test_dask_workers_write_disjoint_regions_of_one_set(tmp_path: Path, format: str, dask_cluster: Any) -> None:
+    xr = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    values = np.random.default_rng(1).random((8, 30, 20))
+    dataset = xr.Dataset({"v": (("t", "y", "x"), values)}, coords={"t": np.arange(8)})
+    path = tmp_path / SOURCES[format]
+    fs = writable(path, format, record_size=3)
+    _run(dask_cluster, fs, dataset)
+    found: Any = xr.open_zarr(RefShardFileSystem(str(path)).get_mapper(), consolidated=False)
+    assert found.load().identical(dataset)
+
+
+def _run(cluster: Any, fs: RefShardFileSystem, dataset: Any) -> None:
+    from distributed import Client
+
+    with Client(cluster) as client:
+        chunked = dataset.chunk({"t": 2})
+        with fs.transaction:
+            chunked.to_zarr(fs.get_mapper(), compute=False, consolidated=False)
+            regions = [
+                client.submit(_region, fs, dataset.isel(t=slice(start, start + 2)), start, pure=False)
+                for start in range(0, 8, 2)
+            ]
+            client.gather(regions)
+
+
+def _region(fs: RefShardFileSystem, part: Any, start: int) -> None:
+    part.drop_vars("t").to_zarr(fs.get_mapper(), region={"t": slice(start, start + 2)}, consolidated=False)

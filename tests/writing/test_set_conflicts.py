@@ -1,0 +1,252 @@
+"""Of two writers that opened one state of a source, the second to commit is refused, and loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+import pytest
+
+from refshard_fs import ConflictError, ReadOnlyError, RefShardFileSystem
+from refshard_fs.targets.document import Document
+from refshard_fs.targets.objects import Objects
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer
+from tests.writing.model import FORMATS, array_document, group_document, path_of, writable
+
+Open = Callable[..., RefShardFileSystem]
+LARGE = b"0123456789" * 9
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Open]:
+    """Make sources: of a format, a function that opens it, with the options that it is given."""
+
+    def of(format: str) -> Open:
+        name = path_of(Path(), format).name
+        match request.param:
+            case "local":
+                return lambda **options: open_at(str(tmp_path / name), format, **options)
+            case "memory":
+                url = f"memory://{uuid.uuid4().hex}/{name}"
+                return lambda **options: open_at(url, format, **options)
+        server: SeaweedServer = request.getfixturevalue("s3_server")
+        server.create_bucket("conflicts")
+        url = f"s3://conflicts/{uuid.uuid4().hex}/{name}"
+        s3 = server.storage_options
+        return lambda **options: open_at(
+            url, format, target_options=s3, remote_protocol="s3", remote_options=s3, **options
+        )
+
+    return of
+
+
+def open_at(url: str, format: str, mode: str = "a", **options: Any) -> RefShardFileSystem:
+    if mode == "r":
+        return RefShardFileSystem(url, **options)
+    return writable(url, format, **options)  # type: ignore[arg-type]  # which makes a string of it
+
+
+def begin(opened: Open) -> None:
+    fs = opened()
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,)), "a/c/0": LARGE})
+    fs.commit()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_second_of_two_commits_is_refused_and_loses_nothing(opens: Callable[[str], Open], format: str) -> None:
+    opened = opens(format)
+    begin(opened)
+    one, other = opened(), opened()
+    assert one.find("a/c") == other.find("a/c") == ["a/c/0"]
+    one.pipe({"a/c/1": LARGE + b"1", "a/c/0": b"one"})
+    other.pipe({"a/c/2": LARGE + b"2", "a/c/0": b"other"})
+    one.commit()
+    with pytest.raises(ConflictError, match="changed"):
+        other.commit()
+    assert other.cat(["a/c/0", "a/c/2"]) == {"a/c/0": b"other", "a/c/2": LARGE + b"2"}
+    assert opened(mode="r").cat("a/c", recursive=True) == {"a/c/0": b"one", "a/c/1": LARGE + b"1"}
+    other.discard()
+    assert other.cat("a/c", recursive=True) == {"a/c/0": b"one", "a/c/1": LARGE + b"1"}
+    other.pipe_file("a/c/2", LARGE + b"2")
+    other.commit()
+    assert opened(mode="r").find("a/c") == one_again(one) == ["a/c/0", "a/c/1", "a/c/2"]
+
+
+def one_again(fs: RefShardFileSystem) -> list[str]:
+    fs.invalidate_cache()
+    found: list[str] = fs.find("a/c")
+    return found
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_two_who_make_one_source_are_a_conflict(opens: Callable[[str], Open], format: str) -> None:
+    opened = opens(format)
+    one, other = opened(), opened()
+    assert one.find("") == other.find("") == []
+    for number, fs in enumerate((one, other)):
+        fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((number + 1,))})
+    one.commit()
+    with pytest.raises(ConflictError, match="was not there"):
+        other.commit()
+    other.discard()
+    assert b'"shape":[1]' in other.cat_file("a/zarr.json").replace(b" ", b"")
+
+
+def test_what_was_written_before_a_conflict_can_be_saved_elsewhere(tmp_path: Path) -> None:
+    url = str(tmp_path / "refs.json")
+
+    def opened() -> RefShardFileSystem:
+        return open_at(url, "json")
+
+    begin(opened)
+    one, other = opened(), opened()
+    other.pipe_file("a/c/2", LARGE)
+    one.pipe_file("a/c/1", LARGE)
+    assert other.cat_file("a/c/0") == LARGE
+    one.commit()
+    with pytest.raises(ConflictError):
+        other.commit()
+    other.save(str(tmp_path / "mine.json"))
+    other.discard()
+    saved = RefShardFileSystem(str(tmp_path / "mine.json"))
+    assert saved.cat("a/c", recursive=True) == {"a/c/0": LARGE, "a/c/2": LARGE}
+
+
+def test_edits_of_a_source_that_changed_before_it_was_opened_again_are_a_conflict(tmp_path: Path) -> None:
+    url = str(tmp_path / "refs.json")
+    begin(lambda: open_at(url, "json"))
+    one, other = open_at(url, "json"), open_at(url, "json")
+    other.pipe_file("a/c/0", other.cat_file("a/c/0")[::-1])
+    one.pipe_file("a/c/0", b"new")
+    one.commit()
+    other.invalidate_cache()
+    assert other.cat_file("a/c/0") == LARGE[::-1]
+    with pytest.raises(ConflictError):
+        other.commit()
+    other.discard()
+
+
+def test_many_threads_that_commit_at_once_are_one_after_the_other_or_refused(tmp_path: Path) -> None:
+    url = str(tmp_path / "refs.json")
+    begin(lambda: open_at(url, "json"))
+    writers = [open_at(url, "json") for _ in range(6)]
+    for number, fs in enumerate(writers):
+        fs.find("")
+        fs.pipe_file(f"a/c/{number}", bytes([number]) * 40)
+    done: list[int] = []
+
+    def commit(number: int) -> None:
+        try:
+            writers[number].commit()
+            done.append(number)
+        except ConflictError:
+            writers[number].discard()
+
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(len(writers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 1
+    assert open_at(url, "json", mode="r").cat_file(f"a/c/{done[0]}") == bytes(done) * 40
+
+
+def test_a_commit_whose_answer_was_lost_is_no_conflict_with_itself(
+    s3_server: SeaweedServer, s3_proxy: CountingProxy
+) -> None:
+    s3_server.create_bucket("conflicts")
+    url = f"s3://conflicts/{uuid.uuid4().hex}/refs.json"
+    options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
+    fs = open_at(url, "json", target_options=options, remote_options=options)
+    fs.pipe_file("zarr.json", group_document())
+    fs.commit()
+    fs.pipe_file("a", b"text")
+    s3_proxy.log.clear()
+    s3_proxy.fault("dropped", method="PUT", times=1)
+    fs.commit()
+    assert len(s3_proxy.log.requests(method="PUT")) == 2
+    assert RefShardFileSystem(url, target_options=options).cat_file("a") == b"text"
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_commit_whose_fate_is_unknown_leaves_what_it_may_name(
+    opens: Callable[[str], Open], format: str, is_applied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its PUT timed out: the store may have done it."""
+    opened = opens(format)
+    begin(opened)
+    fs = opened()
+    fs.pipe({"a/c/0": b"new", "a/c/1": LARGE + b"1"})
+    put, stream = Document.put, Document.stream
+
+    def put_times_out(document: Document, data: bytes) -> None:
+        if is_applied:
+            put(document, data)
+        raise TimeoutError("no answer")
+
+    @contextlib.contextmanager
+    def stream_times_out(document: Document) -> Iterator[BinaryIO]:
+        with stream(document) if is_applied else io.BytesIO() as file:
+            yield file
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patch:
+        if format == "json":
+            patch.setattr(Document, "stream", stream_times_out)
+        else:
+            patch.setattr(Document, "put", put_times_out)
+        with pytest.raises(OSError, match="no answer"):
+            fs.commit()
+    found = opened(mode="r").cat("a/c", recursive=True)
+    expected = {"a/c/0": b"new", "a/c/1": LARGE + b"1"} if is_applied else {"a/c/0": LARGE}
+    assert found == expected
+    fs.discard()
+    assert opened(mode="r").cat("a/c", recursive=True) == expected
+
+
+def test_sources_that_take_no_commit_say_what_does(tmp_path: Path) -> None:
+    fs = RefShardFileSystem({"a": "text"}, mode="a")
+    fs.pipe_file("b", b"more")
+    with pytest.raises(ReadOnlyError, match=r"fs\.save"):
+        fs.commit()
+    fs.save(str(tmp_path / "refs.json"))
+    assert RefShardFileSystem(str(tmp_path / "refs.json")).cat("", recursive=True) == {"a": b"text", "b": b"more"}
+    fs.discard()
+    with fsspec.open(str(tmp_path / "a.zip"), "wb") as file:
+        file.write(b"PK\x05\x06" + bytes(18))
+    archive = RefShardFileSystem(str(tmp_path / "a.zip"), mode="a")
+    archive.pipe_file("b", b"more")
+    with pytest.raises(ReadOnlyError, match=r"fs\.save"):
+        archive.commit()
+    archive.discard()
+
+
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+def test_ctrl_c_after_a_commit_was_made_leaves_it_made(
+    opens: Callable[[str], Open], format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = opens(format)
+    begin(opened)
+    fs = opened()
+    fs.pipe({"a/zarr.json": array_document((9,)), "a/c/1": LARGE + b"1"})
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "remove_all", interrupted)
+        patch.setattr(Objects, "copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fs.commit()
+    assert opened(mode="r").cat("a/c", recursive=True) == {"a/c/0": LARGE, "a/c/1": LARGE + b"1"}
+    fs.pipe_file("a/c/2", LARGE + b"2")
+    fs.commit()
+    assert opened(mode="r").find("a/c") == ["a/c/0", "a/c/1", "a/c/2"]

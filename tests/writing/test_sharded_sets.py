@@ -1,0 +1,303 @@
+"""Sharded arrays in sets of references, written through the view: new shards are objects, which the set refers to."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import ConflictError, CostlyPattern, RefShardFileSystem
+from refshard_fs.core.model import Span
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer
+from tests.sharding.writers import IS_ZARR_2
+from tests.writing.arrays import CHUNKS, FILL, QUIET, SHARDS, array, gappy, make_sharded, objects, opened
+from tests.writing.test_processes import elsewhere
+
+FORMATS = {"json": "refs.json", "parquet": "refs.parquet", "chunk-manifest": "refs.zarr"}
+KIND = "prototype" if IS_ZARR_2 else "end"
+pytestmark = QUIET
+
+
+@pytest.fixture(params=FORMATS)
+def format(request: pytest.FixtureRequest) -> str:
+    if IS_ZARR_2 and request.param == "chunk-manifest":
+        pytest.skip("zarr 2 reads no arrays of version 3")
+    return str(request.param)
+
+
+@pytest.fixture
+def data() -> np.ndarray[Any, Any]:
+    return gappy()
+
+
+@pytest.fixture
+def source(tmp_path: Path, format: str, data: Any) -> Path:
+    """A set of references to the shards of a hierarchy, ``tmp_path / "old"``."""
+    make_sharded(tmp_path / "old", data, SHARDS, CHUNKS, KIND)
+    path = tmp_path / FORMATS[format]
+    RefShardFileSystem(str(tmp_path / "old"), skip_instance_cache=True).save(str(path), format)
+    return path
+
+
+def seen(source: Path) -> Any:
+    return array(RefShardFileSystem(str(source), skip_instance_cache=True), mode="r")
+
+
+def referred(source: Path, shard: str) -> Any:
+    """What the set says of the shard at these coordinates."""
+    fs = RefShardFileSystem(str(source), shards="whole", skip_instance_cache=True)
+    return fs.resolve(f"a/c/{shard}" if KIND == "end" else f"a/{shard.replace('/', '.')}")
+
+
+def test_values_written_are_those_that_a_reader_of_the_set_sees(tmp_path: Path, source: Path, data: Any) -> None:
+    before = objects(tmp_path / "old")
+    fs = opened(source)
+    zarr = array(fs)
+    with fs.transaction:
+        for part in (np.s_[0:8, 0:12], np.s_[3:5, 4:20], np.s_[20, 25], np.s_[16:, :]):
+            data[part] = np.arange(data[part].size).reshape(data[part].shape)
+            zarr[part] = data[part]
+            assert np.array_equal(zarr[...], data), "reads see what was written at once"
+        data[0:8, 12:24] = FILL
+        zarr[0:8, 12:24] = FILL
+    assert np.array_equal(zarr[...], data)
+    assert np.array_equal(seen(source)[...], data)
+    assert objects(tmp_path / "old") == before, "the shards that the set was made of are as they were"
+
+
+def test_of_a_shard_in_part_one_object_is_made_and_others_are_referred_to_as_before(
+    tmp_path: Path, source: Path, data: Any
+) -> None:
+    untouched = referred(source, "1/1")
+    fs = opened(source, inline_threshold=0)
+    array(fs)[2, 2] = data[2, 2] = 77
+    array(fs)[3, 11] = data[3, 11] = 78
+    fs.commit()
+    made = [p for p in Path(f"{source}.data").rglob("*") if p.is_file()]
+    assert len(made) == 1, "two chunks of one shard are one object"
+    url, start, stop = referred(source, "0/0")
+    assert (Path(url.removeprefix("file://")), start, stop) == (made[0], 0, made[0].stat().st_size)
+    assert referred(source, "1/1") == untouched
+    assert np.array_equal(seen(source)[...], data)
+
+
+def test_readers_of_whole_shards_read_what_was_written(source: Path, data: Any) -> None:
+    if IS_ZARR_2:
+        pytest.skip("zarr 2 reads no shards")
+    fs = opened(source)
+    array(fs)[1:20, 1:20] = data[1:20, 1:20] = 5
+    fs.commit()
+    whole = RefShardFileSystem(str(source), shards="whole", skip_instance_cache=True)
+    assert array(whole, mode="r").shards == SHARDS
+    assert np.array_equal(array(whole, mode="r")[...], data)
+
+
+def test_a_shard_written_in_full_is_not_read(tmp_path: Path, source: Path, data: Any) -> None:
+    for path in (tmp_path / "old" / "a").rglob("*"):
+        if path.is_file() and path.name not in ("zarr.json", ".zarray"):
+            path.write_bytes(b"lost")
+    fs = opened(source)
+    array(fs)[0:8, 0:12] = 9
+    fs.commit()
+    assert (seen(source)[0:8, 0:12] == 9).all()
+
+
+def test_a_shard_without_chunks_is_no_longer_referred_to(source: Path, data: Any) -> None:
+    fs = opened(source)
+    for key in fs.find("a"):
+        if not key.endswith(("zarr.json", ".zarray", ".zattrs")):
+            fs.rm_file(key)
+    fs.commit()
+    again = RefShardFileSystem(str(source), shards="whole", skip_instance_cache=True)
+    names = {key.rpartition("/")[2] for key in again.find("a")}
+    assert {name for name in names if not name.startswith("manifest.")} <= {"zarr.json", ".zarray", ".zattrs"}
+    assert (seen(source)[...] == FILL).all()
+
+
+def test_a_resized_array_stays_sharded(source: Path, data: Any) -> None:
+    fs = opened(source)
+    zarr = array(fs)
+    with fs.transaction:
+        zarr.resize((40, 26))
+        zarr[21:] = 3
+        zarr.attrs["made"] = "longer"
+    again = RefShardFileSystem(str(source), shards="whole", skip_instance_cache=True)
+    name = "zarr.json" if KIND == "end" else ".zarray"
+    stored = json.loads(again.cat_file(f"a/{name}"))
+    assert stored["shape"] == [40, 26]
+    assert "sharding_indexed" in str(stored) if KIND == "end" else stored["shard_format"] == "indexed"
+    assert np.array_equal(seen(source)[...], np.concatenate([data, np.full((19, 26), 3)]))
+
+
+def test_an_array_that_is_removed_and_made_anew_is_what_was_made(source: Path) -> None:
+    fs = opened(source)
+    with fs.transaction:
+        fs.rm("a", recursive=True)
+    assert not RefShardFileSystem(str(source), skip_instance_cache=True).exists("a")
+    assert fs.find("a") == []
+
+
+def test_a_shard_in_memory_is_inline_where_it_is_small(source: Path, data: Any) -> None:
+    fs = opened(source, inline_threshold=1 << 20)
+    array(fs)[2, 2] = data[2, 2] = 77
+    fs.commit()
+    assert isinstance(referred(source, "0/0"), bytes)
+    assert np.array_equal(seen(source)[...], data)
+    assert not Path(f"{source}.data").exists()
+
+
+def test_equal_shards_share_an_object_that_is_named_by_its_content(source: Path) -> None:
+    fs = opened(source, content_addressed=True)
+    array(fs)[0:8, 0:24] = 4
+    fs.commit()
+    assert referred(source, "0/0") == referred(source, "0/1")
+
+
+def test_what_was_written_as_a_reference_becomes_part_of_its_shard(tmp_path: Path, source: Path, data: Any) -> None:
+    values = np.full(CHUNKS, 12, "<i4")
+    (tmp_path / "elsewhere").write_bytes(values.tobytes())
+    fs = opened(source)
+    fs.refer("a/c/0/0" if KIND == "end" else "a/0.0", str(tmp_path / "elsewhere"), 0, values.nbytes)
+    data[: CHUNKS[0], : CHUNKS[1]] = 12
+    fs.commit()
+    assert np.array_equal(seen(source)[...], data)
+
+
+def test_a_conflict_keeps_what_was_written_and_leaves_no_object_behind(source: Path, data: Any) -> None:
+    first, second = opened(source, inline_threshold=0), opened(source, inline_threshold=0)
+    for fs in (first, second):
+        fs.ls("a")
+    array(first)[0, 0] = 1
+    array(second)[20, 20] = data[20, 20] = 2
+    first.commit()
+    with pytest.raises(ConflictError):
+        second.commit()
+    assert array(second)[20, 20] == 2
+    second.discard()
+    made = [p for p in Path(f"{source}.data").rglob("*") if p.is_file()]
+    assert len(made) == 1
+
+
+def test_reading_a_shard_to_write_a_part_of_it_warns_once(source: Path) -> None:
+    fs = opened(source)
+    array(fs)[2, 2] = 77
+    with pytest.warns(CostlyPattern, match="the rest had to be read"):
+        fs.commit()
+
+
+def test_a_set_saved_elsewhere_has_what_was_written_to_shards(tmp_path: Path, source: Path, data: Any) -> None:
+    fs = opened(source)
+    array(fs)[4:9, 4:14] = data[4:9, 4:14] = 6
+    fs.save(str(tmp_path / "other.json"))
+    fs.discard()
+    assert np.array_equal(seen(tmp_path / "other.json")[...], data)
+
+
+def test_an_ordinary_array_that_takes_the_place_of_a_sharded_one_has_none_of_its_shards(source: Path) -> None:
+    fs = opened(source)
+    plain = json.loads(fs.cat_file("a/zarr.json" if KIND == "end" else "a/.zarray"))
+    with fs.transaction:
+        if KIND == "end":
+            plain["chunk_grid"]["configuration"]["chunk_shape"] = [21, 26]
+        else:
+            plain["chunks"] = [21, 26]
+        fs.pipe_file("a/zarr.json" if KIND == "end" else "a/.zarray", json.dumps(plain).encode())
+        array(fs)[...] = 8
+    assert (seen(source)[...] == 8).all()
+    whole = RefShardFileSystem(str(source), shards="whole", skip_instance_cache=True)
+    assert not whole.exists("a/c/1/1" if KIND == "end" else "a/1.1")
+
+
+def test_an_object_in_the_way_is_an_error_that_says_what_was_to_be_put(source: Path) -> None:
+    fs = opened(source)
+    array(fs)[0:8, 0:12] = 3
+    Path(f"{source}.data").write_text("no directory")
+    with pytest.raises(OSError, match=r"\.data"):
+        fs.commit()
+    Path(f"{source}.data").unlink()
+    fs.commit()
+    assert (seen(source)[0:8, 0:12] == 3).all()
+
+
+def test_spans_within_shards_are_not_taken_for_shards(source: Path) -> None:
+    """Keys of inner chunks and of shards look alike: those of the overlay are inner chunks until the commit."""
+    fs = opened(source)
+    key = "a/c/0/0" if KIND == "end" else "a/0.0"
+    array(fs)[0, 0] = 1
+    assert fs.info(key)["size"] == 24 == len(fs.cat_file(key))
+    fs.commit()
+    assert fs.info(key)["size"] == 24
+    match referred(source, "0/0"):
+        case (url, start, stop):
+            assert isinstance(Span(url, start, stop), Span)
+            assert stop - start > 24
+
+
+def test_each_shard_costs_one_put_and_only_a_part_of_one_a_get(
+    tmp_path: Path, s3_server: SeaweedServer, s3_proxy: CountingProxy, data: Any
+) -> None:
+    make_sharded(tmp_path / "old", data, SHARDS, CHUNKS, KIND)
+    s3_server.create_bucket("sharded-sets")
+    root = f"sharded-sets/{uuid.uuid4().hex}"
+    for file in (tmp_path / "old").rglob("*"):
+        if file.is_file():
+            s3_server.put(f"{root}/old/{file.relative_to(tmp_path / 'old').as_posix()}", file.read_bytes())
+    options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
+
+    def through(path: str, **more: Any) -> RefShardFileSystem:
+        return RefShardFileSystem(f"s3://{root}/{path}", options={"s3://": options}, skip_instance_cache=True, **more)
+
+    through("old").save(f"s3://{root}/refs.json", **options)
+    fs = through("refs.json", mode="a", inline_threshold=0)
+    zarr = array(fs)
+    s3_proxy.clear()
+    with fs.transaction:
+        for row in range(0, 8, 2):
+            for column in range(12, 24, 3):
+                zarr[row : row + 2, column : column + 3] = data[row : row + 2, column : column + 3] = row + column + 1
+        zarr[2:4, 3:6] = data[2:4, 3:6] = 99
+    asked = [(r.method, r.path.removeprefix(f"/{root}/")) for r in s3_proxy.requests()]
+    assert [path for method, path in asked if method == "GET" and path.startswith("old/")] == [
+        "old/a/c/0/0" if KIND == "end" else "old/a/0.0"
+    ]
+    puts = [path for method, path in asked if method == "PUT"]
+    assert len(puts) == 3
+    assert [path.startswith("refs.json.data/") for path in puts] == [True, True, False]
+    found = through("refs.json")
+    assert np.array_equal(array(found, mode="r")[...], data)
+
+
+@pytest.mark.skipif(IS_ZARR_2, reason="arrays of version 3")
+def test_other_processes_write_inner_chunks_of_one_shard(tmp_path: Path, source: Path, data: Any) -> None:
+    fs = opened(source, inline_threshold=0)
+    fs.ls("a")
+    for number in (1, 2):
+        elsewhere(fs, f"fs.pipe_file('a/c/0/{number}', bytes([{number}, 0, 0, 0]) * 6)")
+    fs.commit()
+    data[0:2, 3:6], data[0:2, 6:9] = 1, 2
+    assert np.array_equal(seen(source)[...], data)
+    made = [p for p in Path(f"{source}.data").rglob("*") if p.is_file()]
+    assert len(made) == 1, "what the processes wrote is in the shard"
+
+
+def test_a_source_that_has_no_shards_any_more_has_no_chunks_that_wait_for_them(tmp_path: Path, data: Any) -> None:
+    make_sharded(tmp_path / "old", data, SHARDS, CHUNKS, KIND)
+    source = tmp_path / "refs.json"
+    RefShardFileSystem(str(tmp_path / "old"), skip_instance_cache=True).save_json(str(source))
+    fs = opened(source, inline_threshold=0)
+    key = "a/c/0/0" if KIND == "end" else "a/0.0"
+    fs.exists(key)
+    fs.pipe_file(key, b"that of an inner chunk")
+    fs.discard()
+    source.write_text("{}")
+    fs.invalidate_cache()
+    fs.exists(key)
+    fs.pipe_file(key, b"value")
+    assert [p.read_bytes() for p in Path(f"{source}.data").rglob("*") if p.is_file()] == [b"value"]
+    fs.commit()
+    assert fs.cat_file(key) == b"value"
