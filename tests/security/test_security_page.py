@@ -31,7 +31,9 @@ def test_a_promise_names_a_test_that_there_is(file: str, test: str) -> None:
 
 def test_every_attack_is_among_the_promises() -> None:
     tests = re.findall(
-        r"^def (test_\w+)\(", (ROOT / "tests" / "test_security.py").read_text(encoding="utf-8"), re.MULTILINE
+        r"^def (test_\w+)\(",
+        (ROOT / "tests" / "security" / "test_security.py").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     assert len(tests) > 20
     assert not set(tests) - {test for _, test in named()}
