@@ -154,7 +154,10 @@ def _load_together(variables: Iterable[xr.Variable], bar: Any) -> None:
         return
     if all(variable._in_memory or variable.chunks is not None for variable in variables):
         return
-    from zarr.core.sync import sync  # onto the event loop that zarr reads on, whose connections are open
+    try:
+        from zarr.core.sync import sync  # onto the event loop that zarr reads on, whose connections are open
+    except ImportError:  # no public name: without it, one after the other
+        return
 
     async def one(variable: xr.Variable) -> None:
         if not variable._in_memory and variable.chunks is None:
@@ -169,6 +172,7 @@ def _load_together(variables: Iterable[xr.Variable], bar: Any) -> None:
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     try:
         sync(together())

@@ -27,6 +27,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline  # noqa: E402
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore  # noqa: E402
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, tune_zarr  # noqa: E402
+from refshard_fs.reading.immediate import Immediate  # noqa: E402
 from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
 
@@ -300,6 +301,37 @@ def test_a_chunk_that_cannot_be_decoded_names_its_key(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r".") as caught:
         array[:]
     assert any("a/c/" in note for note in caught.value.__notes__)
+
+
+def test_one_chunk_alone_that_cannot_be_decoded_names_its_key(tmp_path: Path) -> None:
+    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(100.0), chunks=10)
+    (tmp_path / "a/c/3").write_bytes(b"not zstd")
+    with pytest.raises(Exception, match=r".") as caught:
+        opened(str(tmp_path))[30:40]
+    assert any("a/c/3" in note for note in caught.value.__notes__)
+
+
+def test_what_turns_out_to_need_an_event_loop_is_read_there_and_never_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.arange(1.0, 101.0)
+    zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=10)
+    array = opened(str(tmp_path))
+    monkeypatch.setattr(Immediate, "take", lambda *_: None)
+    assert (array[:] == values).all()
+
+
+def test_several_failures_of_one_read_leave_no_error_behind(
+    http_server: RangeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = http_server.put("/bad", PAYLOAD)
+    array = opened(references(bad), retries=0, max_gap=-1, readahead=0)
+    http_server.fault(403, "/bad")
+    with pytest.raises(ReferenceNotReachable):
+        array[:]
+    gc.collect()
+    array[:0]
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_cancelled_read_stops_its_requests(http_server: RangeServer) -> None:

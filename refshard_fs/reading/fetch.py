@@ -326,7 +326,9 @@ class Fetcher:
         elif block.spare and block.shared:
             self._idle.setdefault(block)
             self._spare.setdefault(block, len(block.data or b""))
-            while sum(self._spare.values()) > SPARE:
+            # Room for what is fetched ahead has to remain, however little memory there is.
+            most = min(SPARE, self.requests.budget.memory // 8)
+            while sum(self._spare.values()) > most:
                 self._forget(next(iter(self._spare)))
         else:
             self._forget(block)

@@ -78,8 +78,22 @@ async def read_selection(
         work.split(near, WORKERS, lambda some: work.read_here(some, immediate))
         if far:
             await _read_far(far, keyspace, work, engine(), elsewhere, max_memory, threads)
+        await work.finish()
+        work.check()
+        if work.left:
+            await _read_far(deque(work.left), keyspace, work, engine(), elsewhere, max_memory, threads)
     finally:
         await work.finish()
+    work.check()
+
+
+def decode(take: Take, key: str, number: int, data: bytes | None) -> None:
+    """Hand on one chunk; what goes wrong with it names its key."""
+    try:
+        take(number, data)
+    except Exception as e:
+        e.add_note(f"while {key!r} was decoded")
+        raise
 
 
 def _is_near(entry: Entry | None, immediate: Immediate) -> bool:
@@ -99,14 +113,11 @@ class _Work:
         self._take = take
         self._jobs: set[asyncio.Future[None]] = set()
         self._error: BaseException | None = None
+        self.left: list[_Chunk] = []  # which took an event loop after all
         self.on_end: Callable[[], object] = lambda: None
 
     def decode(self, number: int, data: bytes | None) -> None:
-        try:
-            self._take(number, data)
-        except Exception as e:
-            e.add_note(f"while {self._keys[number]!r} was decoded")
-            raise
+        decode(self._take, self._keys[number], number, data)
 
     def read_here(self, chunks: Sequence[_Chunk], immediate: Immediate) -> None:
         for chunk in chunks:
@@ -117,7 +128,9 @@ class _Work:
                 except FileNotFoundError:  # the object would be the key, and is not there
                     pass
                 else:
-                    assert data is not None, "only what is reached without an event loop is read here"
+                    if data is None:
+                        self.left.append(chunk)
+                        continue
             self.decode(chunk.number, data)
 
     def split(self, items: Sequence[T], workers: int, job: Callable[[Sequence[T]], None]) -> None:
@@ -147,7 +160,6 @@ class _Work:
         """Wait for all jobs: they write into the caller's memory."""
         while self._jobs:
             await asyncio.wait(self._jobs)
-        self.check()
 
 
 async def _read_far(
@@ -191,7 +203,7 @@ async def _read_far(
 
     ready: list[tuple[_Chunk, bytes | None]] = []
 
-    def decode(some: Sequence[tuple[_Chunk, bytes | None]]) -> None:
+    def decode_some(some: Sequence[tuple[_Chunk, bytes | None]]) -> None:
         for chunk, data in some:
             work.decode(chunk.number, data)
         decoded.append(sum(chunk.weight for chunk, _ in some))
@@ -215,7 +227,7 @@ async def _read_far(
                     used -= chunk.weight
                 ready = []
             elif ready and work.running < WORKERS:
-                work.split(ready, WORKERS - work.running, decode)
+                work.split(ready, WORKERS - work.running, decode_some)
                 ready = []
             while decoded:
                 used -= decoded.pop()
@@ -224,4 +236,6 @@ async def _read_far(
     finally:
         for future in pending:
             future.remove_done_callback(came)
+            if future.done() and not future.cancelled():
+                future.exception()  # one error is raised, and asyncio would log the others
             future.cancel()

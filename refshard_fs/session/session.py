@@ -26,7 +26,7 @@ from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame, said
 from refshard_fs.reading.immediate import SMALL
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
-from refshard_fs.reading.selection import Take, read_selection
+from refshard_fs.reading.selection import Take, decode, read_selection
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session import recognition as catalog
@@ -350,9 +350,9 @@ class Session(Engines):
             with contextlib.suppress(FileNotFoundError):
                 data = await self.read(Request(keys[0]))
             if threads:
-                await asyncio.get_running_loop().run_in_executor(None, take, 0, data)
+                await asyncio.get_running_loop().run_in_executor(None, decode, take, keys[0], 0, data)
             else:
-                take(0, data)
+                decode(take, keys[0], 0, data)
             return
         await read_selection(
             await self.keyspace(),
