@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -9,23 +11,25 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, join, parent
 from refshard_fs.core.keyspace import KeySpace, place
-from refshard_fs.core.model import Entry, Inline, Listed, Steps
-from refshard_fs.core.version_3 import version_3
+from refshard_fs.core.model import Entry, Inline, Listed, Packed, Span, Steps
+from refshard_fs.core.version_3 import group_3, version_3
 from refshard_fs.errors import ManifestError
 
 LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the number is only what a header says
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
+PIECE: Final = 4 << 20  # bytes of a chunk that a contiguous array is cut into: large enough for one request
 
 
 class ArrayDescription(msgspec.Struct, frozen=True):
     """What zarr's metadata is to say of an array; ``where`` begins errors, ``order`` is that within a chunk.
 
-    ``compressor`` and ``fill_value`` are as version 2 spells them. Version 3 must have a fill value: without one, it is
-    zero, and xarray masks nothing by it.
+    ``compressor``, ``filters`` and ``fill_value`` are as version 2 spells them (see `spelled_fill`). xarray masks the
+    fill value of version 2. Version 3 must have one: where there is none, it is zero, and xarray masks nothing by it.
+    A ``dtype`` of objects stands for text: its first filter is ``vlen-utf8``.
     """
 
     where: str
@@ -37,6 +41,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     dimensions: Sequence[str]
     attributes: Mapping[str, Any]
     fill_value: Any = None
+    filters: Sequence[Mapping[str, Any]] = ()
 
     def grid(self, zarr_format: int) -> ChunkGrid:
         """Return the chunks and their keys."""
@@ -53,7 +58,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
             "compressor": self.compressor,
             "fill_value": self.fill_value,
             "order": self.order,
-            "filters": None,
+            "filters": list(self.filters) or None,
             "dimension_separator": ENCODINGS[2].separator,
         }
         if zarr_format == 3:
@@ -88,7 +93,9 @@ class Chunks:
 class ArrayGroup(KeySpace):
     """The keys of ``arrays`` and of their ``chunks``, both by path, as zarr of version ``zarr_format`` has them.
 
-    ``reports`` tells which arrays are not shown, and why; ``others`` are documents besides zarr's metadata.
+    ``attributes`` are those of the root, and ``groups`` has those of all other groups by path; groups on the way to an
+    array need not be among them. ``reports`` tells which arrays are not shown, and why; ``others`` are documents
+    besides zarr's metadata.
     """
 
     def __init__(
@@ -99,11 +106,19 @@ class ArrayGroup(KeySpace):
         attributes: Mapping[str, Any],
         reports: Mapping[str, str] | None = None,
         others: Mapping[str, bytes] | None = None,
+        groups: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.grids = {path: array.grid(zarr_format) for path, array in arrays.items()}
         self.reports = dict(reports or {})
-        self._documents = {**(others or {}), **_documents(arrays, attributes, zarr_format)}
         self._chunks = chunks
+        self._tree: dict[str, dict[str, bool]] = {"": {}}  # directory → name → whether it is one too
+        for path in (*self.grids, *(groups or ())):
+            add_to_tree(self._tree, path, is_directory=True)
+            self._tree.setdefault(path, {})
+        between = {path: (groups or {}).get(path, {}) for path in self._tree if path and path not in self.grids}
+        self._documents = {**(others or {}), **_documents(arrays, {"": attributes, **between}, zarr_format)}
+        for key in self._documents:
+            add_to_tree(self._tree, key)
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
         return True  # zarr did not write it: there are no shards and no chunk manifests in it
@@ -118,20 +133,20 @@ class ArrayGroup(KeySpace):
         return (yield from self._chunks[at.array].entry(at.number))
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
-        if prefix and prefix not in self.grids:
+        below = self._tree.get(prefix)
+        if below is None:
             return None
-        stem = prefix + "/" if prefix else ""
-        found = [] if prefix else [Listed(path, None, True) for path in self.grids]
-        for key, document in self._documents.items():
-            if key.rpartition("/")[0] == prefix:
-                found.append(Listed(key[len(stem) :], len(document)))
-        if prefix:
+        found = [
+            Listed(name, None if is_directory else len(self._documents[join(prefix, name)]), is_directory)
+            for name, is_directory in below.items()
+        ]
+        if prefix in self.grids:
             found += yield from self._listed(prefix)
         return sorted(found, key=lambda listed: listed.name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
-        return not prefix or prefix in self.grids
+        return prefix in self._tree
 
     def _listed(self, path: str) -> Steps[list[Listed]]:
         found = yield from self._chunks[path].listed()
@@ -146,19 +161,127 @@ class ArrayGroup(KeySpace):
 
 
 def _documents(
-    arrays: Mapping[str, ArrayDescription], attributes: Mapping[str, Any], zarr_format: int
+    arrays: Mapping[str, ArrayDescription], groups: Mapping[str, Mapping[str, Any]], zarr_format: int
 ) -> dict[str, bytes]:
-    """Return all metadata of a group with ``arrays`` and ``attributes``, by key; consolidated in the root's."""
-    members = {
-        (path if zarr_format == 3 else join(path, name)): document
-        for path, array in arrays.items()
-        for name, document in array.metadata(zarr_format)
-    }
+    """Return all metadata of ``arrays`` and ``groups``, by key; consolidated in that of the root (the empty path)."""
+    nodes = {path: list(array.metadata(zarr_format)) for path, array in arrays.items()}
+    for path, attributes in groups.items():
+        if zarr_format == 3:
+            nodes[path] = [("zarr.json", group_3(attributes))]
+        else:
+            nodes[path] = [(".zgroup", {"zarr_format": 2}), (".zattrs", dict(attributes))]
+    whole = {join(path, name): document for path, documents in nodes.items() for name, document in documents}
     if zarr_format == 3:
+        members = {parent(key)[0]: document for key, document in whole.items() if key != "zarr.json"}
         consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
-        root = {"zarr_format": 3, "node_type": "group", "attributes": attributes, "consolidated_metadata": consolidated}
-        whole: dict[str, Any] = {"zarr.json": root, **{join(path, "zarr.json"): d for path, d in members.items()}}
+        whole["zarr.json"] = {**whole["zarr.json"], "consolidated_metadata": consolidated}
     else:
-        members = {".zgroup": {"zarr_format": 2}, ".zattrs": dict(attributes), **members}
-        whole = {**members, ".zmetadata": {"zarr_consolidated_format": 1, "metadata": members}}
+        whole[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": dict(whole)}
     return {key: zarrmeta.dumps(document) for key, document in whole.items()}
+
+
+def spelled_fill(raw: bytes, dtype: np.dtype[Any]) -> Any:
+    r"""Return a fill value as version 2 metadata spells it; ``raw`` is one element of ``dtype``.
+
+    >>> spelled_fill(b"\0\0\xc0\x7f", np.dtype("<f4")), spelled_fill(b"\1", np.dtype("|b1"))
+    ('NaN', True)
+    """
+    if dtype.kind in "SV":
+        return base64.b64encode(raw).decode()
+    if dtype.kind in "mM":
+        return int(np.frombuffer(raw, dtype.str[0] + "i8")[0])
+    return _spelled(np.frombuffer(raw, dtype)[0].item())
+
+
+def _spelled(value: Any) -> Any:
+    match value:
+        case complex():
+            return [_spelled(value.real), _spelled(value.imag)]
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------
+# Arrays whose elements lie one after the other, shown as chunks of a suitable size.
+
+
+def pieces(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tuple[int, ...]:
+    """Return the chunks of a contiguous array in C order: ranges of about ``most`` bytes, cut along the first axis.
+
+    Where one step along that axis is larger, it is a chunk's only one, and the next axis is cut.
+
+    >>> pieces((1000, 100, 100), 8), pieces((3, 5000, 1000), 8)
+    ((52, 100, 100), (1, 524, 1000))
+    """
+    chunks = [max(extent, 1) for extent in shape]
+    for axis in range(len(chunks)):
+        step = itemsize * math.prod(chunks[axis + 1 :])
+        chunks[axis] = min(chunks[axis], max(most // step, 1)) if step else chunks[axis]
+        if chunks[axis] > 1:
+            break
+    return tuple(chunks)
+
+
+class Padded(msgspec.Struct, frozen=True):
+    """A chunk at the end of an array, where it has fewer elements than zarr expects: zeros follow them."""
+
+    size: int
+
+    def make(self, raw: bytes) -> bytes:
+        if len(raw) > self.size:
+            raise ValueError(f"{len(raw)} bytes are more than the {self.size} of a chunk")
+        return raw + bytes(self.size - len(raw))
+
+
+class Contiguous(Chunks):
+    """The chunks, cut by `pieces`, of an array whose elements lie in C order one after the other from ``offset`` on.
+
+    Along the first axis the distance between two steps may be larger than their elements are: ``stride`` bytes, as
+    that of records that hold several variables; then chunks are one such step each, or parts of it. Raises
+    ManifestError where the array does not end within ``source``, if that has a known size.
+    """
+
+    def __init__(
+        self,
+        source: Span | Inline,
+        offset: int,
+        shape: Sequence[int],
+        chunks: Sequence[int],
+        itemsize: int,
+        where: str,
+        stride: int | None = None,
+    ) -> None:
+        self._source = source
+        self._offset = offset
+        self._shape = tuple(shape)
+        self._chunks = tuple(chunks)
+        self._counts = tuple(-(-extent // chunk) for extent, chunk in zip(shape, chunks, strict=True))
+        strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        last = math.prod(shape[1:]) * itemsize
+        if stride is not None and shape:
+            if stride < last or (stride > last and chunks[0] != 1):
+                raise ManifestError(f"{where}: its steps of {last} bytes are not {stride} bytes apart")
+            strides[0] = stride
+        self._strides = tuple(strides)
+        self._size = math.prod(chunks) * itemsize
+        end = offset + (strides[0] * (shape[0] - 1) + last if shape and all(shape) else 0 if shape else itemsize)
+        if source.size is not None and end > source.size:
+            raise ManifestError(f"{where}: it ends at byte {end}, beyond the {source.size} bytes of its file")
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        start, size, places = self._offset, self._size, []
+        for count in reversed(self._counts):
+            number, place = divmod(number, count)
+            places.append(place)
+        for axis, place in enumerate(reversed(places)):
+            first = place * self._chunks[axis]
+            start += first * self._strides[axis]
+            there = min(self._chunks[axis], self._shape[axis] - first)
+            size = size // self._chunks[axis] * there
+        found = self._source.part(start, size)
+        if size == self._size:
+            return found
+        padded = Padded(self._size)
+        return Packed(found, padded, self._size) if isinstance(found, Span) else Inline(padded.make(found.data))

@@ -62,6 +62,8 @@ def data_type(dtype: np.dtype[Any], where: str) -> DataType:
             unit, factor = np.datetime_data(dtype)
             name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
             return DataType(_named(name, unit=unit, scale_factor=factor), 0, endian)
+        case "O":  # text, which its first filter encodes
+            return DataType("string", "", None)
     raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}; zarr_format=2 shows it")
 
 
@@ -155,6 +157,11 @@ def _codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, wh
     if doc.get("order") == "F" and len(doc["shape"]) > 1:
         codecs.append(_named("transpose", order=list(range(len(doc["shape"])))[::-1]))
     filters: Sequence[Any] = doc.get("filters") or []
+    if dtype.kind == "O":
+        if not filters or filters[0]["id"] != "vlen-utf8":
+            raise ManifestError(f"{where}: its objects are no text, which alone version 3 of zarr has")
+        codecs.append({"name": "vlen-utf8"})
+        return codecs + [_on_bytes(c, dtype.itemsize, where) for c in (*filters[1:], doc.get("compressor")) if c]
     on_arrays = [f for f in filters if isinstance(f, dict) and f.get("id") in _ON_ARRAYS]
     if on_arrays != list(filters[: len(on_arrays)]):
         raise ManifestError(f"{where}: its filter {on_arrays[-1]['id']!r} follows one that makes bytes")

@@ -1,0 +1,158 @@
+"""Arrays that zarr did not write: groups in groups, texts, filters, and contiguous arrays cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, pieces, spelled_fill
+from refshard_fs.core.model import Entry, Inline, Packed, Span, Steps
+from refshard_fs.errors import ManifestError
+
+
+def result(steps: Steps[Any]) -> Any:
+    """Return what look-ups that need no reads return."""
+    with pytest.raises(StopIteration) as done:
+        next(steps)
+    return done.value.value
+
+
+class Given(Chunks):
+    def __init__(self, *chunks: bytes) -> None:
+        self.chunks = chunks
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        return Inline(self.chunks[number])
+
+
+def described(
+    shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...] | None = None, **more: Any
+) -> ArrayDescription:
+    names = [f"dim_{axis}" for axis in range(len(shape))]
+    return ArrayDescription("test", shape, chunks or shape, np.dtype(dtype), "C", None, names, {"units": "m"}, **more)
+
+
+def opened(group: ArrayGroup) -> Any:
+    """Return the keys of a group as zarr reads them."""
+    store: dict[str, bytes] = {}
+
+    def walk(prefix: str) -> None:
+        for child in result(group.children(prefix)):
+            path = f"{prefix}/{child.name}" if prefix else child.name
+            if child.is_directory:
+                walk(path)
+            else:
+                store[path] = result(group.lookup(path)).data
+                assert child.size in (None, len(store[path]))
+
+    walk("")
+    if int(zarr.__version__.partition(".")[0]) == 2:
+        return zarr.open_group(store, mode="r")
+    from zarr.core.buffer import default_buffer_prototype
+    from zarr.storage import MemoryStore
+
+    buffer = default_buffer_prototype().buffer
+    return zarr.open_group(MemoryStore({key: buffer.from_bytes(data) for key, data in store.items()}), mode="r")
+
+
+FORMATS = [2] if zarr.__version__.startswith("2.") else [2, 3]
+
+
+@pytest.mark.parametrize("zarr_format", FORMATS)
+def test_groups_in_groups_have_their_arrays_and_attributes(zarr_format: int) -> None:
+    arrays = {"a": described((2,), "<i2"), "x/y/b": described((), "<f8")}
+    chunks = {"a": Given(b"\1\0\2\0"), "x/y/b": Given(np.array(0.5).tobytes())}
+    group = ArrayGroup(arrays, chunks, zarr_format, {"title": "t"}, groups={"x": {"n": 1}, "empty": {}})
+    root = opened(group)
+    assert root.attrs["title"] == "t"
+    assert root["x"].attrs["n"] == 1
+    assert sorted(root.group_keys()) == ["empty", "x"]
+    assert root["a"][:].tolist() == [1, 2]
+    assert root["x/y/b"][()] == 0.5
+    assert result(group.children("x/z")) is None
+    assert result(group.is_directory("x/y"))
+    name = "zarr.json" if zarr_format == 3 else ".zmetadata"
+    document = json.loads(result(group.lookup(name)).data)
+    metadata = document["consolidated_metadata"]["metadata"] if zarr_format == 3 else document["metadata"]
+    assert ("x/y/b" if zarr_format == 3 else "x/y/b/.zarray") in metadata
+
+
+@pytest.mark.parametrize("zarr_format", FORMATS)
+def test_text_of_any_length_is_read_as_text(zarr_format: int) -> None:
+    import numcodecs
+
+    encoded = numcodecs.VLenUTF8().encode(np.array(["a", "épée"], dtype=object))
+    text = described((2,), "O", filters=[{"id": "vlen-utf8"}], fill_value="")
+    root = opened(ArrayGroup({"s": text}, {"s": Given(bytes(encoded))}, zarr_format, {}))
+    assert root["s"][:].tolist() == ["a", "épée"]
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+@pytest.mark.parametrize("zarr_format", FORMATS)
+def test_filters_are_undone(zarr_format: int) -> None:
+    import numcodecs
+
+    values = np.arange(10, dtype="<i4")
+    shuffle = numcodecs.Shuffle(4)
+    array = described((10,), "<i4", filters=[shuffle.get_config()])
+    root = opened(ArrayGroup({"a": array}, {"a": Given(bytes(shuffle.encode(values)))}, zarr_format, {}))
+    assert root["a"][:].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "spelled"),
+    [
+        (np.float32("nan"), "NaN"),
+        (np.float64("-inf"), "-Infinity"),
+        (np.complex64(complex(1, float("inf"))), [1.0, "Infinity"]),
+        (np.uint64(2**64 - 1), 2**64 - 1),
+        (np.bytes_(b"ab"), "YWI="),
+        (np.datetime64("1970-01-02", "D"), 1),
+    ],
+)
+def test_fill_values_are_spelled_as_zarr_does(value: Any, spelled: Any) -> None:
+    for order in "<>":
+        dtype = value.dtype.newbyteorder(order)
+        assert spelled_fill(np.array(value, dtype).tobytes(), dtype) == spelled
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (5, 3), (2, 5, 3), (3, 1, 11), (4, 0, 2)])
+@pytest.mark.parametrize("most", [1, 8, 12, 40, 1000])
+def test_contiguous_arrays_are_cut_into_ranges(shape: tuple[int, ...], most: int) -> None:
+    values = np.arange(np.prod(shape, dtype=int), dtype="<i4").reshape(shape)
+    data = b"head" + values.tobytes()
+    chunks = pieces(shape, 4, most)
+    assert np.prod(chunks) * 4 <= max(most, 4)
+    array = described(shape, "<i4", chunks)
+    root = opened(ArrayGroup({"a": array}, {"a": Contiguous(Inline(data), 4, shape, chunks, 4, "a")}, 2, {}))
+    np.testing.assert_array_equal(root["a"][...], values)
+
+
+def test_records_of_several_variables_are_read_at_their_stride() -> None:
+    records = np.zeros(5, [("a", "<i2", 3), ("b", "<f8")])
+    records["a"] = np.arange(15).reshape(5, 3)
+    source = Inline(records.tobytes())
+    chunks = Contiguous(source, 0, (5, 3), (1, 3), 2, "a", stride=14)
+    root = opened(ArrayGroup({"a": described((5, 3), "<i2", (1, 3))}, {"a": chunks}, 2, {}))
+    np.testing.assert_array_equal(root["a"][...], records["a"])
+
+
+def test_a_short_last_piece_is_one_range_that_is_padded() -> None:
+    chunks = Contiguous(Span("file", 0, 100), 10, (5,), (2,), 8, "a")
+    assert result(chunks.entry(1)) == Span("file", 26, 42)
+    last = result(chunks.entry(2))
+    assert isinstance(last, Packed)
+    assert last.spans == (Span("file", 42, 50),)
+    assert last.finish(b"12345678") == b"12345678" + bytes(8)
+
+
+def test_an_array_that_does_not_fit_its_file_is_refused() -> None:
+    with pytest.raises(ManifestError, match="beyond the 49 bytes"):
+        Contiguous(Span("file", 0, 49), 10, (5,), (2,), 8, "a")
+    with pytest.raises(ManifestError, match="not 4 bytes apart"):
+        Contiguous(Span("file", 0, 1000), 10, (5,), (1,), 8, "a", stride=4)
