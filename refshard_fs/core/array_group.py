@@ -284,4 +284,6 @@ class Contiguous(Chunks):
         if size == self._size:
             return found
         padded = Padded(self._size)
-        return Packed(found, padded, self._size) if isinstance(found, Span) else Inline(padded.make(found.data))
+        if isinstance(found, Inline):
+            return Inline(padded.make(found.data))
+        return Packed(found, padded, self._size) if isinstance(found, Span) else found
