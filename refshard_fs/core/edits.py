@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, splits
 from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Span, Steps
@@ -102,7 +103,7 @@ class Spool:
     def __init__(self, memory: int = MEMORY) -> None:
         self.memory = memory
         self.in_memory = 0  # bytes
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._file: _File | None = None  # of values
         self._room = _FILE  # bytes that it takes
 
@@ -126,10 +127,6 @@ class Spool:
             self.in_memory = 0
             self._file = None
             self._room = _FILE
-
-    def after_fork(self) -> None:
-        """Be usable in a child, whichever thread held a lock."""
-        self._lock = threading.Lock()
 
 
 class Removed(Enum):
@@ -164,7 +161,7 @@ class Edits:
     """Edits by key, and the prefixes that were removed. Look-ups take no lock, changes do."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._changes: dict[str, Change] = {}
         self._prefixes: dict[str, int] = {}  # removed as a whole, and the number of that
         self._below: dict[str, dict[str, bool]] = {}  # directory → name → whether that is a directory, of what is there
@@ -270,10 +267,6 @@ class Edits:
             match edit:
                 case Span():
                     yield edit
-
-    def after_fork(self) -> None:
-        """Be usable in a child, whichever thread held the lock."""
-        self._lock = threading.Lock()
 
     # ------------------------------------------------------------------ the tree of what is there
 

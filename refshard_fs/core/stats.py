@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
+from refshard_fs.core.forks import fork_safe
+
 # ----------------------------------------------------------------------------------------------------
 # Amounts as people read them: bytes, counts, shapes; and text made safe to print on a terminal. No I/O here.
 
@@ -68,7 +70,7 @@ class Stats:
     """Counters since a session began (or `clear`), shared by its event loops."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._counts = dict.fromkeys(NAMES, 0)
 
     def add(self, **counts: int) -> None:
@@ -97,10 +99,6 @@ class Stats:
     def clear(self) -> None:
         with self._lock:
             self._counts = dict.fromkeys(NAMES, 0)
-
-    def after_fork(self) -> None:
-        """Be usable in a child, whichever thread held the lock."""
-        self._lock = threading.Lock()
 
 
 # ----------------------------------------------------------------------------------------------------

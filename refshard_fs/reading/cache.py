@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from io import FileIO
@@ -18,9 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from refshard_fs.core.checksums import crc32c
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.model import Quota
-
-_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 
 
 class Cache:
@@ -31,11 +29,10 @@ class Cache:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._items: OrderedDict[Hashable, tuple[Any, int, Quota | None]] = OrderedDict()
         self._members: dict[str, OrderedDict[Hashable, None]] = {}  # keys by the name of their quota
         self._weight = 0
-        _caches.add(self)
 
     @property
     def weight(self) -> int:
@@ -98,15 +95,6 @@ class Cache:
                 del members[key]
                 if not members:
                     del self._members[item[2].name]
-
-
-def _after_fork() -> None:
-    for cache in list(_caches):  # another thread of the parent may have held the lock
-        cache._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Need, Packed, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
@@ -48,7 +49,7 @@ class Immediate:
         self._pool = pool
         self._stats = stats
         self._answers = Answers(cache, token)
-        self._loading = threading.Lock()
+        self._loading = fork_safe(threading.Lock())
         self._slow_reads = 0  # in a row: of a slow disk, or of a network's; one alone may be a busy machine
 
     def read(self, keyspace: KeySpace, request: Request, *, may_load: bool = False) -> bytes | None:

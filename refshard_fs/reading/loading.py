@@ -12,12 +12,12 @@ import concurrent.futures
 import contextlib
 import ctypes
 import hashlib
-import os
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
+from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Entry, Index, Inline, Load, Need, Packed, Span, Stat
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.cache import Cache, IndexCache
@@ -255,8 +255,7 @@ def _after_fork() -> None:
     _writers.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)
 
 
 # ----------------------------------------------------------------------------------------------------

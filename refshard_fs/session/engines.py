@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from fsspec.asyn import get_loop, sync
 
+from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Steps
 from refshard_fs.core.stats import Stats
@@ -39,7 +40,7 @@ class Engines:
         self.stats = Stats()
         self._versions = Versions()
         self._engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._pool_options = options.pool
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
@@ -177,10 +178,6 @@ class Engines:
         self._immediate = None
 
     def _after_fork(self) -> None:
-        self._versions.after_fork()
-        self.stats.after_fork()
-        self._immediate = None  # another thread of the parent may have held its lock
-        self._lock = threading.Lock()
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
 
@@ -230,5 +227,4 @@ def _after_fork() -> None:
         engines._after_fork()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool
+from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
@@ -158,7 +159,7 @@ class Overlay:
         self.merged: set[str] = set()  # what other processes staged, and was taken in
         self.sent: set[bytes] = set()  # sums of what was put by commits since the last that was made, without an answer
         self.names: set[str] = set()  # of objects that are named by their content, and are there
-        self.lock = threading.RLock()
+        self.lock = fork_safe(threading.RLock())
         self.base: Base | None = None
         self.spool = Spool()  # of values that have no object of their own before the commit
         self.whole: frozenset[str] = frozenset()  # arrays that were written with shards of their own
@@ -169,7 +170,7 @@ class Overlay:
         self._versions: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
-        self._guard = threading.Lock()
+        self._guard = fork_safe(threading.Lock())
         self._uncommitted = _Uncommitted(source)
         weakref.finalize(self, self._uncommitted.warn)
 
@@ -303,11 +304,7 @@ class Overlay:
         self._tell()
 
     def after_fork(self) -> None:
-        """Be that of another process, whichever threads held locks: the parent commits what is written here."""
-        self.lock = threading.RLock()
-        self._guard = threading.Lock()
-        self.edits.after_fork()
-        self.spool.after_fork()
+        """Be that of another process: the parent commits what is written here."""
         seen, commits = self.edits.number, self.commits
         if self.worker is not None:
             seen, commits = self.worker.seen, self.worker.commits
@@ -396,7 +393,7 @@ WORKERS: Final = 16  # overlays of other processes that are kept, so that this o
 
 _known: weakref.WeakValueDictionary[str, Overlay] = weakref.WeakValueDictionary()
 _workers: OrderedDict[str, Overlay] = OrderedDict()
-_registry = threading.Lock()
+_registry = fork_safe(threading.Lock())
 
 
 def overlay_of(identity: str | OverlayCopy | None, source: str) -> Overlay:
@@ -449,12 +446,11 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    global _registry
-    _registry = threading.Lock()
     for overlay in list(_known.values()):
         overlay.after_fork()
         _workers[overlay.id] = overlay
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork)
+in_child(_after_fork)

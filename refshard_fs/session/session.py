@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import weakref
 from collections import deque
@@ -15,6 +14,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import EditedKeySpace, Edits
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
@@ -41,16 +41,7 @@ T = TypeVar("T")
 PIECE = 8 * MIB  # of a large key, where it is read in order
 PIECES = 4  # in memory at a time
 _named: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
-_naming = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _naming
-    _naming = threading.Lock()  # another thread of the parent may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_naming = fork_safe(threading.Lock())
 
 
 class Session(Engines):

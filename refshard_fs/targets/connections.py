@@ -21,6 +21,7 @@ import aiohttp
 import certifi
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from refshard_fs.core.forks import in_child
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import is_private
 
@@ -232,8 +233,7 @@ def _after_fork() -> None:
     _all.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)
 
 
 @atexit.register

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import math
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.spec import AbstractFileSystem
 
+from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import Answer, Target, check_size
 from refshard_fs.targets.connections import close_connections, close_with
@@ -84,8 +84,7 @@ def _after_fork() -> None:
     _threads = _Threads()  # a child has none of its parent's threads
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)
 
 
 async def in_thread(call: Callable[[], T]) -> T:

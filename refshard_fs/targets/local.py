@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
+from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.model import OWN, Facts, Listed
 from refshard_fs.targets.answer import Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
@@ -125,7 +126,7 @@ class LocalTarget(ImmediateTarget):
     """The files of this machine; paths are as the operating system spells them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._files: OrderedDict[str, _File] = OrderedDict()
 
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
@@ -159,10 +160,6 @@ class LocalTarget(ImmediateTarget):
     async def close(self) -> None:
         with self._lock:
             self._files.clear()
-
-    def after_fork(self) -> None:
-        """Be usable in a child, whichever thread held the lock; the descriptors have no position to share."""
-        self._lock = threading.Lock()
 
     def _file(self, path: str) -> _File:
         found = os.stat(path)
@@ -204,7 +201,7 @@ def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:
 
 
 _held: Final[set[int]] = set()  # descriptors of this process
-_in_memory = threading.RLock()
+_in_memory = fork_safe(threading.RLock())
 
 
 @contextlib.contextmanager
@@ -235,12 +232,9 @@ def in_memory() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    global _in_memory
-    _in_memory = threading.RLock()
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)

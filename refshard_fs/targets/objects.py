@@ -27,6 +27,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
+from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError, SourceNotReachable
 from refshard_fs.security.policy import locator
@@ -186,8 +187,7 @@ def _conflict(url: str, condition: Condition) -> ConflictError:
 
 _locks: Final[dict[str, threading.Lock]] = {}  # by URL
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_locks.clear)
+in_child(_locks.clear)
 
 
 # ------------------------------------------------------------------ objects

@@ -256,7 +256,3 @@ def _portable(given: Given) -> dict[str, Any]:
     options = given.storage_options if isinstance(given, AbstractFileSystem) else given
     bound = ("asynchronous", "loop", "protocol", "skip_instance_cache")
     return {name: value for name, value in options.items() if name not in bound}
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LOCAL.after_fork)

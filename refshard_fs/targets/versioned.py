@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.model import OWN, Facts, Listed, Pin
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged
@@ -134,7 +135,7 @@ class Versions:
     """The versions of a session's objects; the least recently opened are forgotten beyond some number."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._known: OrderedDict[str, Version] = OrderedDict()
 
     def of(self, url: str) -> Version:
@@ -163,10 +164,6 @@ class Versions:
         with self._lock:
             for url in [url for url in self._known if self.knows(url, below)]:
                 del self._known[url]
-
-    def after_fork(self) -> None:
-        """Be usable in a child, whichever thread held the lock."""
-        self._lock = threading.Lock()
 
 
 def strong(etag: str | None) -> str | None:

@@ -11,7 +11,6 @@ puts them all again.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from refshard_fs.core.edits import Edits, Spooled, buffers
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent
 from refshard_fs.core.keyspace import KeySpace
@@ -75,7 +75,7 @@ class WrittenVersions:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._known: OrderedDict[str, Facts | None] = OrderedDict()
 
     def put(self, url: str, facts: Facts | None) -> None:
@@ -85,11 +85,6 @@ class WrittenVersions:
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
 
-    def clear(self) -> None:
-        """Know of none, whichever thread held the lock."""
-        self._lock = threading.Lock()
-        self._known.clear()
-
     def get(self, url: str) -> Facts | None:
         return self._known.get(url)
 
@@ -98,9 +93,6 @@ class WrittenVersions:
 
 
 written_versions: Final = WrittenVersions()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=written_versions.clear)
 
 
 def commit_hierarchy(committing: Committing) -> None:

@@ -1,0 +1,32 @@
+"""What a forked child needs: locks that nobody holds, and modules that begin anew."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+L = TypeVar("L")
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def fork_safe(lock: L) -> L:
+    """Return ``lock``, one of `threading`, which a child finds free whichever thread of its parent held it."""
+    _locks.add(lock)
+    return lock
+
+
+def in_child(begin_anew: Callable[[], object]) -> None:
+    """Have ``begin_anew`` called in each forked child, in the order of these calls; locks are free by then."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=begin_anew)
+
+
+def _free_locks() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as `logging` and `threading` do with their own
+
+
+in_child(_free_locks)
