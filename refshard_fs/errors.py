@@ -6,24 +6,69 @@ Every error here survives pickling, so that a dask worker's failure reaches the 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from fsspec.implementations.reference import ReferenceNotReachable as _FsspecNotReachable
 
-# None of them looks at a character more than some hundred times, however long a text is and whatever it holds.
-_USERINFO = re.compile(r"(?<=://)[^/?#\s@]++@")
-_PASSWORD = re.compile(
-    r"(?<![\w/])[^\s/:@'\"()\[\]]{1,256}+:[^\s/:@'\"]++@(?=[\w\[])"
+# ----------------------------------------------------------------------------------------------------
+# What may be shown of a text: all of ours that leaves, in an error, a log, a page or on a terminal, goes through here.
+
+
+E = TypeVar("E", bound=BaseException)
+
+LONGEST: Final = 20_000  # characters of a text that are shown: longer ones are clipped before anything looks at them
+
+# What moves a cursor, rings, starts an escape sequence, or turns the direction of writing.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# None of these looks at a character more than some hundred times, however long a text is and whatever it holds.
+_USERINFO: Final = re.compile(r"(?<=://)[^/?#\s@]++@")
+_PASSWORD: Final = re.compile(
+    r"(?<![\w/])[^\s/:@'\"()\[\]]{1,256}+:[^\s/:@'\"]{1,256}+@(?=[\w\[])"
 )  # where another's text left the scheme out
-_PARAMETER = re.compile(r"([?&;]([\w-]++)=)[^&;#\s\])'\"]++")
-_SECRET = re.compile(
-    r"^x-(?:amz|goog)-|^key$|sig|signature|token|secret|password|passwd|credential|accesskeyid", re.IGNORECASE
+_PARAMETER: Final = re.compile(r"([?&;]([\w-]++)=)[^&;#\s\])'\"]++")
+_SECRET: Final = re.compile(
+    r"^x-(?:amz|goog)-|^(?:api|access|subscription)?[-_]?key$|^sid$|auth(?!or)|credential|jwt|accesskeyid|passw|pwd|secret"
+    r"|session[-_]?id|(?:^|[-_])sig$|signature|token",
+    re.IGNORECASE,
 )
 
 
 def redacted(text: str) -> str:
     """Return ``text`` with what gives access in its URLs (names, passwords, tokens, signatures) left out."""
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}... ({len(text)} characters)"
     return _PARAMETER.sub(_unsigned, _PASSWORD.sub("...@", _USERINFO.sub("...@", text)))
+
+
+def gives_access(urls: bytes) -> bool:
+    """Whether there is something in ``urls``, many in a row, that `redacted` would leave out."""
+    if not any(mark in urls for mark in (b"?", b"&", b";", b"@")):
+        return False
+    text = urls.decode("latin-1")
+    named = any(_SECRET.search(found[2]) for found in _PARAMETER.finditer(text))
+    return named or _USERINFO.search(text) is not None
+
+
+def printable(text: str) -> str:
+    r"""Return ``text`` with control characters spelled out, so that a key cannot steer a terminal.
+
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
+
+
+def told(text: str) -> str:
+    """Return ``text`` as it may be shown: printable, and with nothing that gives access."""
+    return printable(redacted(text))
+
+
+def told_cause(error: E) -> E | OSError:
+    """Return ``error`` as it may be shown as a cause: as it is, or its like, if its text may not be."""
+    text = str(error)
+    if isinstance(error, RefShardError) or (told(text) == text and told(repr(error)) == repr(error)):
+        return error
+    return OSError(f"{type(error).__name__}: {told(text)}")
 
 
 def _unsigned(match: re.Match[str]) -> str:
@@ -31,7 +76,10 @@ def _unsigned(match: re.Match[str]) -> str:
 
 
 class RefShardError(Exception):
-    """Whatever this package raises on its own account, apart from ``FileNotFoundError``."""
+    """Whatever this package raises on its own account, apart from ``FileNotFoundError``. Its text may be shown."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(told(text) if isinstance(text, str) else text for text in arguments))
 
 
 class ManifestError(RefShardError, ValueError):
@@ -66,11 +114,10 @@ class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
     """
 
     def __init__(self, key: str, target: str, reason: str = "") -> None:
-        target, reason = redacted(target), redacted(reason)
         super().__init__(key, target, reason)
         self.key = key
-        self.target = target
-        self.reason = reason
+        self.target = told(target)
+        self.reason = told(reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.key, self.target, self.reason)
@@ -93,11 +140,10 @@ class TargetNotAllowed(RefShardError, PermissionError):
     """A manifest points where the reader does not let it: ``url`` breaks ``rule``; ``remedy`` would permit it."""
 
     def __init__(self, url: str, rule: str, remedy: str, key: str = "") -> None:
-        url, rule = redacted(url), redacted(rule)
         super().__init__(url, rule, remedy, key)
-        self.url = url
-        self.rule = rule
-        self.remedy = remedy
+        self.url = told(url)
+        self.rule = told(rule)
+        self.remedy = told(remedy)
         self.key = key
 
     def __reduce__(self) -> tuple[Any, ...]:

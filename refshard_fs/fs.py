@@ -23,8 +23,8 @@ from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
-from refshard_fs.core.stats import Counters, printable
-from refshard_fs.errors import ReadOnlyError, redacted
+from refshard_fs.core.stats import Counters
+from refshard_fs.errors import ReadOnlyError, told
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
@@ -673,7 +673,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def __repr__(self) -> str:
         # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.
         source = self.fo if isinstance(self.fo, str) else "references in memory"
-        return f"<{type(self).__name__} of {printable(redacted(source))} at {id(self):#x}>"
+        return f"<{type(self).__name__} of {told(source)} at {id(self):#x}>"
 
     def _repr_html_(self) -> str:
         from refshard_fs.tools.notebook import html_of
@@ -800,7 +800,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         writer = self._writing(f"write {key!r}")
         start, size = index(offset), None if length is None else index(length)
         if min(start, size or 0) < 0 or start + (size or 0) >= 2**63:
-            raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {redacted(url)}")
+            raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {told(url)}")
         span = Span(self._respelling()(url) or url, start, None if size is None else start + size)
         if not writer.refer_now(key, span):
             self._session.wait(writer.refer, key, span)

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback, TqdmCallback
 
-from refshard_fs.core.stats import printable
+from refshard_fs.errors import printable
 from refshard_fs.fs import RefShardFileSystem
 
 __all__ = ["Argument", "Command", "Style", "argument", "open_source", "opening_options", "pair", "positive"]
@@ -160,7 +160,7 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 
 def print_json(value: Any) -> None:
     """Print ``value`` for programs."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))  # in ASCII: no key steers a terminal
 
 
 def progress(what: str) -> Callback:

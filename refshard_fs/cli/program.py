@@ -17,8 +17,7 @@ from typing import Any, Final
 from refshard_fs import __version__
 from refshard_fs.cli import inspect, make
 from refshard_fs.cli.command import Command, argument
-from refshard_fs.core.stats import printable
-from refshard_fs.errors import RefShardError, redacted
+from refshard_fs.errors import RefShardError, redacted, told
 
 # ----------------------------------------------------------------------------------------------------
 # The command ``completion``: a script that lets a shell complete commands, options and their values.
@@ -156,12 +155,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _warn(message: Warning | str, *where: object, **more: object) -> None:
-    print(f"refshard: warning: {printable(redacted(str(message)))}", file=sys.stderr)
+    print(f"refshard: warning: {told(str(message))}", file=sys.stderr)
 
 
 def _fail(reason: str) -> int:
-    line = " ".join(as_options(redacted(reason)).split())
-    print(f"refshard: {printable(line)}", file=sys.stderr)
+    print(f"refshard: {told(' '.join(as_options(redacted(reason)).split()))}", file=sys.stderr)
     return FAILED
 
 

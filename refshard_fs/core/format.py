@@ -23,7 +23,7 @@ import msgspec
 
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span, Steps
-from refshard_fs.errors import ManifestError, redacted
+from refshard_fs.errors import ManifestError
 from refshard_fs.security.admission import Admission
 
 HEAD = 4096  # bytes of a document that a format may look at to recognise it
@@ -59,7 +59,7 @@ class Probe(msgspec.Struct, frozen=True):
     def document(self, most: int) -> Inline | Span:
         """Return the whole document, as it was seen; ManifestError if it is of more than ``most`` bytes."""
         facts = self.facts or Facts(None)
-        check_size(facts.size, most, redacted(self.url))
+        check_size(facts.size, most, self.url)
         return Inline(self.head) if facts.size == len(self.head) else Span(self.url, pin=facts.pin)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Sequence
 from html import escape
@@ -11,12 +10,10 @@ from typing import Any, Final
 from refshard_fs.core.forks import fork_safe
 
 # ----------------------------------------------------------------------------------------------------
-# Amounts as people read them: bytes, counts, shapes; and text made safe to print on a terminal. No I/O here.
+# Amounts as people read them: bytes, counts, shapes. No I/O here.
 
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-# What moves a cursor, rings, starts an escape sequence, or turns the direction of writing.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def bytes_text(count: int) -> str:
@@ -43,15 +40,6 @@ def count_text(count: int, singular: str, plural: str = "") -> str:
 def shape_text(shape: Sequence[int]) -> str:
     """Return a shape, "scalar" for that of no dimensions."""
     return " × ".join(map(str, shape)) or "scalar"
-
-
-def printable(text: str) -> str:
-    r"""Return ``text`` with control characters spelled out, so that a key cannot steer a terminal.
-
-    >>> printable("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
 
 
 NAMES = (

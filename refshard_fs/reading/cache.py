@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 import struct
 import sys
 import tempfile
@@ -102,8 +103,8 @@ class Cache:
 #
 # A file is written aside and renamed into place, so that no reader sees a part of it; nobody changes it after that. The
 # name is a digest of what it was made from: of a source's URL nothing else is kept. It is in the checksum too, so that
-# nobody who may rename files has one source served what was kept of another. What cannot be read, written or believed
-# is as if it were not there: the cache makes nothing fail.
+# nobody who may rename files has one source served what was kept of another. A directory that others may write to is
+# not used, nor is what is no plain file there. What cannot be read, written or believed is as if it were not there.
 
 
 _MAGIC: Final = b"refindx4"
@@ -112,6 +113,7 @@ _PIECE: Final = 1 << 18  # bytes of a file that are checked at a time
 
 CAPACITY: Final = 2 << 30  # bytes of all files together; the least recently used go first
 SUFFIX: Final = ".refindex"
+_HAS_OWNERS: Final = hasattr(os, "getuid")  # Windows has rights of another kind
 STALE: Final = 3600  # seconds after which an unfinished file is nobody's
 
 
@@ -141,11 +143,13 @@ class IndexCache:
         """Return what is kept under ``name``, mapped; None if nothing is that this user wrote, and that is whole."""
         path = self._path(name)
         try:
-            with open(path, "rb", buffering=0) as file:
-                stat = os.fstat(file.fileno())
-                if hasattr(os, "getuid") and stat.st_uid != os.getuid():
+            if not self._is_private():
+                return None
+            with open(path, "rb", buffering=0, opener=_open_as_it_is) as file:
+                found_stat = os.fstat(file.fileno())
+                if not stat.S_ISREG(found_stat.st_mode) or not _is_ours(found_stat):
                     return None
-                length = _checked_length(file, stat.st_size, name)
+                length = _checked_length(file, found_stat.st_size, name)
                 if not length:
                     return None
                 found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -168,6 +172,11 @@ class IndexCache:
     def _path(self, name: str) -> Path:
         return self.directory / (name + SUFFIX)
 
+    def _is_private(self) -> bool:
+        """Whether nobody else may put files into the directory, or take it away by a link in its place."""
+        found = os.lstat(self.directory)
+        return stat.S_ISDIR(found.st_mode) and _is_ours(found) and not (_HAS_OWNERS and found.st_mode & 0o022)
+
     def _write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         pieces = list(parts)
         length = sum(memoryview(piece).nbytes for piece in pieces)
@@ -175,6 +184,8 @@ class IndexCache:
         if size > self.capacity:
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._is_private():
+            return
         self._make_room(size)
         descriptor, aside = tempfile.mkstemp(".tmp", name[:16] + "-", self.directory)  # readable by this user alone
         try:
@@ -207,14 +218,23 @@ class IndexCache:
         with os.scandir(self.directory) as entries:
             for entry in entries:
                 try:
-                    stat = entry.stat(follow_symlinks=False)
+                    found = entry.stat(follow_symlinks=False)
                 except OSError:
                     continue  # another process was faster
                 if entry.name.endswith(SUFFIX):
-                    yield entry.path, stat.st_mtime, stat.st_size
-                elif entry.name.endswith(".tmp") and time.time() - stat.st_mtime > STALE:
+                    yield entry.path, found.st_mtime, found.st_size
+                elif entry.name.endswith(".tmp") and time.time() - found.st_mtime > STALE:
                     with contextlib.suppress(OSError):
                         os.unlink(entry.path)
+
+
+def _open_as_it_is(path: str, flags: int) -> int:
+    """Open a file, and follow no link; a pipe is not waited for."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return not _HAS_OWNERS or found.st_uid == os.getuid()
 
 
 def _checked_length(file: FileIO, size: int, name: str) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import redacted
+from refshard_fs.errors import told
 from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import Answer, Pool, check
 
@@ -208,7 +208,7 @@ class Dispatch:
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
             if logger.isEnabledFor(logging.DEBUG):
-                place, failure = redacted(job.block.span.url), redacted(repr(error))
+                place, failure = told(job.block.span.url), told(repr(error))
                 logger.debug("%s [%s:%s] failed: %s", place, job.start, job.stop, failure)
             if job.state == UNDER_WAY:
                 job.state = OVER
@@ -240,6 +240,6 @@ class Dispatch:
         if job.stop is None and most is None:  # documents are small, and tell nothing of chunks
             host.sizes.append(len(answer.data))
         if logger.isEnabledFor(logging.DEBUG):
-            where, size = redacted(span.url), len(answer.data)
+            where, size = told(span.url), len(answer.data)
             logger.debug("%s [%s:%s] %d bytes, %.1f ms", where, job.start, job.stop, size, took * 1e3)
         return answer

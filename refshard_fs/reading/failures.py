@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from refshard_fs.core.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat
-from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, redacted
+from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, told, told_cause
 from refshard_fs.targets.failures import ConnectionLost, Denied, TooLarge, Unfit
 
 # ----------------------------------------------------------------------------------------------------
@@ -81,14 +81,14 @@ def note(error: Exception, need: Need) -> None:
             where = describe(entry)
         case Stat(url) | Names(url):
             where = url
-    error.add_note(READING + redacted(where))
+    error.add_note(READING + told(where))
 
 
 def blame(key: str, error: Exception) -> Exception:
     """Return ``error`` as one that names ``key``, and is never taken for a missing key."""
     if isinstance(error, (DamagedIndex, ReferenceNotReachable)):
         named = type(error)(key, error.target, error.reason)
-        named.__cause__ = error.__cause__ or error
+        named.__cause__ = told_cause(error.__cause__ or error)
         return named
     if isinstance(error, TargetNotAllowed):
         return TargetNotAllowed(error.url, error.rule, error.remedy, key)
@@ -113,10 +113,10 @@ def fail(key: str, entry: Entry, error: Exception) -> Exception:
 
 def too_large(where: str, most: int) -> str:
     """Return what is wrong with a document that has more than ``most`` bytes."""
-    return f"{redacted(where)} has more than {most} bytes, and max_manifest_bytes={most}: more if you trust it"
+    return f"{where} has more than {most} bytes, and max_manifest_bytes={most}: more if you trust it"
 
 
 def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
     named = ReferenceNotReachable(key, where, said(error))
-    named.__cause__ = error
+    named.__cause__ = told_cause(error)
     return named

@@ -12,7 +12,7 @@ from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Need, Packed, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import RefShardError
+from refshard_fs.errors import RefShardError, told_cause
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import DOCUMENTS, Request
 from refshard_fs.reading.failures import ABSENT, blame, fail
@@ -74,8 +74,8 @@ class Immediate:
                 self._stats.count("keys", 1)
                 return entry.data
             data = self._bytes(entry, most)
-        except Exception as e:  # raised again as what it means: never as a missing key
-            raise fail(request.key, entry, e) from e
+        except Exception as e:  # noqa: BLE001  # raised again as what it means: never as a missing key
+            raise fail(request.key, entry, e) from told_cause(e)
         if data is not None:
             self._stats.add_read(len(data))
         return data
@@ -131,7 +131,7 @@ class Immediate:
                     return None
                 entry = found.value
         except Exception as e:  # noqa: BLE001  # `blame` tells which
-            raise blame(key, e) from (e.__cause__ or e)
+            raise blame(key, e) from told_cause(e.__cause__ or e)
         if entry is None:
             raise FileNotFoundError(key)
         return entry

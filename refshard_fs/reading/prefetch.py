@@ -14,6 +14,7 @@ from typing import NamedTuple
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Span
+from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.reading.fetch import Block
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
@@ -150,13 +151,20 @@ class Ahead:
         room = self._most
         spans: list[Span] = []
         for number, entry in zip(numbers, entries, strict=True):  # an error is told to whoever reads the key
-            if isinstance(entry, Span) and entry.size and room >= entry.size and not self._near(entry.url):
-                room -= entry.size
+            if isinstance(entry, Span) and room >= (size := entry.size or 0) and self._is_fetched(entry):
+                room -= size
                 array.issued[number] = entry
                 spans.append(entry)
         if spans:
             self._watch_unread()
         return spans
+
+    def _is_fetched(self, span: Span) -> bool:
+        """Whether ``span`` is worth a request ahead; whoever reads what may not be read is told so then."""
+        try:
+            return bool(span.size) and not self._near(span.url)
+        except TargetNotAllowed:
+            return False
 
     # ------------------------------------------------------------------ what the reader says
 
@@ -208,7 +216,7 @@ class Ahead:
         if not isinstance(found, list):
             return []  # an error is told to whoever reads the key
         shared = Counter(span.url for span in found)
-        return self._fetcher.begin(span for span in found if shared[span.url] == 1 and not self._near(span.url))
+        return self._fetcher.begin(span for span in found if shared[span.url] == 1 and self._is_fetched(span))
 
     async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
         begun: list[Block] = []
@@ -219,7 +227,7 @@ class Ahead:
                 entries: list[Entry | Exception | None] = await self._lookups.find_all(keyspace, some)
                 wave: dict[str, Span] = {}
                 for key, entry in zip(some, entries, strict=True):
-                    if not (isinstance(entry, Span) and entry.size) or self._near(entry.url):
+                    if not isinstance(entry, Span) or not self._is_fetched(entry):
                         self.was_announced(key)  # nothing to hold
                     elif key in self._expected:
                         wave[key] = entry

@@ -12,7 +12,7 @@ from refshard_fs.core.keys import add_to_tree, splits
 from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below
 from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
 from refshard_fs.core.swar import Positions
-from refshard_fs.errors import ManifestError, redacted
+from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode
@@ -43,14 +43,14 @@ class FlatKeySpace(KeySpace):
                 try:
                     return self._span(value)
                 except ManifestError as e:
-                    raise ManifestError(f"{key!r} of {redacted(self.where)}: {e}") from e
+                    raise ManifestError(f"{key!r} of {self.where}: {e}") from e
             case None:
                 return None
             case _:
                 try:
                     return Inline(decode(value))
                 except ValueError as e:
-                    raise ManifestError(f"{key!r} of {redacted(self.where)}: {e}") from e
+                    raise ManifestError(f"{key!r} of {self.where}: {e}") from e
 
     @cached_property
     def _documents(self) -> Positions:

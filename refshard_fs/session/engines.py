@@ -16,6 +16,7 @@ from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Steps
 from refshard_fs.core.stats import Stats
+from refshard_fs.errors import told_cause
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.failures import blame
@@ -85,7 +86,7 @@ class Engines:
         try:
             return self._at_once_reader().run(steps)
         except Exception as e:  # noqa: BLE001  # `blame` tells which
-            raise blame(key, e) from (e.__cause__ or e)
+            raise blame(key, e) from told_cause(e.__cause__ or e)
 
     def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
         """Return what ``steps()`` return, for callers outside of event loops; an error names ``key``."""

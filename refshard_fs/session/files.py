@@ -11,7 +11,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.mapping import FSMap
 from fsspec.spec import AbstractBufferedFile
 
-from refshard_fs.errors import ReferenceNotReachable
+from refshard_fs.errors import ReferenceNotReachable, told
 
 
 class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped
@@ -53,7 +53,7 @@ class WrittenFile(io.BytesIO):
     def __del__(self) -> None:
         fs, self._fs = self._fs, None  # never closed: not known to be whole
         if fs is not None:
-            what = f"the file {self.path!r} was opened for writing and never closed: what was written is lost"
+            what = f"the file {told(self.path)!r} was opened for writing and never closed: what was written is lost"
             warnings.warn(what, RuntimeWarning, stacklevel=2)
 
 

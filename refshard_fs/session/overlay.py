@@ -24,6 +24,7 @@ from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
+from refshard_fs.errors import told
 
 # ------------------------------------------------------------------ an overlay on its way to another process
 
@@ -139,7 +140,7 @@ class _Uncommitted:
     def warn(self) -> None:
         if self.count and self.pid == os.getpid():
             warnings.warn(
-                f"{self.count} writes to {self.source} were never committed, and are lost: "
+                f"{self.count} writes to {told(self.source)} were never committed, and are lost: "
                 "call commit(), or discard(), or write within `with fs.transaction:`",
                 RuntimeWarning,  # shown by default: data is lost
                 stacklevel=2,

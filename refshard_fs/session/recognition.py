@@ -12,7 +12,7 @@ from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
 from refshard_fs.core.strings import Texts
-from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource, redacted
+from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
 from refshard_fs.formats import known_formats
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
@@ -98,7 +98,7 @@ def _format_of(probe: Probe, name: str | None) -> Format:
             remedy = "Is this the URL of the file itself? A page such as that of a login or an error begins so"
     names = ", ".join(f.name for f in fitting or known.values())
     verdict = "fits several formats" if fitting else "is no source that is known"
-    raise UnknownSource(f"{redacted(probe.url)} is {what}: it {verdict} ({names}). {remedy}")
+    raise UnknownSource(f"{probe.url} is {what}: it {verdict} ({names}). {remedy}")
 
 
 def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
@@ -149,7 +149,7 @@ def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Pro
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
         raise NoSuchSource(
-            f"{redacted(url)}: there is no such object, and no directory with a source in it. Check the path; what its "
+            f"{url}: there is no such object, and no directory with a source in it. Check the path; what its "
             "filesystem needs, such as credentials, goes into target_options="
         )
     return Probe(url, None, b"", present, documents)

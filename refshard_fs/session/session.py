@@ -21,7 +21,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, redacted
+from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, told_cause
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame, said
 from refshard_fs.reading.immediate import SMALL
@@ -150,9 +150,9 @@ class Session(Engines):
             return Base(catalog.empty(options.source, self._how()), (), None, options.source)
         except RefShardError:
             raise
-        except Exception as e:  # raised again: a FileNotFoundError would make every key look missing
+        except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
             reason = said(e, of_source=True)
-            raise SourceNotReachable(redacted(f"{options.source} cannot be opened: {reason}")) from e
+            raise SourceNotReachable(f"{options.source} cannot be opened: {reason}") from told_cause(e)
 
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
         """Return what a target says of the document that a commit replaces (it is as it was opened), and its URL."""

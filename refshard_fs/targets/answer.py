@@ -115,7 +115,7 @@ def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:
 # The answer to one ranged GET, checked against what was asked: status, ``Content-Range``, length (RFC 9110, 14).
 
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)$")
 _NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
 _S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
 _S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
@@ -156,7 +156,7 @@ async def read_answer(
             sent = response.content_length
             if headers.get("content-encoding", "") not in _IDENTITY:
                 raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
-            length, total = _placed(headers.get("content-range", ""), sent, start, stop)
+            length, total = _placed(", ".join(dict.fromkeys(headers.getall("content-range", []))), sent, start, stop)
             check_size(length, most)
             data = await _exactly(response, length, sent)
         case 200:
@@ -200,13 +200,15 @@ def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[
     just = f"bytes {start}-{(stop or 0) - 1}/"
     if text.startswith(just) and sent == (stop or 0) - start:  # as nearly all are
         size = text[len(just) :]
-        if size.isascii() and size.isdigit() and int(size) >= (stop or 0):
+        if size.isascii() and size.isdigit() and len(size) < 20 and int(size) >= (stop or 0):
             return sent, int(size)
     match = _CONTENT_RANGE.match(text)
     if match is None:
         raise Unfit(f"a partial answer without a valid Content-Range ({text!r})")
     first, last = int(match[1]), int(match[2])
     total = None if match[3] == "*" else int(match[3])
+    if total is not None and total <= last:
+        raise Unfit(f"a partial answer whose Content-Range contradicts itself ({text!r})")
     if start < 0:
         right = total is not None and first == max(total + start, 0) and last == total - 1
     elif stop is None:

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
-from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.errors import TargetNotAllowed, told, told_cause
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -95,10 +95,10 @@ def as_failure(error: Exception) -> OSError:
         case aiohttp.ClientConnectionError():
             failure = ConnectionLost(str(error) or type(error).__name__)
         case OSError() if not _is_empty_to_zarr(error):
-            return error
+            return type(error)(told(str(error))) if isinstance(error, ABSENT) else told_cause(error)
         case _:
             failure = Unreadable(f"{type(error).__name__}: {error}".rstrip(": ").replace("not satisfiable", "outside"))
-    failure.__cause__ = error
+    failure.__cause__ = told_cause(error)
     return failure
 
 

@@ -95,10 +95,11 @@ class _File:
 
     __slots__ = ("descriptor", "facts", "identity", "lock", "size")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, follows: bool = True) -> None:
         self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        self.descriptor = os.open(path, _READ) if follows else _open_without_links(path)
         found = os.fstat(self.descriptor)
+        _check_is_file(found, path)
         self.identity = _identity(found)
         self.facts = facts_of(found)
         self.size = found.st_size
@@ -107,6 +108,42 @@ class _File:
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+
+
+_READ: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_STEP: Final = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def _check_is_file(found: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise Unreadable(f"{path} is a pipe or a device, not a file")
+
+
+def _open_without_links(path: str) -> int:
+    """Open an absolute path in which no step may be a link: somebody may put one there after it was looked at."""
+    if os.open not in os.supports_dir_fd:  # Windows: links take rights there that few have
+        return os.open(path, _READ)
+    *steps, name = path.strip("/").split("/")
+    at = os.open("/", _STEP)
+    try:
+        for step in steps:
+            deeper = _enter(step, _STEP, at)
+            os.close(at)
+            at = deeper
+        return _enter(name or ".", _READ | os.O_NONBLOCK, at)
+    finally:
+        os.close(at)
+
+
+def _enter(name: str, flags: int, at: int) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+    except OSError as e:
+        if stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
+            raise Unreadable(f"{name} became a symbolic link while it was read") from e
+        raise
 
 
 def _seek_and_read(file: _File, length: int, start: int) -> bytes:
@@ -125,7 +162,9 @@ _read_at = _pread if hasattr(os, "pread") else _seek_and_read  # Windows has non
 class LocalTarget(ImmediateTarget):
     """The files of this machine; paths are as the operating system spells them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, follows: bool = True) -> None:
+        """``follows``: links in paths are followed. Else there are none, and one that appears is an error."""
+        self._follows = follows
         self._lock = fork_safe(threading.Lock())
         self._files: OrderedDict[str, _File] = OrderedDict()
 
@@ -144,18 +183,21 @@ class LocalTarget(ImmediateTarget):
         return Answer(data, size, facts.etag, facts.last_modified)
 
     async def facts(self, path: str) -> Facts:
+        if not self._follows:
+            return self._file(path).facts
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(path)
         return facts_of(found)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
-        with os.scandir(path) as entries:
-            return tuple(
-                Listed(e.name, None, True) if e.is_dir() else _listed(e)
-                for e in sorted(entries, key=lambda e: e.name)
-                if (e.is_dir() or e.is_file()) and not is_draft(e.name)
-            )
+        if self._follows:
+            return _names(path)
+        directory = _open_without_links(path)
+        try:
+            return _names(directory)
+        finally:
+            os.close(directory)
 
     async def close(self) -> None:
         with self._lock:
@@ -170,17 +212,23 @@ class LocalTarget(ImmediateTarget):
                     if path in self._files:
                         self._files.move_to_end(path)
             return file
-        if not stat.S_ISREG(found.st_mode):
-            if stat.S_ISDIR(found.st_mode):
-                raise IsADirectoryError(path)
-            raise Unreadable(f"{path} is a pipe or a device, not a file")  # to open it may wait for ever
-        file = _File(path)
+        _check_is_file(found, path)  # to open a pipe may wait for ever
+        file = _File(path, follows=self._follows)
         with self._lock:
             self._files[path] = file
             self._files.move_to_end(path)
             while len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)
         return file
+
+
+def _names(directory: str | int) -> tuple[Listed, ...]:
+    with os.scandir(directory) as entries:
+        return tuple(
+            Listed(e.name, None, True) if e.is_dir() else _listed(e)
+            for e in sorted(entries, key=lambda e: e.name)
+            if (e.is_dir() or e.is_file()) and not is_draft(e.name)
+        )
 
 
 def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:

@@ -32,6 +32,7 @@ from refshard_fs.targets.versioned import VersionedObject, Versions
 
 # These belong to no event loop: the process shares them.
 LOCAL = LocalTarget()
+WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that were judged as they are: see `Pool._admitted`
 IMMEDIATE: dict[type[AbstractFileSystem], Target] = {
     LocalFileSystem: LOCAL,
     MemoryFileSystem: MemoryTarget(),
@@ -105,10 +106,9 @@ class Pool:
 
         Raises TargetNotAllowed if it may not be read.
         """
-        try:
+        if url in self._places:
             return self._places[url]
-        except KeyError:
-            place = self._place(url)
+        place = self._place(url)
         if len(self._places) >= PLACES:
             self._places.clear()
         self._places[url] = place
@@ -159,7 +159,8 @@ class Pool:
             cls = fsspec.get_filesystem_class(protocol)
             immediate = IMMEDIATE.get(cls)
             if immediate is not None:
-                return immediate, cls._strip_protocol(url)
+                judged = immediate is LOCAL and not self._options.admission.admits_all
+                return WITHOUT_LINKS if judged else immediate, cls._strip_protocol(url)
         return self._own(token, protocol, options, url)
 
     def _instance(self, token: tuple[str, ...], fs: AbstractFileSystem, url: str) -> tuple[Target, str] | None:

@@ -31,7 +31,7 @@ from refshard_fs.errors import (
     RefShardError,
     TargetChanged,
     TargetNotAllowed,
-    redacted,
+    told,
 )
 from refshard_fs.session.session import Session
 from refshard_fs.targets import Versions
@@ -123,7 +123,7 @@ class Findings:
         """Take in one finding; the first of each kind are kept."""
         self.count(kind, 1)
         if self.counts[kind] <= SHOWN:
-            self.shown.append(Finding(severity, kind, key, redacted(url[:1000]), redacted(text)))
+            self.shown.append(Finding(severity, kind, key, told(url)[:1000], told(text)))
 
     def report(self, mode: CheckMode, **figures: Any) -> Report:
         """Return what was found, errors first, with the ``figures`` of what was looked at."""

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from refshard_fs.core.stats import printable
+from refshard_fs.errors import printable
 from refshard_fs.tools.map import ChunkMap
 from refshard_fs.tools.map_layout import ROLES, Boxes, Label, Scene, scene_of
 

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.stats import bytes_text, count_text, printable, shape_text
+from refshard_fs.core.stats import bytes_text, count_text, shape_text
+from refshard_fs.errors import printable
 from refshard_fs.tools.map import Asked, ChunkMap, Strip
 from refshard_fs.tools.survey import INLINE
 

@@ -15,9 +15,9 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
-from refshard_fs.core.stats import Counters, count_text, printable, shape_text
+from refshard_fs.core.stats import Counters, count_text, shape_text
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
-from refshard_fs.errors import ManifestError, redacted
+from refshard_fs.errors import ManifestError, told
 from refshard_fs.session.session import Session
 
 ARRAYS: Final = 30  # that are listed
@@ -28,7 +28,7 @@ def html_of(session: Session) -> str:
     """Return what a notebook shows of the filesystem that reads through ``session``."""
     source = session.options.source if isinstance(session.options.source, str) else "references in memory"
     keyspace = session.opened()
-    parts = [f"<b>refshard</b> <code>{_escaped(redacted(source))}</code>"]
+    parts = [f"<b>refshard</b> <code>{_escaped(source)}</code>"]
     if keyspace is None:
         parts.append("<p>not opened yet: its first use reads it</p>")
     else:
@@ -42,9 +42,9 @@ def html_of(session: Session) -> str:
 def _targets(urls: Sequence[str | None]) -> str:
     if not urls:
         return ""
-    shown = [redacted(url) for url in islice(urls, TARGETS) if url is not None]
+    shown = [url for url in islice(urls, TARGETS) if url is not None]
     more = f" and {len(urls) - len(shown):,} more" if len(urls) > len(shown) else ""
-    named = ", ".join(f"<code>{_escaped(url[:200])}</code>" for url in shown)
+    named = ", ".join(f"<code>{escape(told(url)[:200])}</code>" for url in shown)
     return f"<p>{count_text(len(urls), 'target')}: {named}{more}</p>"
 
 
@@ -86,4 +86,4 @@ def _row(cells: Iterable[str], tag: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(printable(text))
+    return escape(told(text))

@@ -14,7 +14,7 @@ from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged, redacted
+from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged, told
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
@@ -91,7 +91,7 @@ def commit(committing: Committing) -> tuple[Edits, Finish]:
     try:
         finish = _COMMITTERS[format](stored)
     except TargetChanged as e:
-        if not e.target.startswith(redacted(committing.source).rstrip("/")):
+        if not e.target.startswith(told(committing.source).rstrip("/")):
             raise
         raise ConflictError(
             f"{e.target} was opened and then changed: somebody else wrote it. Nothing was committed, and your writes "

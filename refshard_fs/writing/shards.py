@@ -21,7 +21,7 @@ from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import CostlyPattern, DamagedIndex, ManifestError
+from refshard_fs.errors import CostlyPattern, DamagedIndex, ManifestError, told
 from refshard_fs.session.collect import Run
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.sharding.layout import Buffer, Misfit, ShardLayout
@@ -395,7 +395,7 @@ class CostlyWrites:
     def _tell(self, array: str, kind: str, text: str) -> None:
         if (array, kind) not in self._told:
             self._told.add((array, kind))
-            self._untold.append(f"array {array!r}: {text}")
+            self._untold.append(told(f"array {array!r}: {text}"))
 
     def tell(self) -> None:
         """Warn of what was noted; once the commit is made, and known to be: a warning may be an error to some."""

@@ -277,6 +277,51 @@ def test_a_url_is_not_to_be_found_in_what_is_written(tmp_path: Path, http_server
     assert "SECRET" not in kept.name
 
 
+def test_signatures_of_targets_are_not_kept(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for query in ("?X-Amz-Signature=HUSH", "?version=1"):
+        text = json.dumps({"version": 1, "refs": {"k": [f"https://host/x{query}", 0, 1], "pad": "x" * 8192}})
+        (tmp_path / "refs.json").write_text(text)
+        assert RefShardFileSystem(tmp_path / "refs.json", index_cache=cache).info("k")["size"] == 1
+        loading.settle()
+    (kept,) = cache.iterdir()
+    assert b"version=1" in kept.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has rights and links of another kind")
+@pytest.mark.parametrize("kind", ["pipe", "link", "link to a device", "directory"])
+def test_what_is_no_plain_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+    cache = IndexCache(tmp_path / "cache")
+    cache.put("a", [b"kept"])
+    path = tmp_path / "cache" / "a.refindex"
+    os.rename(path, tmp_path / "moved")
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to(tmp_path / "moved")
+        case "link to a device":
+            path.symlink_to("/dev/zero")
+        case "directory":
+            path.mkdir()
+    assert cache.get("a") is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has rights and links of another kind")
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_directory_that_others_may_write_to_is_not_used(mode: int, tmp_path: Path) -> None:
+    cache = IndexCache(tmp_path / "cache")
+    cache.put("a", [b"kept"])
+    assert cache.get("a") is not None
+    os.chmod(tmp_path / "cache", mode)
+    cache.put("b", [b"kept"])
+    assert cache.get("a") is None
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["a.refindex"]
+    (tmp_path / "alias").symlink_to(tmp_path / "cache")
+    os.chmod(tmp_path / "cache", 0o700)
+    assert IndexCache(tmp_path / "alias").get("a") is None
+
+
 def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path, capacity=300)
     for age, name in ((30, "a"), (20, "b")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import RefShardFileSystem
+from refshard_fs import RefShardFileSystem, TargetNotAllowed
 from refshard_fs.reading import prefetch
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
@@ -237,3 +238,16 @@ def test_what_is_still_being_read_is_held(chunked: Chunked, monkeypatch: pytest.
 
     asyncio.run(read())
     assert chunked.fetched == 40
+
+
+def test_one_chunk_that_may_not_be_read_ends_no_prefetch_of_others(http_server: RangeServer) -> None:
+    url = http_server.put("/x", bytes(range(100)))
+    refs: dict[str, Any] = {f"k{i}": [url, i * 10, 10] for i in range(10)}
+    refs["bad"] = ["http://127.0.0.2:9/x", 0, 10]
+    fs = RefShardFileSystem(http_server.put("/refs.json", json.dumps(refs).encode()), max_gap=-1)
+    fs.prefetch(["k0", "bad", *list(refs)[1:10]])
+    before = len(http_server.requests())
+    assert [fs.cat_file(f"k{i}") for i in range(10)] == [bytes(range(i * 10, i * 10 + 10)) for i in range(10)]
+    assert len(http_server.requests()) == before
+    with pytest.raises(TargetNotAllowed):
+        fs.cat_file("bad")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import random
@@ -170,3 +171,26 @@ def test_a_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
     assert process.exitcode == 0
     assert results.get() == DATA[5:10]
     assert Reader().read(str(file), 0, 5) == DATA[:5]
+
+
+@pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="links take rights there that few have")
+@pytest.mark.parametrize("where", ["x.bin", "folder", "folder/deeper"])
+def test_no_link_is_followed_that_appears_in_a_path_that_has_none(where: str, tmp_path: Path) -> None:
+    target = LocalTarget(follows=False)
+    place = tmp_path / "folder" / "deeper" / "x.bin"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(DATA)
+    assert target.read_now(str(place), 0, 10).data == DATA[:10]
+    moved = place if where == "x.bin" else tmp_path / where
+    other = tmp_path / "other"
+    os.rename(moved, other)
+    moved.symlink_to(other)
+    if other.is_dir():
+        names = asyncio.run(LocalTarget().names(str(place.parent)))
+        assert names is not None
+        with pytest.raises(Unreadable, match="symbolic link"):
+            asyncio.run(target.names(str(place.parent)))
+    fresh = LocalTarget(follows=False)
+    for read in (lambda: fresh.read_now(str(place), 0, 10), lambda: asyncio.run(fresh.facts(str(place)))):
+        with pytest.raises(Unreadable, match="symbolic link"):
+            read()

@@ -19,7 +19,7 @@ from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_si
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Load, Steps
-from refshard_fs.errors import ManifestError, TargetNotAllowed, redacted
+from refshard_fs.errors import ManifestError, TargetNotAllowed, gives_access, redacted
 from refshard_fs.formats.kerchunk_json.blocks import Reader
 from refshard_fs.formats.kerchunk_json.decompress import MAGIC, DamagedStream, Inflate, inflate_for
 from refshard_fs.formats.templates.templates import Templates, expand_gen
@@ -59,6 +59,8 @@ class JsonIndex(msgspec.Struct, frozen=True):
         return repr((compiled.VERSION, self.overrides, self.simple)).encode("utf-8", "surrogatepass")
 
     def pack(self, value: ReferenceSet) -> list[bytes | memoryview]:
+        if gives_access(value.urls.data.tobytes()):
+            raise ValueError("its URLs hold signatures or passwords, which are not to be kept in a file")
         return compiled.pack(value)
 
     def unpack(self, data: memoryview) -> ReferenceSet:

@@ -16,7 +16,7 @@ from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Facts, Listed, Load, Names, Pin, Raw, Span, Stat, Steps
 from refshard_fs.core.strings import Texts
-from refshard_fs.errors import NotListable, SourceNotReachable, redacted
+from refshard_fs.errors import NotListable, SourceNotReachable, told_cause
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
@@ -128,7 +128,7 @@ def _facts(urls: Sequence[str]) -> Steps[Sequence[Facts | None]]:
         found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True) for url in urls)
     except OSError as e:
         where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
-        raise SourceNotReachable(redacted(f"{where} cannot be asked what it is now: {e}")) from e
+        raise SourceNotReachable(f"{where} cannot be asked what it is now: {e}") from told_cause(e)
     return found
 
 

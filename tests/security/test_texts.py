@@ -1,0 +1,149 @@
+"""What a stranger wrote is shown as text: it steers no terminal, and what gives access is left out of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, TargetNotAllowed
+from refshard_fs.cli import main
+from refshard_fs.errors import LONGEST, gives_access, redacted, told, told_cause
+from tests.servers.http import RangeServer
+
+CONTROLS = [
+    "\x1b[31mred",
+    "\x1b]0;title\x07",
+    "\x08",
+    "\r",
+    "\x7f",
+    "\x9b31m",
+    "\x85",
+    "\u202egnp",
+    "\u061cx",
+    "\u2066x",
+    "\u2028",
+]
+STEERING = {*map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F)]), "\u2066"} - {
+    "\n"
+}
+SECRET = "HUSH-0815"
+
+
+def steers(text: str) -> set[str]:
+    return STEERING.intersection(text)
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_errors_hold_no_control_characters(control: str) -> None:
+    refs = {
+        f"a{control}": [f"http://127.0.0.1:1/x{control}", 0, 1],
+        "b": [f"xyz://{control}/x"],
+        "c": [f"http://x{control}/"],
+    }
+    fs = RefShardFileSystem(refs, retries=0, timeout=5)
+    for key in refs:
+        with pytest.raises(RefShardError) as caught:
+            fs.cat_file(key)
+        for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+            assert not steers(str(error))
+        assert not steers("".join(map(str, traceback.format_exception_only(caught.value))))
+    assert not steers(str(ManifestError(f"{control} is wrong")))
+
+
+def _texts(value: Any) -> list[str]:
+    match value:
+        case dict():
+            return [text for item in value.items() for part in item for text in _texts(part)]
+        case list():
+            return [text for part in value for text in _texts(part)]
+        case _:
+            return [str(value)]
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("command", ["info", "ls", "tree", "check"])
+def test_json_on_a_terminal_is_in_ascii(
+    command: str, control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "refs.json").write_text(json.dumps({f"k{control}": "x", "a/.zarray": "{" + control}))
+    main([command, str(tmp_path / "refs.json"), "--json"])
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert not steers(out)
+    if command == "ls":
+        assert any(f"k{control}" in str(found) for found in _texts(json.loads(out)))
+
+
+NAMES = [
+    "token",
+    "sig",
+    "X-Amz-Signature",
+    "X-Goog-Credential",
+    "key",
+    "api_key",
+    "apikey",
+    "auth",
+    "jwt",
+    "pwd",
+    "sessionid",
+    "sid",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_gives_access_is_left_out(name: str) -> None:
+    url = f"https://host/x?a=1&{name}={SECRET}&b=2"
+    assert SECRET not in redacted(url)
+    assert "a=1" in redacted(url)
+    assert "b=2" in redacted(url)
+    assert gives_access(url.encode())
+
+
+@pytest.mark.parametrize("name", ["keys", "width", "assigned", "author", "x", "monkey"])
+def test_what_gives_none_is_shown(name: str) -> None:
+    url = f"https://host/x?{name}=5"
+    assert redacted(url) == url
+    assert not gives_access(url.encode())
+
+
+def test_a_refusal_tells_nothing_in_its_remedy_either(http_server: RangeServer) -> None:
+    urls = [f"ftp://me:{SECRET}@127.0.0.1:9/x", f"file:///x?token={SECRET}", f"http://127.0.0.2:9?token={SECRET}/x"]
+    source = http_server.put("/refs.json", json.dumps({f"k{i}": [url] for i, url in enumerate(urls)}).encode())
+    fs = RefShardFileSystem(source)
+    for i in range(len(urls)):
+        with pytest.raises(TargetNotAllowed) as caught:
+            fs.cat_file(f"k{i}")
+        assert SECRET not in str(caught.value) + repr(caught.value) + caught.value.remedy
+
+
+def test_neither_do_the_errors_behind_an_error(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
+    urls = [
+        f"http://me:{SECRET}@127.0.0.1:1/x",
+        f"http://127.0.0.1:99999/x?token={SECRET}",
+        f"http://[::1/x?token={SECRET}",
+    ]
+    urls += [f"ftp://127.0.0.1:1/x?token={SECRET}", f"{http_server.url}/none?token={SECRET}"]
+    fs = RefShardFileSystem({f"k{i}": [url, 0, 4] for i, url in enumerate(urls)}, retries=0, timeout=5)
+    with caplog.at_level(logging.DEBUG, logger="refshard_fs"):
+        for i in range(len(urls)):
+            with pytest.raises(RefShardError) as caught:
+                fs.cat_file(f"k{i}")
+            assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert SECRET not in caplog.text
+
+
+def test_a_cause_that_may_be_shown_stays_as_it_is() -> None:
+    plain = OSError(5, "disk")
+    assert told_cause(plain) is plain
+    assert SECRET not in repr(told_cause(ValueError(f"https://h/?token={SECRET}")))
+
+
+def test_a_text_of_any_length_is_clipped_before_it_is_looked_at() -> None:
+    assert len(told("\x1b" * 10_000_000)) < 5 * LONGEST
+    assert len(str(ManifestError("x" * 10_000_000))) < 2 * LONGEST
