@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
 from refshard_fs.core.edits import Edits, Spooled, buffers
-from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span, Steps
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
+from refshard_fs.reading.cache import Cache
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.layout import Buffer
@@ -68,31 +67,9 @@ class MemoryGate:
                 self._changed.notify_all()
 
 
-class WrittenVersions:
-    """The versions of objects that this process put last, by URL; None of those that it removed.
-
-    Whoever has read an earlier version of one is in no conflict with these.
-    """
-
-    def __init__(self) -> None:
-        self._lock = fork_safe(threading.Lock())
-        self._known: OrderedDict[str, Facts | None] = OrderedDict()
-
-    def put(self, url: str, facts: Facts | None) -> None:
-        with self._lock:
-            self._known[url] = facts
-            self._known.move_to_end(url)
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-
-    def get(self, url: str) -> Facts | None:
-        return self._known.get(url)
-
-    def has_removed(self, url: str) -> bool:
-        return self._known.get(url, ABSENT) is None
-
-
-written_versions: Final = WrittenVersions()
+# The versions of objects that this process put last, by URL; None of those that it removed. Whoever has read an earlier
+# version of one is in no conflict with these.
+written_versions: Final = Cache(REMEMBERED)
 
 
 def commit_hierarchy(committing: Committing) -> None:
@@ -224,7 +201,7 @@ class HierarchyCommit:
         if seen is None:
             return
         if found is None:
-            if written_versions.has_removed(url):
+            if written_versions.get(url, ABSENT) is None:
                 return
         elif any(is_version(found, known) for known in (seen, written_versions.get(url)) if known is not None):
             return
@@ -236,7 +213,7 @@ class HierarchyCommit:
         fetched = self._objects.fetch(name) if self._overlay.sent else None
         if fetched is None or sum_of([fetched.data]) not in self._overlay.sent:
             return False
-        written_versions.put(self._objects.url_of(name), fetched.facts)
+        written_versions.put(self._objects.url_of(name), fetched.facts, 1)
         return True
 
     def _unread(self, name: str) -> Facts | None:
@@ -294,7 +271,7 @@ class HierarchyCommit:
                 raise
         self._put[name] = None
         if found is not None:
-            written_versions.put(self._objects.url_of(name), found)
+            written_versions.put(self._objects.url_of(name), found, 1)
 
     def _remove(self, names: Iterable[str]) -> None:
         """Remove objects: what describes a node before what it holds, outer nodes first."""
@@ -304,7 +281,7 @@ class HierarchyCommit:
     def _remove_object(self, name: str, condition: Condition) -> None:
         with self._touching(name):
             self._objects.remove(name, condition)
-        written_versions.put(self._objects.url_of(name), None)
+        written_versions.put(self._objects.url_of(name), None, 1)
 
     @contextlib.contextmanager
     def _touching(self, name: str) -> Iterator[None]:
