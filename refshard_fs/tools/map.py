@@ -23,7 +23,7 @@ from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.keys import join, normalise
 from refshard_fs.core.selection import chunk_numbers
 from refshard_fs.errors import NotListable, redacted
-from refshard_fs.reading.plan import MANY, Planned, coalesce, parts
+from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.survey import INLINE, Extents, Positions, Survey, Surveyed, survey
 
@@ -106,9 +106,7 @@ def plane_of(counts: Sequence[int], numbers: UInt64s, targets: Positions, asked:
 
 
 SHOWN: Final = 10  # files that have a strip of their own
-LINES: Final = 12  # of all strips together, where a few have many chunks
-DETAIL: Final = 40  # chunks that a line of a strip is for, where there is room for several
-FINE: Final = 240  # pieces that a line of a strip is drawn in, at most
+FINE: Final = 240  # pieces that a strip is drawn in, at most
 
 
 class Segment(NamedTuple):
@@ -123,8 +121,7 @@ class Strip(msgspec.Struct, frozen=True):
     """One file: its chunks and their bytes, up to its ``end``, which is the last byte that they take.
 
     ``order`` is the share of chunks that lie after the one before them in C order, None of less than two. ``is_whole``:
-    chunks reach to the end of the file, wherever that is. ``requests`` are byte ranges. Where there is much to see,
-    it is drawn as several ``lines``.
+    chunks reach to the end of the file, wherever that is. ``requests`` are byte ranges.
     """
 
     file: int
@@ -136,10 +133,9 @@ class Strip(msgspec.Struct, frozen=True):
     is_whole: bool
     segments: list[Segment]
     requests: list[tuple[int, int]]
-    lines: int
 
 
-def _strip(file: int, url: str, starts: UInt64s, stops: UInt64s, requests: Sequence[Planned], lines: int) -> Strip:
+def _strip(file: int, url: str, starts: UInt64s, stops: UInt64s, requests: Sequence[Planned]) -> Strip:
     known = stops != WHOLE
     ends = [request.stop for request in requests if request.stop is not None]
     end = max([int(stops[known].max(initial=0)), int(starts.max(initial=0)), *ends])
@@ -154,27 +150,26 @@ def _strip(file: int, url: str, starts: UInt64s, stops: UInt64s, requests: Seque
         end=end,
         order=float((starts[1:] >= starts[:-1]).mean()) if len(starts) > 1 else None,
         is_whole=is_whole,
-        segments=_segments(starts, np.where(known, stops, np.uint64(end)), max(end, 1), FINE * lines),
+        segments=_segments(starts, np.where(known, stops, np.uint64(end)), max(end, 1)),
         requests=[(request.start, end if request.stop is None else request.stop) for request in requests],
-        lines=lines,
     )
 
 
-def _segments(starts: UInt64s, stops: UInt64s, end: int, fine: int) -> list[Segment]:
+def _segments(starts: UInt64s, stops: UInt64s, end: int) -> list[Segment]:
     ranks = np.linspace(0, 1, len(starts)) if len(starts) > 1 else np.ones(1)
-    if len(starts) <= fine:
+    if len(starts) <= FINE:
         order = np.argsort(starts, kind="stable")
         columns = starts[order].astype(float), stops[order].astype(float), ranks[order]
         return list(map(Segment, *(column.tolist() for column in columns)))
-    edges = np.linspace(0, end, fine + 1)
-    first = np.clip(np.searchsorted(edges, starts.astype(float), side="right") - 1, 0, fine - 1)
-    last = np.clip(np.searchsorted(edges, stops.astype(float), side="left") - 1, first, fine - 1)
-    begun, ended = np.bincount(first, minlength=fine + 1), np.bincount(last + 1, minlength=fine + 1)
-    uses = np.bincount((first + last) // 2, minlength=fine)
-    sums = np.bincount((first + last) // 2, weights=ranks, minlength=fine)
+    edges = np.linspace(0, end, FINE + 1)
+    first = np.clip(np.searchsorted(edges, starts.astype(float), side="right") - 1, 0, FINE - 1)
+    last = np.clip(np.searchsorted(edges, stops.astype(float), side="left") - 1, first, FINE - 1)
+    begun, ended = np.bincount(first, minlength=FINE + 1), np.bincount(last + 1, minlength=FINE + 1)
+    uses = np.bincount((first + last) // 2, minlength=FINE)
+    sums = np.bincount((first + last) // 2, weights=ranks, minlength=FINE)
     filled = np.flatnonzero(uses)
-    rank = np.interp(np.arange(fine), filled, sums[filled] / uses[filled])
-    covered = np.flatnonzero(np.cumsum(begun - ended)[:fine] > 0)
+    rank = np.interp(np.arange(FINE), filled, sums[filled] / uses[filled])
+    covered = np.flatnonzero(np.cumsum(begun - ended)[:FINE] > 0)
     return [Segment(float(edges[i]), float(edges[i + 1]), float(rank[i])) for i in covered]
 
 
@@ -245,7 +240,7 @@ def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkM
             f"the chunks of {extents.path or '/'!r} in {source} cannot be listed, as over plain HTTP, so there "
             "is nothing to draw: 'refshard snapshot SOURCE refs.json' asks for each of them; then draw refs.json"
         )
-    asked = None if select is None else _asked(fs, extents, found.urls, select, text)
+    asked = None if select is None else _asked(fs, extents, select, text)
     return chunk_map(source, extents, found.urls, _dimensions(found, extents), asked)
 
 
@@ -294,9 +289,8 @@ def _strips(extents: Extents, file_of: Positions, files: Sequence[str], asked: A
     strips = []
     for file in sorted(shown):
         rows = np.flatnonzero(file_of == file)
-        lines = max(1, min(LINES // len(shown), -(-len(rows) // DETAIL)))
         starts, stops = extents.chunks.starts[rows], extents.chunks.stops[rows]
-        strips.append(_strip(file, redacted(files[file]), starts, stops, requests.get(files[file], []), lines))
+        strips.append(_strip(file, redacted(files[file]), starts, stops, requests.get(files[file], [])))
     return strips
 
 
@@ -307,34 +301,19 @@ def _spaced(places: list[int], most: int) -> list[int]:
     return [places[round(i * (len(places) - 1) / max(most - 1, 1))] for i in range(most)]
 
 
-def _asked(fs: Surveyed, extents: Extents, urls: Sequence[str], select: Any, text: str) -> Asked:
+def _asked(fs: Surveyed, extents: Extents, select: Any, text: str) -> Asked:
     meta = extents.meta
     if meta.chunks is None or meta.grid is None:
         raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not tell chunks")
     numbers = chunk_numbers(select, meta.shape, meta.chunks)
     rows = np.flatnonzero(np.isin(extents.chunks.numbers, numbers.astype(np.uint64)))
-    requests = _requests(fs, extents, urls, rows)
+    requests = fs.plan(extents.keys(rows.tolist()))
     sizes = extents.sizes
     fetched = sum(request.stop - request.start for request in requests if request.stop is not None)
     whole = {key for request in requests if request.stop is None for key in request.keys}
     if whole:
         fetched += sum(int(sizes[row]) for row in rows.tolist() if extents.key(row) in whole)
     return Asked(text, numbers, len(rows), requests, int(sizes[rows].sum()), fetched)
-
-
-def _requests(fs: Surveyed, extents: Extents, urls: Sequence[str], rows: Positions) -> list[Planned]:
-    """Return ``fs.plan`` of the chunks at ``rows``; of many, from columns, which takes a tenth of the time."""
-    _, targets, starts, stops, _ = extents.chunks.at(rows)
-    if len(rows) < MANY or not extents.plain or (targets == INLINE).any() or (stops == WHOLE).any():
-        return fs.plan(extents.keys(rows.tolist())) if len(rows) else []
-    limits = fs._session.options.limits
-    order = np.argsort(targets, kind="stable")
-    found = []
-    for some in np.split(order, np.flatnonzero(np.diff(targets[order])) + 1):
-        url = urls[int(targets[some[0]])]
-        for block in coalesce(list(zip(starts[some].tolist(), stops[some].tolist(), strict=True)), limits):
-            found += [Planned(url, first, last, ()) for first, last in parts(block.start, block.stop, limits)]
-    return found
 
 
 def _dimensions(found: Survey, extents: Extents) -> tuple[str, ...]:

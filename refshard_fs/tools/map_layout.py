@@ -177,8 +177,7 @@ GRID_HEIGHT: Final = 432.0
 LARGEST: Final = 64.0  # side of a cell
 FILES_X: Final = 592.0
 FILES: Final = WIDTH - MARGIN - FILES_X
-BAR: Final = 15.0  # height of a line of a strip
-SEAM: Final = 0.3  # by which neighbours overlap, so that no viewer shows a line between them
+BAR: Final = 15.0  # height of a strip
 POINTED: Final = 600  # cells up to which each has a text of its own to show
 SHADES: Final = 24  # of the ramp, in the grid of an array in one file
 LEVELS: Final = 4  # of how full a cell is
@@ -365,8 +364,6 @@ class _Layout:
             self._text(FILES_X, top + 19, "every chunk there is lies in the source itself", FILES, 12, "muted")
             return top + 32
         said = "the bytes of each, up to the last that is used"
-        if any(strip.lines > 1 for strip in shown.strips):
-            said += ", line by line"
         self._text(FILES_X, top + 19, f"below {shown.base}" if shown.base else said, FILES, 12, "muted")
         y = top + 46
         for strip in shown.strips:
@@ -394,23 +391,18 @@ class _Layout:
         said = self._text(WIDTH - MARGIN, y, "  ·  ".join(figures), FILES - 120, 11, "muted", "end")
         self._boxes(_ramp(0.5) if is_single else colour, Box(FILES_X, y - 9, 10, 10))
         self._text(FILES_X + 16, y, strip.url.removeprefix(shown.base), FILES - said - 32, 12, keep_end=True)
-        top, pitch = y + 7, BAR + (4 if shown.asked is None else 11)
-        for line in range(strip.lines):
-            self._boxes("faint", Box(FILES_X, top + line * pitch, FILES, BAR), title=printable(strip.url))
+        top = y + 7
+        self._boxes("faint", Box(FILES_X, top, FILES, BAR), title=printable(strip.url))
         groups: dict[str, list[Box]] = {}
         for start, stop, rank in strip.segments:
             shade = round(rank * SHADES) / SHADES
             pieces = groups.setdefault(_ramp(shade) if is_single else _lighter(colour, shade), [])
-            pieces += [Box(x, top + line * pitch, w, BAR) for line, x, w in _pieces(strip, start, stop, 0.75)]
-        self._shapes += [Boxes(fill, _joined(pieces)) for fill, pieces in groups.items()]
-        asked = [
-            Box(x, top + line * pitch + BAR + 2.5, max(w - 0.6, 1.4), 5)
-            for start, stop in strip.requests
-            for line, x, w in _pieces(strip, start, stop, 2)
-        ]
-        if asked:
+            pieces.append(_piece(strip, start, stop, top, BAR))
+        self._shapes += [Boxes(fill, pieces) for fill, pieces in groups.items()]
+        if strip.requests:
+            asked = [_piece(strip, start, stop, top + BAR + 2.5, 5) for start, stop in strip.requests]
             self._shapes.append(Boxes("asked", asked))
-        return top + strip.lines * pitch + 16
+        return top + BAR + (20 if shown.asked is None else 27)
 
     # ------------------------------------------------------------------ what it means
 
@@ -478,26 +470,8 @@ def _reading(asked: Asked) -> str:
     return said
 
 
-def _pieces(strip: Strip, start: float, stop: float, least: float) -> Iterator[tuple[int, float, float]]:
-    """Yield line, place and width, at ``least``, of bytes ``[start, stop)`` on the lines of ``strip``."""
-    per_line = max(strip.end, 1) / strip.lines
-    first = min(int(start / per_line), strip.lines - 1)
-    for line in range(first, strip.lines):
-        low, high = max(start, line * per_line), min(stop, (line + 1) * per_line)
-        if line > first and low >= stop:
-            return
-        wide = max((high - low) / per_line * FILES, least)
-        x = min((low / per_line - line) * FILES, FILES - wide)
-        yield line, FILES_X + x, min(wide + SEAM, FILES - x)
-
-
-def _joined(boxes: list[Box]) -> list[Box]:
-    """Return neighbours on one line as one."""
-    found: list[Box] = []
-    for box in sorted(boxes, key=lambda box: (box.y, box.x)):
-        last = found[-1] if found else None
-        if last is not None and box.y == last.y and box.x <= last.x + last.width + 0.05:
-            found[-1] = last._replace(width=max(last.width, box.x + box.width - last.x))
-        else:
-            found.append(box)
-    return found
+def _piece(strip: Strip, start: float, stop: float, y: float, height: float) -> Box:
+    """Return the box of bytes ``[start, stop)`` of a strip, wide enough to be seen."""
+    scale = FILES / max(strip.end, 1)
+    width = max((stop - start) * scale, 1.4)
+    return Box(FILES_X + min(start * scale, FILES - width), y, width, height)

@@ -121,8 +121,7 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
 
     ``shards`` is the size, in chunks, of the boxes that lie together. ``stray`` keys below the array are no chunks
     of it. Without a grid (``meta.grid``), chunks are numbered in the order of ``names``, their keys in the array.
-    Of an array that is not ``listed``, because its source cannot list, nothing is known of any chunk. Chunks that are
-    ``plain`` are references, read as the ranges that they are.
+    Of an array that is not ``listed``, because its source cannot list, nothing is known of any chunk.
     """
 
     path: str
@@ -132,7 +131,6 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
     stray: int = 0
     names: tuple[str, ...] = ()
     listed: bool = True
-    plain: bool = False
 
     def __len__(self) -> int:
         return len(self.chunks.numbers)
@@ -233,12 +231,11 @@ class _Surveying:
         self._damaged: dict[str, DamagedIndex] = {}  # directories of chunks whose shards cannot all be read
 
     def run(self) -> Survey:
-        plain: set[str] = set()
         references = self._references()
         if references is None:
             self._list(self._only or "")
         else:
-            plain = self._add_references(references)
+            self._add_references(references)
         texts = self._read(self._documents)
         hidden = [join(p, name) for p in (*self._unlisted, *self._damaged) for name in (*ARRAY_DOCUMENTS, ".zattrs")]
         texts |= self._read(hidden, omit=True)
@@ -254,7 +251,7 @@ class _Surveying:
                 self._faults.append((path, error))
         for path, damage in self._damaged.items():
             self._look_for_chunks(path, metas, damage)
-        arrays, rest = self._arrays(metas, plain)
+        arrays, rest = self._arrays(metas)
         inline = [len(texts[key]) for key in self._inline]
         inline += [place.stop for place in rest.values() if place.target == INLINE]
         there = ((extents, extents.chunks.targets == INLINE) for extents in arrays.values())
@@ -308,8 +305,8 @@ class _Surveying:
                         raise
         return None  # damaged partitions are found as keys are looked up
 
-    def _add_references(self, flat: FlatKeySpace) -> set[str]:
-        """Add all of a reference set; return the arrays whose chunks are references as they stand."""
+    def _add_references(self, flat: FlatKeySpace) -> None:
+        """Add all of a reference set."""
         refs = flat.refs
 
         def target(code: int) -> int:
@@ -337,10 +334,8 @@ class _Surveying:
                     self._inline.add(key)
             else:
                 self._add(key, entry)
-        plain = set(tables) - {array_of(key, tables) for key in self._places}
         for path in sharded:
             self._list(path)
-        return plain
 
     def _is_wanted(self, key: str) -> bool:
         return is_within(key, self._only or "")
@@ -474,7 +469,7 @@ class _Surveying:
                     raise
         return sorted(groups - metas.keys()), metas
 
-    def _arrays(self, metas: Mapping[str, ArrayMeta], plain: set[str]) -> tuple[dict[str, Extents], dict[str, Place]]:
+    def _arrays(self, metas: Mapping[str, ArrayMeta]) -> tuple[dict[str, Extents], dict[str, Place]]:
         """Return the arrays, into whose grids keys are sorted, and the keys that are no chunks."""
         numbered: dict[str, list[tuple[int, Place]]] = {path: [] for path in metas}
         names: dict[str, list[str]] = {path: [] for path in metas}
@@ -502,7 +497,6 @@ class _Surveying:
                 stray[path],
                 tuple(names[path]),
                 listed=path not in self._unlisted,
-                plain=path in plain,
             )
             for path in sorted(metas)
         }

@@ -11,7 +11,6 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.selection import chunk_numbers
-from refshard_fs.reading.plan import MANY
 from refshard_fs.tools.map import parse_selection
 from refshard_fs.tools.map_drawing import Picture
 from tests.servers.http import RangeServer
@@ -67,29 +66,3 @@ def test_a_selection_of_inner_chunks_is_read_as_drawn(http_server: RangeServer, 
     fs.cat(["c/0/0", "c/0/1", "c/1/0", "c/1/1"])
     assert sent(http_server) == drawn(made, http_server)
     assert len(drawn(made, http_server)) == 2
-
-
-@pytest.mark.parametrize("save", [False, True], ids=["json", "parquet"])
-@pytest.mark.parametrize(
-    "aside", [{}, {"a/7": "inline"}, {"a/7": ["s3://bucket/whole"]}], ids=["ranges", "data", "open"]
-)
-def test_many_references_are_planned_as_each_by_its_key_is(aside: dict[str, Any], save: bool, tmp_path: Path) -> None:
-    count = 3 * MANY
-    chance = np.random.default_rng(1)
-    starts = np.sort(chance.integers(0, 3000 * count, count))
-    meta = {"zarr_format": 2, "shape": [count], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
-    refs: dict[str, Any] = {"a/.zarray": json.dumps(meta | {"filters": None, "compressor": None})}
-    refs |= {
-        f"a/{n}": [f"s3://bucket/{n // MANY}", int(starts[n]), int(chance.integers(1, 3000)) if n % 500 else 6_000_000]
-        for n in range(count)
-        if n % 9
-    }
-    fs = RefShardFileSystem(refs | aside, max_gap=300)
-    if save:
-        fs.save(str(tmp_path / "refs.parq"), "parquet")
-        fs = RefShardFileSystem(str(tmp_path / "refs.parq"), max_gap=300)
-    asked = fs.visualize("a", "[5:-5]").map.asked
-    assert asked is not None
-    planned = fs.plan([f"a/{n}" for n in range(5, count - 5) if n % 9 or f"a/{n}" in aside])
-    assert len(planned) > 100
-    assert sorted(request[:3] for request in asked.requests) == sorted(request[:3] for request in planned)
