@@ -1,0 +1,1 @@
+"""HDF5 and NetCDF-4 files, opened as they are."""
