@@ -7,6 +7,7 @@ imported when something is opened.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -161,7 +162,8 @@ def _load_together(variables: Iterable[xr.Variable], bar: Any) -> None:
 
     async def one(variable: xr.Variable) -> None:
         if not variable._in_memory and variable.chunks is None:
-            await variable.load_async()
+            with contextlib.suppress(NotImplementedError):  # big-endian numbers: xarray loads them only by itself
+                await variable.load_async()
         if bar is not None:
             bar.update()
 

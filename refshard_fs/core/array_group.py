@@ -14,13 +14,15 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, join, parent
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Span, Steps
-from refshard_fs.core.version_3 import group_3, version_3
+from refshard_fs.core.version_3 import for_xarray, group_3, version_3
 from refshard_fs.errors import ManifestError
 
 LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the number is only what a header says
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
+_TRIED: Final = 10_000  # numbers of pieces, for one that leaves no short last one
+_MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
 PIECE: Final = 4 << 20  # bytes of a chunk that a contiguous array is cut into: large enough for one request
 
 
@@ -29,6 +31,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
     ``compressor``, ``filters`` and ``fill_value`` are as version 2 spells them (see `spelled_fill`). xarray masks the
     fill value of version 2. Version 3 must have one: where there is none, it is zero, and xarray masks nothing by it.
+    With ``is_masked``, xarray masks the fill value of version 3 as well: it is said once more, as ``_FillValue``.
     A ``dtype`` of objects stands for text: its first filter is ``vlen-utf8``.
     """
 
@@ -42,6 +45,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     attributes: Mapping[str, Any]
     fill_value: Any = None
     filters: Sequence[Mapping[str, Any]] = ()
+    is_masked: bool = False
 
     def grid(self, zarr_format: int) -> ChunkGrid:
         """Return the chunks and their keys."""
@@ -62,6 +66,8 @@ class ArrayDescription(msgspec.Struct, frozen=True):
             "dimension_separator": ENCODINGS[2].separator,
         }
         if zarr_format == 3:
+            if self.is_masked and self.fill_value is not None and self.dtype.kind in _MASKED:
+                attributes["_FillValue"] = for_xarray(self.fill_value, self.dtype)
             yield "zarr.json", version_3(document, self.dtype, ENCODINGS[3], attributes, self.where)
             return
         if self.compressor is not None:  # of which version 2 says less
@@ -209,15 +215,20 @@ def _spelled(value: Any) -> Any:
 def pieces(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tuple[int, ...]:
     """Return the chunks of a contiguous array in C order: ranges of about ``most`` bytes, cut along the first axis.
 
-    Where one step along that axis is larger, it is a chunk's only one, and the next axis is cut.
+    Where one step along that axis is larger, it is a chunk's only one, and the next axis is cut. The last range is as
+    long as the others where they can be of half that size or more: then no chunk has to be padded.
 
-    >>> pieces((1000, 100, 100), 8), pieces((3, 5000, 1000), 8)
-    ((52, 100, 100), (1, 524, 1000))
+    >>> pieces((1000, 100, 100), 8), pieces((3, 4999, 1000), 8)
+    ((50, 100, 100), (1, 524, 1000))
     """
     chunks = [max(extent, 1) for extent in shape]
     for axis in range(len(chunks)):
         step = itemsize * math.prod(chunks[axis + 1 :])
-        chunks[axis] = min(chunks[axis], max(most // step, 1)) if step else chunks[axis]
+        extent = chunks[axis]
+        largest = min(extent, max(most // step, 1))
+        least = -(-extent // largest)
+        equal = (extent // count for count in range(least, least + min(least, _TRIED)) if extent % count == 0)
+        chunks[axis] = next(equal, largest)
         if chunks[axis] > 1:
             break
     return tuple(chunks)
@@ -265,8 +276,8 @@ class Contiguous(Chunks):
             strides[0] = stride
         self._strides = tuple(strides)
         self._size = math.prod(chunks) * itemsize
-        end = offset + (strides[0] * (shape[0] - 1) + last if shape and all(shape) else 0 if shape else itemsize)
-        if source.size is not None and end > source.size:
+        end = offset + (strides[0] * (shape[0] - 1) + last if shape else itemsize)
+        if source.size is not None and end > source.size and all(shape):
             raise ManifestError(f"{where}: it ends at byte {end}, beyond the {source.size} bytes of its file")
 
     def entry(self, number: int) -> Steps[Entry | None]:

@@ -106,7 +106,7 @@ def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> 
         shown.setdefault("_FillValue", doc["fill_value"])
     try:
         if "_FillValue" in shown:
-            shown["_FillValue"] = _for_xarray(shown["_FillValue"], dtype)
+            shown["_FillValue"] = for_xarray(shown["_FillValue"], dtype)
         return version_3(
             {**doc, "chunks": [c or 1 for c in meta.chunks or ()]}, dtype, meta.grid.encoding, shown, where
         )
@@ -216,7 +216,7 @@ def _fill_value(value: Any, kind: str, zero: Any) -> Any:
     return value
 
 
-def _for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
+def for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return a fill value as xarray spells it in the attributes of version 3: base64 of a double."""
     if dtype.kind != "f" or isinstance(value, list):
         return value

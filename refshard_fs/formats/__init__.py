@@ -14,6 +14,7 @@ from refshard_fs.formats import (
     chunk_manifest,
     kerchunk_json,
     kerchunk_parquet,
+    netcdf3,
     neuroglancer,
     virtual_concat,
     zarr_hierarchy,
@@ -29,6 +30,7 @@ BUILT_IN = (
     bcolz.FORMAT,
     bcolz.BLOSCPACK,
     neuroglancer.FORMAT,
+    netcdf3.FORMAT,
     zip.FORMAT,
 )
 

@@ -41,6 +41,7 @@ Extras = Mapping[str, Mapping[int, Mapping[str, str]]]
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 ROWS_AS_OBJECTS = 1 << 16  # references of one array that are kept as Python objects before they become columns
+INLINED = 64 << 20  # bytes that a set may hold of chunks that are no ranges, such as the padded last ones of arrays
 ROWS = 1 << 17  # references of a parquet set that are read at a time
 
 
@@ -66,7 +67,8 @@ class _Array:
 def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Extras]]:
     """Return references to all that ``keyspace`` holds below ``prefix``, by looking up each key.
 
-    ManifestError, which names the key, where bytes are neither data nor a range of an object.
+    Bytes that are no range of an object are read and kept as data. ManifestError, which names the key, where these are
+    more than `INLINED`.
     """
     walk = _Walk(keyspace)
     yield from walk.directory(prefix, None)
@@ -86,6 +88,7 @@ class _Walk:
         self.arrays: dict[str, _Array] = {}
         self._keyspace = keyspace
         self._manifests: set[str] = set()
+        self._inlined = 0
 
     def directory(self, prefix: str, within: str | None) -> Steps[None]:
         """Keep all keys below ``prefix``, which lies in the array ``within``, if in one."""
@@ -144,13 +147,13 @@ class _Walk:
         if key not in self._manifests:
             entry = yield from self._keyspace.lookup(key)
             if entry is not None:
-                self.side[key], _ = self._value(key, entry, with_pins=False)
+                self.side[key], _ = yield from self._value(key, entry, with_pins=False)
 
     def _chunk(self, array: _Array, number: int, key: str, *, with_pins: bool) -> Steps[None]:
         entry = yield from self._keyspace.lookup(key)
         if entry is None:
             return
-        value, extras = self._value(key, entry, with_pins=with_pins)
+        value, extras = yield from self._value(key, entry, with_pins=with_pins)
         if isinstance(value, Row):
             array.add(number, value)
         else:
@@ -158,7 +161,7 @@ class _Walk:
         if extras:
             array.extras[number] = extras
 
-    def _value(self, key: str, entry: Entry, *, with_pins: bool) -> tuple[Row | bytes, dict[str, str]]:
+    def _value(self, key: str, entry: Entry, *, with_pins: bool) -> Steps[tuple[Row | bytes, dict[str, str]]]:
         extras: dict[str, str] = {}
         match entry:
             case Packed(source=source, recipe=Checked(checksum), start=None, stop=None):
@@ -175,7 +178,14 @@ class _Walk:
                     extras |= {name: value for name, value in facts.items() if value is not None}
                 target = self.urls.setdefault(url, len(self.urls))
                 return Row(target, start, None if stop is None else stop - start), extras
-        raise ManifestError(f"{key!r} is made from other bytes: no reference can stand for it")
+            case Packed() if self._inlined + (entry.size or 0) <= INLINED:
+                made: bytes = yield Load(entry, Raw())
+                self._inlined += len(made)
+                return made, extras
+        raise ManifestError(
+            f"{key!r} is made from other bytes: no reference can stand for it, and more than {INLINED >> 20} MiB of "
+            "such chunks are not copied into a set"
+        )
 
 
 def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:

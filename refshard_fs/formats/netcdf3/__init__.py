@@ -1,0 +1,14 @@
+"""NetCDF-3 files: classic, 64-bit offset and 64-bit data (CDF-5). Told by their first four bytes."""
+
+from __future__ import annotations
+
+from refshard_fs.core.format import Format, Probe
+
+MAGICS = (b"CDF\1", b"CDF\2", b"CDF\5")
+
+
+def _recognises(probe: Probe) -> bool:
+    return probe.head[:4] in MAGICS
+
+
+FORMAT = Format("netcdf3", _recognises, "refshard_fs.formats.netcdf3.source")

@@ -1,0 +1,239 @@
+"""The header of a NetCDF-3 file: dimensions, attributes, variables and where their values begin. No I/O here.
+
+Names are those of the format's specification (classic, 64-bit offset, 64-bit data). All numbers are big-endian. Every
+count is held against the bytes that are left before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.zarrmeta import COUNTABLE
+from refshard_fs.errors import ManifestError
+
+MOST_HEADER: Final = 64 << 20  # bytes of a header; those of real files take kilobytes
+
+_DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12  # tags of lists
+_TYPES: Final = {
+    number: np.dtype(name)
+    for number, name in enumerate((">i1", "S1", ">i2", ">i4", ">f4", ">f8", ">u1", ">u2", ">u4", ">i8", ">u8"), 1)
+}
+_CLASSIC_TYPES: Final = 6  # the first so many exist in all versions, the others in CDF-5 alone
+_CHAR: Final = np.dtype("S1")
+
+
+class Short(Exception):
+    """The header goes on behind the bytes that were given."""
+
+
+class Dimension(NamedTuple):
+    """A dimension; its length is that in records, for the record dimension."""
+
+    name: str
+    length: int
+    is_record: bool
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """A variable. ``begin`` is where its values lie in the file, those of its first record if it has records."""
+
+    name: str
+    dimensions: tuple[Dimension, ...]
+    attributes: dict[str, Any]
+    dtype: np.dtype[Any]
+    begin: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(dimension.length for dimension in self.dimensions)
+
+    @property
+    def is_record(self) -> bool:
+        """Whether it has a value, or some, in each record."""
+        return bool(self.dimensions) and self.dimensions[0].is_record
+
+    @property
+    def slab(self) -> int:
+        """Bytes of its values, in one record if it has records; without padding."""
+        return math.prod(d.length for d in self.dimensions if not d.is_record) * self.dtype.itemsize
+
+
+class Header(NamedTuple):
+    """What a header says; ``record_size`` is the bytes from one record to the next."""
+
+    attributes: dict[str, Any]
+    variables: tuple[Variable, ...]
+    record_size: int
+
+
+class _Cursor:
+    """Reads the header's fields one after the other, of a file of ``size`` bytes that begins with ``data``."""
+
+    def __init__(self, data: bytes, size: int, where: str) -> None:
+        self.data = data
+        self.size = size
+        self.where = where
+        self.version = data[3]
+        self.at = 4
+
+    def error(self, reason: str) -> ManifestError:
+        return ManifestError(f"{self.where}: {reason} (byte {self.at} of its header)")
+
+    def take(self, count: int) -> bytes:
+        """Return the next ``count`` bytes, and go on behind their padding to a multiple of four."""
+        end = self.at + count + -count % 4
+        if end > self.size:
+            raise self.error(f"it is cut short: its header goes on to byte {end}, the file has {self.size}")
+        if end > MOST_HEADER:
+            raise self.error(f"its header has more than {MOST_HEADER} bytes")
+        if end > len(self.data):
+            raise Short
+        found = self.data[self.at : self.at + count]
+        self.at = end
+        return found
+
+    def uint32(self) -> int:
+        return int.from_bytes(self.take(4), "big")
+
+    def number(self) -> int:
+        """Return a count, a length or an index: of 64 bits in CDF-5, else of 32."""
+        return self.uint64() if self.version == 5 else self.uint32()
+
+    def uint64(self) -> int:
+        number = int.from_bytes(self.take(8), "big")
+        if number >= COUNTABLE:
+            raise self.error(f"a number is negative: {number - (1 << 64)}")
+        return number
+
+    def offset(self) -> int:
+        return self.uint32() if self.version == 1 else self.uint64()
+
+    def name(self) -> str:
+        data = self.take(self.number())
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise self.error(f"a name is no UTF-8: {data[:80]!r}") from None
+
+    def entries(self, tag: int, what: str) -> range:
+        """Return the numbers of a list's entries, each of which takes eight bytes or more."""
+        found, count = self.uint32(), self.number()
+        if found not in (0, tag) or (count and not found):
+            raise self.error(f"its list of {what} begins with the tag {found} and a count of {count}")
+        if count * 8 > self.size - self.at:
+            raise self.error(f"it is cut short, or damaged: {count} {what} do not fit into its {self.size} bytes")
+        return range(count)
+
+    def dtype(self) -> np.dtype[Any]:
+        number = self.uint32()
+        if number not in _TYPES or (number > _CLASSIC_TYPES and self.version != 5):
+            raise self.error(f"type {number} is none of version {self.version} of the format")
+        return _TYPES[number]
+
+    def attributes(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in self.entries(_ATTRIBUTE, "attributes"):
+            name = self.name()
+            dtype = self.dtype()
+            data = self.take(self.number() * dtype.itemsize)
+            if name in found:
+                raise self.error(f"there are two attributes {name!r}")
+            found[name] = _value(name, dtype, data)
+        return found
+
+
+def _value(name: str, dtype: np.dtype[Any], data: bytes) -> Any:
+    """Return an attribute as JSON has it: text, a number, or a list of numbers; bytes for a ``_FillValue`` of text."""
+    if dtype == _CHAR:
+        return data if name == "_FillValue" else data.decode(errors="replace").replace("\0", "")
+    values = np.frombuffer(data, dtype).tolist()
+    return values[0] if len(values) == 1 else values
+
+
+def parse_header(data: bytes, size: int, where: str) -> Header:
+    """Return the header of a file of ``size`` bytes that begins with ``data``; ``where`` begins errors.
+
+    Raises `Short` where ``data`` are too few, and ManifestError where the header contradicts itself or the file's size.
+    """
+    cursor = _Cursor(data, size, where)
+    streaming = (1 << (64 if cursor.version == 5 else 32)) - 1
+    records: int | None = int.from_bytes(cursor.take(8 if cursor.version == 5 else 4), "big")
+    if records == streaming:
+        records = None
+    dimensions = _dimensions(cursor)
+    attributes = cursor.attributes()
+    found: dict[str, tuple[tuple[int, ...], dict[str, Any], np.dtype[Any], int]] = {}
+    for _ in cursor.entries(_VARIABLE, "variables"):
+        name = cursor.name()
+        if name in found:
+            raise cursor.error(f"there are two variables {name!r}")
+        ids = _ids(cursor, name, dimensions)
+        of_it = cursor.attributes()
+        dtype = cursor.dtype()
+        cursor.number()  # vsize, which the shape tells as well: it is wrong for variables of 4 GiB and more
+        found[name] = ids, of_it, dtype, cursor.offset()
+    variables = [
+        Variable(name, tuple(dimensions[i] for i in ids), of_it, dtype, begin)
+        for name, (ids, of_it, dtype, begin) in found.items()
+    ]
+    recorded = [variable for variable in variables if variable.is_record]
+    record_size = sum(variable.slab + -variable.slab % 4 for variable in recorded)
+    if len(recorded) == 1:  # whose records follow one another without padding
+        record_size = recorded[0].slab
+    if records is None:  # the file was being written as a stream: as many as there are
+        begin = min((variable.begin for variable in recorded), default=size)
+        records = max(size - begin, 0) // record_size if recorded else 0
+    if records >= COUNTABLE:
+        raise ManifestError(f"{where}: its number of records is negative: {records}")
+    variables = [_with_records(variable, records) for variable in variables]
+    for variable in variables:
+        _check(variable, records, record_size, cursor.at, size, where)
+    return Header(attributes, tuple(variables), record_size)
+
+
+def _dimensions(cursor: _Cursor) -> list[Dimension]:
+    found: list[Dimension] = []
+    for _ in cursor.entries(_DIMENSION, "dimensions"):
+        name, length = cursor.name(), cursor.number()
+        if not length and any(dimension.is_record for dimension in found):
+            raise cursor.error(f"dimension {name!r} is a second one of length 0, which tells the record dimension")
+        found.append(Dimension(name, length, not length))
+    if len({dimension.name for dimension in found}) < len(found):
+        raise cursor.error("two dimensions have one name")
+    return found
+
+
+def _ids(cursor: _Cursor, name: str, dimensions: list[Dimension]) -> tuple[int, ...]:
+    """Return the numbers of a variable's dimensions."""
+    rank = cursor.number()
+    width = 8 if cursor.version == 5 else 4
+    if rank * width > cursor.size - cursor.at:
+        raise cursor.error(f"variable {name!r} has {rank} dimensions, more than its {cursor.size} bytes can tell of")
+    ids = tuple(np.frombuffer(cursor.take(rank * width), f">u{width}").tolist())
+    if any(number >= len(dimensions) for number in ids):
+        raise cursor.error(f"variable {name!r} has the dimensions {ids}, of {len(dimensions)} that there are")
+    if any(dimensions[number].is_record for number in ids[1:]):
+        raise cursor.error(f"the record dimension is not the first one of variable {name!r}")
+    return ids
+
+
+def _with_records(variable: Variable, records: int) -> Variable:
+    if not variable.is_record:
+        return variable
+    name, _, _ = variable.dimensions[0]
+    return msgspec.structs.replace(variable, dimensions=(Dimension(name, records, True), *variable.dimensions[1:]))
+
+
+def _check(variable: Variable, records: int, record_size: int, least: int, size: int, where: str) -> None:
+    """Raise ManifestError where a variable's values do not lie between the header and the end of the file."""
+    steps = max(records - 1, 0) * record_size if variable.is_record else 0
+    length = steps + variable.slab if records or not variable.is_record else 0
+    if length and variable.begin < least:
+        raise ManifestError(f"{where}: variable {variable.name!r} begins at byte {variable.begin}, within the header")
+    end = variable.begin + length
+    if length and end > size:
+        raise ManifestError(f"{where} is cut short: variable {variable.name!r} ends at byte {end}, the file at {size}")

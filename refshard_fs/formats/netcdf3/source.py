@@ -1,0 +1,134 @@
+"""NetCDF-3 files as a group of arrays: opened by their header alone. No I/O here.
+
+A variable without records is cut into pieces of about four MiB. One with records has a chunk for each, or several,
+since the records of all variables take turns in the file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, Padded, pieces, spelled_fill
+from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Inline, Load, Packed, Raw, Span, Steps
+from refshard_fs.core.zarrmeta import METADATA_NAMES
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.netcdf3 import MAGICS
+from refshard_fs.formats.netcdf3.header import Header, Short, Variable, parse_header
+
+GUESS: Final = 256 << 10  # bytes that are read of a header longer than the first bytes of the file
+TIMELINE: Final = 1 << 14  # records of a chunk of their coordinate
+MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
+
+
+class Timeline(Chunks):
+    """The coordinate of the record dimension, in chunks of many records: it is read whole, whoever opens the file.
+
+    Of 20,000 records, a chunk for each made opening take 2.4 s instead of 0.2 s.
+    """
+
+    def __init__(self, source: Span | Inline, variable: Variable, record_size: int, records: int) -> None:
+        self._source = source
+        self._variable = variable
+        self._record_size = record_size
+        self._records = records
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        first = number * self._records
+        count = min(self._records, self._variable.shape[0] - first)
+        size, step = self._variable.slab, self._record_size
+        found = self._source.part(self._variable.begin + first * step, (count - 1) * step + size)
+        padded = Padded(self._records * size)
+        match found:
+            case Span():
+                return Packed(found, padded, padded.size, cuts=tuple((i * step, size) for i in range(count)))
+            case Inline(data):
+                return Inline(padded.make(b"".join(data[i * step : i * step + size] for i in range(count))))
+        return found
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a NetCDF-3 file."""
+    size = None if probe.facts is None else probe.facts.size
+    if probe.facts is None or size is None or probe.head[:4] not in MAGICS:
+        what = "begins with other bytes" if size else "is no file whose size is told"
+        raise ManifestError(f"{probe.url} {what}: it is no NetCDF-3 file that can be read")
+    header = yield from _header(probe, size)
+    source = Inline(probe.head) if probe.is_in_memory else Span(probe.url, 0, size, pin=probe.facts.pin)
+    arrays: dict[str, ArrayDescription] = {}
+    chunks: dict[str, Chunks] = {}
+    reports: dict[str, str] = {}
+    for variable in header.variables:
+        name, where = variable.name, f"{probe.url}, variable {variable.name!r}"
+        reason = _unshown(variable)
+        if reason is not None:
+            reports[name] = reason
+            continue
+        arrays[name] = array = _described(variable, header.record_size, where)
+        if _is_timeline(variable):
+            chunks[name] = Timeline(source, variable, header.record_size, array.chunks[0])
+            continue
+        stride = header.record_size if variable.is_record else None
+        chunks[name] = Contiguous(
+            source, variable.begin, array.shape, array.chunks, array.dtype.itemsize, where, stride
+        )
+    return ArrayGroup(arrays, chunks, options.zarr_format, header.attributes, reports)
+
+
+def _header(probe: Probe, size: int) -> Steps[Header]:
+    data = probe.head
+    pin = None if probe.facts is None else probe.facts.pin
+    most = GUESS
+    while True:
+        try:
+            return parse_header(data, size, probe.url)
+        except Short:
+            pass
+        data = yield Load(Span(probe.url, 0, min(most, size), pin=pin), Raw())
+        most *= 16
+
+
+def _unshown(variable: Variable) -> str | None:
+    """Return why a variable cannot be shown as an array; None if it can."""
+    name = variable.name
+    if name in ("", ".", "..") or name in METADATA_NAMES or any(c in name for c in "/\\\0") or "::" in name:
+        return f"its name {name!r} is no name that a key can have"
+    if len(variable.dimensions) > MOST_DIMENSIONS:
+        return f"it has {len(variable.dimensions)} dimensions, more than {MOST_DIMENSIONS}"
+    return None
+
+
+def _is_timeline(variable: Variable) -> bool:
+    """Whether a variable is the coordinate of the record dimension."""
+    return variable.is_record and [dimension.name for dimension in variable.dimensions] == [variable.name]
+
+
+def _described(variable: Variable, record_size: int, where: str) -> ArrayDescription:
+    shape, dtype = variable.shape, variable.dtype
+    if _is_timeline(variable):
+        chunks: tuple[int, ...] = (max(min(variable.shape[0], TIMELINE), 1),)
+    elif variable.is_record and record_size > variable.slab:
+        chunks = (1, *pieces(shape[1:], dtype.itemsize))
+    else:
+        chunks = pieces(shape, dtype.itemsize)
+    attributes, fill = _fill(variable.attributes, dtype)
+    names = [dimension.name for dimension in variable.dimensions]
+    return ArrayDescription(where, shape, chunks, dtype, "C", None, names, attributes, fill_value=fill, is_masked=True)
+
+
+def _fill(attributes: dict[str, Any], dtype: np.dtype[Any]) -> tuple[dict[str, Any], Any]:
+    """Return the attributes without ``_FillValue``, and that as zarr spells it; None if it is no value of ``dtype``."""
+    others = {name: value for name, value in attributes.items() if name != "_FillValue"}
+    match attributes.get("_FillValue"):
+        case bytes(text) if dtype.kind == "S" and len(text) == 1:
+            return others, spelled_fill(text, dtype)
+        case int() | float() as number if dtype.kind != "S":
+            with np.errstate(all="ignore"):
+                value = np.array(number).astype(dtype)
+            if value == number or (np.isnan(number) and dtype.kind == "f"):
+                return others, spelled_fill(value.tobytes(), dtype)
+    return others, None

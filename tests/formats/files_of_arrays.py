@@ -1,0 +1,101 @@
+"""What is asked of every format whose files hold arrays: by the tests of each."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardError
+from refshard_fs.cli import main
+from tests.servers.http import RangeServer
+from tests.sharding.in_memory import ROOT, Files
+
+
+def check_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], array: str) -> Path:
+    """Run ``info``, ``map``, ``check`` and ``convert`` of a file; return the reference set that was made."""
+    refs = tmp_path / "converted.json"
+    for arguments in (
+        ["info", path],
+        ["map", path, "-o", tmp_path / "map.svg"],
+        ["check", path],
+        ["convert", path, refs],
+    ):
+        assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr()
+        printed = capsys.readouterr().out
+        assert array in printed or arguments[0] != "info"
+    return refs
+
+
+def rounds(server: RangeServer) -> int:
+    """Return how many times requests waited for the answers to others: their arrivals lie a latency apart."""
+    times = sorted(request.time for request in server.requests())
+    return 1 + sum(b - a > server.latency * 0.7 for a, b in pairwise(times))
+
+
+def all_bytes(data: bytes, most: int = 1 << 20) -> dict[str, bytes | None]:
+    """Return the bytes of all keys of a file that lies in memory; what fails is an error of ours, or raises."""
+    files = Files({ROOT: data})
+    keyspace = files.open()
+    found: dict[str, bytes | None] = {}
+    for path, grid in keyspace.grids.items():
+        for number in range(min(grid.size, 50)):
+            key = f"{path}/{grid.tail(number)}"
+            try:
+                entry = files.run(keyspace.lookup(key))
+                assert entry is None or (entry.size or 0) <= most, "no memory for what the file does not hold"
+                found[key] = None if entry is None else files.bytes(entry)
+            except (RefShardError, ValueError):  # of which the engine makes errors of the key
+                found[key] = b"an error"
+    return found
+
+
+def check_damage(data: bytes, seed: int, header: int | None = None, times: int = 200) -> None:
+    """Cut a file anywhere, and flip bits in its first ``header`` bytes: an error of ours, or what is there."""
+    rng = np.random.default_rng(seed)
+    whole = all_bytes(data)
+    for cut in sorted({*rng.integers(0, len(data), times).tolist(), len(data) - 5, len(data) - 1000}):
+        try:
+            found = all_bytes(data[: max(cut, 0)])
+        except RefShardError as e:
+            assert str(e)
+            continue
+        assert all(value in (whole[key], b"an error") for key, value in found.items())
+    for bit in rng.integers(0, 8 * min(header or len(data), len(data)), times).tolist():
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            all_bytes(bytes(flipped))
+        except RefShardError as e:
+            assert str(e)
+
+
+def same(got: Any, want: Any) -> None:
+    """Assert that two datasets of xarray have the same variables, dimensions, attributes and values."""
+    assert list(map(str, got.dims)) == list(map(str, want.dims)) or set(got.dims) == set(want.dims)
+    assert dict(got.sizes) == dict(want.sizes)
+    assert set(got.variables) == set(want.variables)
+    assert set(got.coords) == set(want.coords)
+    same_attributes(got.attrs, want.attrs)
+    for name, variable in want.variables.items():
+        found = got.variables[name]
+        assert found.dims == variable.dims, name
+        same_attributes(found.attrs, variable.attrs)
+        values = variable.values
+        if values.dtype.kind == "f":
+            np.testing.assert_allclose(found.values, values, rtol=1e-6, err_msg=str(name))
+        else:
+            np.testing.assert_array_equal(found.values, values, err_msg=str(name))
+        assert found.encoding.get("_FillValue") == variable.encoding.get("_FillValue") or (
+            np.isnan(found.encoding["_FillValue"]) and np.isnan(variable.encoding["_FillValue"])
+        ), name
+
+
+def same_attributes(got: Any, want: Any) -> None:
+    """Assert that attributes are equal: those of JSON have no widths, and lists for arrays."""
+    assert set(got) == set(want)
+    for name, value in want.items():
+        np.testing.assert_array_equal(np.asarray(got[name]), np.asarray(value), err_msg=str(name))

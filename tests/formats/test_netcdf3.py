@@ -1,0 +1,237 @@
+"""NetCDF-3 files: what netCDF4, scipy and xarray show of them; damage never gives data that is not there."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from tests.formats.files_of_arrays import check_commands, check_damage, rounds, same
+from tests.servers.http import RangeServer
+from tests.sharding.in_memory import ROOT, Files
+from tests.sharding.writers import IS_ZARR_2, array
+
+xr = pytest.importorskip("xarray")
+netcdf4 = pytest.importorskip("netCDF4")
+
+VERSIONS = {"NETCDF3_CLASSIC": 1, "NETCDF3_64BIT_OFFSET": 2, "NETCDF3_64BIT_DATA": 5}
+ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
+
+
+def letters(texts: list[str], width: int) -> Any:
+    return netcdf4.stringtochar(np.array(texts, f"S{width}"))
+
+
+def write(path: Path, version: str = "NETCDF3_CLASSIC", records: int = 5) -> Path:
+    """Write a file with what NetCDF-3 has: records and none, text, scalars, every kind of attribute."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ds = netcdf4.Dataset(path, "w", format=version)
+    for name, length in (("time", None), ("y", 3), ("x", 5), ("letters", 7)):
+        ds.createDimension(name, length)
+    ds.setncatts({"title": "Grüße", "empty": "", "whole": np.int16(-4), "numbers": np.array([1.5, -2], "f4")})
+    time = ds.createVariable("time", "f8", ("time",))
+    time.units = "hours since 2001-02-03"
+    time[:] = np.arange(records) * 6
+    packed = ds.createVariable("packed", "i2", ("time", "y", "x"), fill_value=-999)
+    packed.setncatts({"scale_factor": 0.25, "add_offset": 10.0, "valid_range": np.array([-900, 900], "i2")})
+    packed.set_auto_maskandscale(False)
+    packed[:] = np.arange(records * 15).reshape(records, 3, 5)
+    packed[-1:, 1] = -999
+    x = ds.createVariable("x", "f4", ("x",))
+    x[:] = np.linspace(0, 1, 5)
+    y = ds.createVariable("y", "i1", ("y",))
+    y[:] = [3, 2, 1]
+    hole = ds.createVariable("hole", "f4", ("y", "x"), fill_value=np.float32("nan"))
+    hole[:] = np.arange(15).reshape(3, 5)
+    missing = ds.createVariable("missing", "f4", ("x",))
+    missing.missing_value = np.float32(1e20)
+    missing[:] = [1, 1e20, 2, 3, 1e20]
+    ds.createVariable("scalar", "i4", ())[...] = -7
+    ds.createVariable("names", "S1", ("y", "letters"))[:] = letters(["abc", "", "seven77"], 7)
+    label = ds.createVariable("label", "S1", ("time", "letters"), fill_value="-")
+    label[:] = letters([f"n{i}" for i in range(records)], 7)
+    flags = ds.createVariable("flags", "i1", ("time", "x"))
+    flags.setncattr("_Unsigned", "true")
+    flags[:] = np.arange(records * 5).reshape(records, 5) - 7
+    if version == "NETCDF3_64BIT_DATA":
+        for kind in ("u1", "u2", "u4", "i8", "u8"):
+            ds.createVariable(kind, kind, ("time",))[:] = np.arange(records)
+        ds.setncattr("large", np.uint64(2**63 + 1))
+    ds.close()
+    return path
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
+def test_xarray_shows_what_its_own_engine_shows(tmp_path: Path, version: str, zarr_format: int) -> None:
+    path = write(tmp_path / "a.nc", version)
+    assert path.read_bytes()[:4] == b"CDF" + bytes([VERSIONS[version]])
+    options: dict[str, Any] = {"engine": "refshard", "storage_options": {"zarr_format": zarr_format}}
+    for decode in (True, False):
+        got, want = xr.open_dataset(path, decode_cf=decode, **options), xr.open_dataset(path, decode_cf=decode)
+        if zarr_format == 3:  # for which xarray reads no fill value of text
+            want["label"].encoding.pop("_FillValue", None)
+            want["label"].attrs.pop("_FillValue", None)
+            want["label"], got["label"] = want["label"].astype(str), got["label"].astype(str)
+        same(got, want)
+    tree = xr.open_datatree(path, **options)
+    assert set(tree["/"].data_vars) == set(want.data_vars)
+
+
+@pytest.mark.parametrize("writer", ["scipy", *VERSIONS])
+@pytest.mark.parametrize("records", [0, 1, 4])
+def test_a_lone_small_variable_with_records_has_no_padding(tmp_path: Path, writer: str, records: int) -> None:
+    if writer == "scipy" and not records:
+        return  # it writes such files so that no library opens them
+    create = pytest.importorskip("scipy.io").netcdf_file if writer == "scipy" else netcdf4.Dataset
+    for count in (1, 2):
+        path = tmp_path / f"{count}.nc"
+        with create(path, "w", **({} if writer == "scipy" else {"format": writer})) as ds:
+            ds.createDimension("t", None)
+            ds.createDimension("x", 3)
+            for i in range(count):
+                ds.createVariable(f"v{i}", "i2", ("t", "x"))[:] = np.arange(records * 3).reshape(records, 3) + i
+            ds.createVariable("fixed", "i1", ("x",))[:] = [1, 2, 3]
+        got, want = (xr.open_dataset(path, engine=engine) for engine in ("refshard", "netcdf4"))
+        same(got, want)
+        assert got.v0.encoding["chunks"] == ((1, 3) if count == 2 else (max(records, 1), 3))
+
+
+def test_records_of_a_stream_are_as_many_as_the_file_holds(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.nc", records=4)
+    data = path.read_bytes()
+    assert data[4:8] == b"\0\0\0\4"
+    want = array(str(path), "packed")[...]
+    path.write_bytes(data[:4] + b"\xff" * 4 + data[8:])
+    assert np.array_equal(array(str(path), "packed")[...], want)
+    assert want.shape == (4, 3, 5)
+    path.write_bytes(data[:4] + b"\xff" * 4 + data[8:-10])  # the last record was being written
+    assert array(str(path), "packed").shape == (3, 3, 5)
+
+
+def test_large_variables_are_cut_into_pieces_and_records_into_parts(tmp_path: Path) -> None:
+    path = tmp_path / "a.nc"
+    fixed = np.random.default_rng(0).integers(0, 99, (1009, 1300), "i4")  # a prime number of rows
+    with netcdf4.Dataset(path, "w", format="NETCDF3_CLASSIC") as ds:
+        for name, length in (("t", None), ("y", 1009), ("x", 1300)):
+            ds.createDimension(name, length)
+        ds.createVariable("fixed", "i4", ("y", "x"))[:] = fixed
+        ds.createVariable("level", "i4", ("t", "y", "x"))[:] = np.stack([fixed, fixed + 1])
+        ds.createVariable("other", "i1", ("t",))[:] = [1, 2]
+    found = array(str(path), "fixed")
+    assert found.chunks == (806, 1300)
+    assert np.array_equal(found[...], fixed)
+    level = array(str(path), "level")
+    assert level.chunks == (1, 806, 1300)
+    assert np.array_equal(level[...], np.stack([fixed, fixed + 1]))
+    in_memory = RefShardFileSystem(fo=path.read_bytes())
+    assert in_memory.cat_file("level/1.1.0")[: 203 * 5200] == (fixed + 1)[806:].astype(">i4").tobytes()
+
+
+def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.nc")
+    refs = check_commands(path, tmp_path, capsys, "packed")
+    same(xr.open_dataset(refs, engine="refshard"), xr.open_dataset(path))
+
+
+def test_opening_takes_the_header_alone_and_a_record_one_request(http_server: RangeServer, tmp_path: Path) -> None:
+    url = http_server.put("/a.nc", write(tmp_path / "a.nc", records=300).read_bytes())
+    http_server.latency = 0.1
+    fs = RefShardFileSystem(url, skip_instance_cache=True)
+    assert "packed" in fs.ls("", detail=False)
+    assert rounds(http_server) <= 3
+    http_server.clear()
+    assert len(fs.cat_file("packed/7.0.0")) == 30
+    (request,) = http_server.requests()
+    assert (request.stop or 0) - (request.start or 0) == 30
+    http_server.clear()
+    found = fs.cat([f"{name}/{i}{tail}" for name, tail in (("packed", ".0.0"), ("label", ".0")) for i in range(20)])
+    assert len(found) == 40
+    assert len(http_server.requests()) == 1, "records of several variables take turns, and are read together"
+    http_server.clear()
+    assert len(fs.cat_file("time/0")) == 300 * 8
+    assert len(http_server.requests()) == 1
+
+
+def test_long_headers_are_read_in_few_rounds(http_server: RangeServer, tmp_path: Path) -> None:
+    path = tmp_path / "a.nc"
+    with netcdf4.Dataset(path, "w", format="NETCDF3_64BIT_OFFSET") as ds:
+        ds.createDimension("x", 2)
+        for i in range(300):
+            ds.createVariable(f"variable_{i:04}", "f4", ("x",)).long_name = "a name of many letters" * 50
+    url = http_server.put("/a.nc", path.read_bytes())
+    http_server.latency = 0.1
+    fs = RefShardFileSystem(url, skip_instance_cache=True)
+    assert len(fs.ls("variable_0299")) == 3
+    assert rounds(http_server) <= 4
+    assert len(http_server.requests()) <= 4
+
+
+def test_damage_ends_in_errors_that_name_the_file(tmp_path: Path) -> None:
+    for version in VERSIONS:
+        check_damage(write(tmp_path / f"{version}.nc", version).read_bytes(), seed=VERSIONS[version], header=1800)
+
+
+def put(at: int, *words: int) -> bytes:
+    """Return a small classic file (dimension x of 2, variable v of it) with 32-bit ``words`` at word ``at``."""
+    fields = [0, 10, 1, 1, 0x78000000, 2, 0, 0, 11, 1, 1, 0x76000000, 1, 0, 0, 0, 4, 8, 80]
+    fields[at : at + len(words)] = words
+    return b"CDF\1" + struct.pack(f">{len(fields)}I", *fields) + struct.pack(">2i", 5, 6)
+
+
+def test_a_file_made_by_hand_is_read() -> None:
+    files = Files({ROOT: put(0)})
+    assert files.read(files.open(), "v/0") == b"\0\0\0\5\0\0\0\6"
+
+
+@pytest.mark.parametrize(
+    ("at", "words", "reason"),
+    [
+        (1, (12,), "list of dimensions begins with the tag 12"),
+        (2, (0x7FFFFFFF,), "dimensions do not fit"),
+        (3, (0x7FFFFFFF,), "cut short"),
+        (5, (0x7FFFFFFF,), "cut short: variable 'v' ends"),
+        (9, (7000,), "variables do not fit"),
+        (12, (9,), "9 dimensions"),
+        (13, (1,), r"dimensions \(1,\), of 1"),
+        (16, (7,), "type 7 is none of version 1"),
+        (18, (8,), "within the header"),
+        (18, (84,), "ends at byte 92, the file at 88"),
+        (5, (0, 0, 0, 11, 1, 1, 0x76000000, 1, 0, 0, 0, 4, 4, 80), None),
+        (0, (3, 10, 1, 1, 0x78000000, 0), "ends at byte 92"),
+        (11, (0xFF000000,), "no UTF-8"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused_by_its_field(
+    at: int, words: tuple[int, ...], reason: str | None
+) -> None:
+    files = Files({ROOT: put(at, *words)})
+    if reason is None:
+        assert files.open().grids["v"].size == 0
+        return
+    with pytest.raises(ManifestError, match=reason) as caught:
+        files.open()
+    assert ROOT in str(caught.value)
+
+
+def test_names_that_are_no_keys_are_reported(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.nc").read_bytes().replace(b"\0\0\0\6packed", b"\0\0\0\6../../")
+    keyspace = Files({ROOT: data}).open()
+    assert list(keyspace.reports) == ["../../"]
+    assert "scalar" in keyspace.grids
+
+
+def test_a_file_that_changes_is_not_mixed_with_another(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.nc")
+    fs = RefShardFileSystem(str(path), skip_instance_cache=True)
+    fs.ls("")
+    path.write_bytes(path.read_bytes()[:-8] + bytes(9))
+    with pytest.raises(RefShardError, match="a.nc"):
+        fs.cat_file("packed/0.0.0")
