@@ -8,12 +8,9 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
-import importlib
-import importlib.util
-import io
 import lzma
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, BinaryIO, Final
 
@@ -26,10 +23,11 @@ from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
-from refshard_fs.errors import ManifestError, ReadOnlyError
+from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
 from refshard_fs.formats.kerchunk_json import source as json_writing
+from refshard_fs.formats.kerchunk_json.decompress import zstd
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet import writing as parquet_writing
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
@@ -60,21 +58,10 @@ def _compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
             with lzma.LZMAFile(file, "wb") as packed:
                 yield packed  # type: ignore[misc]  # as above
         case "zst" | "zstd":
-            compress = _zstd()
-            plain = io.BytesIO()
-            yield plain
-            file.write(compress(plain.getvalue()))
+            with zstd().ZstdFile(file, "wb") as packed:
+                yield packed
         case _:
             yield file
-
-
-def _zstd() -> Callable[[bytes], bytes]:
-    if importlib.util.find_spec("zstandard") is not None:
-        return importlib.import_module("zstandard").ZstdCompressor().compress  # type: ignore[no-any-return]  # untyped
-    if importlib.util.find_spec("numcodecs") is not None:
-        encode: Callable[[bytes], bytes] = importlib.import_module("numcodecs.zstd").Zstd(level=3).encode
-        return encode
-    raise ReadOnlyError("to write a set compressed with zstd, install zstandard or numcodecs")
 
 
 _ROOT: Final = "zarr.json"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib.util
 import lzma
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -24,20 +22,9 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 TEXT = b"".join(b'"key-%d":["s3://bucket/file",%d,%d],' % (i, i * 7919, i) for i in range(5000))
 
 
-@pytest.fixture(params=[*COMPRESS, "zstd without zstandard"])
-def compress(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], bytes]:
-    name, _, without = request.param.partition(" ")
-    if without:
-        only_numcodecs(monkeypatch)
-    elif name == "zstd" and importlib.util.find_spec("zstandard") is None:
-        pytest.skip("zstandard is not installed")
-    return COMPRESS[name]
-
-
-def only_numcodecs(monkeypatch: pytest.MonkeyPatch) -> None:
-    if sys.version_info >= (3, 14):
-        pytest.skip("this Python streams zstd by itself")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+@pytest.fixture(params=COMPRESS)
+def compress(request: pytest.FixtureRequest) -> Callable[[bytes], bytes]:
+    return COMPRESS[request.param]
 
 
 def inflated(data: bytes, piece: int = 1 << 20) -> list[bytes]:
@@ -69,29 +56,22 @@ def test_flipped_bytes_are_an_error_or_nothing(compress: Callable[[bytes], bytes
             pass
 
 
-@pytest.mark.parametrize("name", ["gzip", "bz2", "xz"])
+@pytest.mark.parametrize("name", COMPRESS)
 @pytest.mark.parametrize("piece", [1, 1 << 20])
 def test_streams_in_a_row_are_one_document(name: str, piece: int) -> None:
     data = COMPRESS[name](TEXT[:100]) + COMPRESS[name](TEXT[100:])
     assert b"".join(inflated(data, piece)) == TEXT
     assert b"".join(inflated(data + bytes(8), piece)) == TEXT
-    with pytest.raises(DamagedStream, match="follows its end"):
+    with pytest.raises(DamagedStream):
         inflated(data + b"something else", piece)
 
 
-@pytest.mark.parametrize("name", ["gzip", "bz2", "xz"])
+@pytest.mark.parametrize("name", COMPRESS)
 def test_what_swells_comes_in_bounded_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflate, "PIECE", 10_000)
     parts = inflated(COMPRESS[name](bytes(1_000_000)))
     assert sum(map(len, parts)) == 1_000_000
     assert max(map(len, parts)) <= 10_000
-
-
-def test_a_zstd_frame_that_promises_too_much_is_not_made_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_numcodecs(monkeypatch)
-    monkeypatch.setattr(inflate, "LONGEST", 1000)
-    with pytest.raises(DamagedStream, match="promises"):
-        inflated(COMPRESS["zstd"](TEXT))
 
 
 def test_plain_documents_are_told_apart() -> None:

@@ -21,7 +21,6 @@ from refshard_fs.formats.kerchunk_json import decompress as inflate
 from refshard_fs.formats.kerchunk_parquet import partition
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
 from refshard_fs.targets import answer
-from tests.formats.test_inflate import only_numcodecs
 from tests.memory import taking
 from tests.servers.http import RangeServer
 
@@ -52,15 +51,6 @@ def test_a_compressed_manifest_that_swells_without_bound_is_refused(name: str, h
     for fo in (url, bomb):
         with taking(40 * MIB), pytest.raises(ManifestError, match="no document of references is like that"):
             opened(fo).cat_file("k")
-
-
-def test_a_frame_of_zstd_is_not_made_whole_for_what_it_promises(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_numcodecs(monkeypatch)
-    bomb = COMPRESS["zstd"](b" " * 200 * MIB)
-    stream = inflate.inflate_for(bomb)
-    assert list(stream.feed(bomb)) == []
-    with taking(MIB), pytest.raises(inflate.DamagedStream, match="no document of references"):
-        list(stream.finish())
 
 
 def test_a_manifest_that_is_well_compressed_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Load, Steps
 from refshard_fs.errors import ManifestError, TargetNotAllowed, gives_access, redacted
 from refshard_fs.formats.kerchunk_json.blocks import Reader
-from refshard_fs.formats.kerchunk_json.decompress import MAGIC, DamagedStream, Inflate, inflate_for
+from refshard_fs.formats.kerchunk_json.decompress import MAGIC, DamagedStream, Plain, inflate_for
 from refshard_fs.formats.templates.templates import Templates, expand_gen
 from refshard_fs.references import binary as compiled
 from refshard_fs.references.builder import BATCH, ReferenceBuilder
@@ -72,7 +72,7 @@ class Decoder:
 
     def __init__(self, index: JsonIndex) -> None:
         self._index = index
-        self._inflate: Inflate | None = None  # None: not known yet
+        self._inflate: Plain | None = None  # None: not known yet
         self._head = b""
         self._reader = Reader(index.where)
         self._taken = 0

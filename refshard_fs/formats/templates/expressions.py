@@ -1,21 +1,20 @@
-r"""The little language inside ``{{ }}``: what a manifest may compute, parsed into a closed set of frozen values.
+r"""The little language inside ``{{ }}``: what a manifest may compute. Nothing that is parsed here is ever run as code.
 
-Nothing here runs anything. The grammar is a subset of jinja's, with jinja's precedence (from loose to tight:
-``+ -``, ``~``, ``* // %``, ``**``, unary minus, all of them binding to the left), so that whatever parses means the
-same to jinja:
+The grammar is a subset of jinja's, with jinja's precedence (from loose to tight: ``+ -``, ``~``, ``* // %``, ``**``,
+unary minus, all of them binding to the left), so that whatever parses means the same to jinja:
 
     integers, 'text' or "text" (with the escapes of \\, quotes, n and t), names, name(argument=expression), parentheses
 
-There are no attributes, subscripts, filters, statements, fractions or positional arguments to refuse later.
+An expression is parsed to operations in the order in which they are done, and each of them is done for all rows of a
+column at a time: a `gen` entry may stand for millions of keys.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import repeat
-from typing import Any, Final, Literal
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -58,30 +57,65 @@ class Source(msgspec.Struct, frozen=True):
         return ManifestError(f"{clip(self.name)} {clip(self.text)!r}{where}: {clip(reason, 400)}")
 
 
-class Value(msgspec.Struct, frozen=True):
-    """An integer of `INTEGERS`, or an unescaped text."""
+class Rows(msgspec.Struct, frozen=True):
+    """Combinations of dimension values, ``count`` of them: a column of integers for each dimension."""
+
+    count: int
+    columns: Mapping[str, Sequence[int]]
+
+    def at(self, row: int) -> str:
+        """Describe one row, for errors."""
+        where = ", ".join(f"{name}={column[row]}" for name, column in self.columns.items())
+        return f" at {where}" if where else ""
+
+
+class Spent(msgspec.Struct):
+    """What expanding texts has taken for each row: operations, and characters of all texts that were made."""
+
+    steps: int = 0
+    characters: int = 0
+
+
+Column = Sequence[Any]  # a value for each row: all of them are integers, or all of them texts
+
+
+class Expander(Protocol):
+    """Expands texts that use the templates in ``definitions``, in one of the two languages."""
+
+    def __init__(self, definitions: Mapping[str, Source], limits: TemplateLimits) -> None: ...
+
+    def column(self, source: Source, rows: Rows, spent: Spent) -> Column:
+        """Return what ``source`` expands to in each row, integers if it is one; ManifestError where that cannot be."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# From text to operations.
+
+
+class Constant(msgspec.Struct, frozen=True):
+    """Puts an integer of `INTEGERS` or an unescaped text on the stack."""
 
     value: int | str
+    position: int
 
 
 class Name(msgspec.Struct, frozen=True):
-    """A variable or a template, with its arguments if it is called; ``position`` is 0-based in the source."""
+    """Puts a variable or an expanded template there; if it is called, that takes ``arguments`` off the stack."""
 
     name: str
-    arguments: tuple[tuple[str, Expression], ...] | None
+    arguments: tuple[str, ...] | None
     position: int
 
 
 class Binary(msgspec.Struct, frozen=True):
-    """Two operands of one of + - * // % ** ~; a negated operand is subtracted from 0."""
+    """Makes one value of the last two by + - * // % ** or ~; to negate one is to subtract it from 0."""
 
-    operator: str
-    left: Expression
-    right: Expression
+    sign: str
     position: int
 
 
-Expression = Value | Name | Binary
+Operation = Constant | Name | Binary
+Part = str | tuple[Operation, ...]  # literal text, or an expression
 
 _TOKEN = re.compile(
     r"""\s*(?: (?P<number>(?:0+|[1-9](?:_?[0-9])*)(?![\w.]))
@@ -92,10 +126,10 @@ _TOKEN = re.compile(
 )
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED: Final = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t"}
-_LEVELS: Final = (("+", "-"), ("~",), ("*", "//", "%", "/"), ("**",))  # from loose to tight
+_TIGHTNESS: Final = {"+": 1, "-": 1, "~": 2, "*": 3, "//": 3, "%": 3, "/": 3, "**": 4}
 
 
-def parse(source: Source, names: Container[str], limits: TemplateLimits) -> tuple[str | Expression, ...]:
+def parse(source: Source, names: Container[str], limits: TemplateLimits) -> tuple[Part, ...]:
     """Split a template into literal texts and the expressions between ``{{`` and ``}}``.
 
     ``names`` are those of the templates: they are arbitrary, so a hole that holds exactly one of them is that name,
@@ -104,14 +138,14 @@ def parse(source: Source, names: Container[str], limits: TemplateLimits) -> tupl
     text = source.text
     if len(text) > limits.text:
         raise source.error(limits.text, f"a template may have {limits.text} characters, and this one has {len(text)}")
-    parts: list[str | Expression] = []
+    parts: list[Part] = []
     position = 0
     while (start := text.find("{{", position)) >= 0:
         parts.append(_literal(source, position, start))
         end = text.find("}}", start)
         whole = text[start + 2 : end].strip()
         if end >= 0 and whole in names:
-            parts.append(Name(whole, None, start + 2))
+            parts.append((Name(whole, None, start + 2),))
             position = end + 2
         else:
             if text[start + 2 : start + 3] in ("-", "+"):
@@ -120,16 +154,15 @@ def parse(source: Source, names: Container[str], limits: TemplateLimits) -> tupl
             parts.append(parser.hole())
             position = parser.position
     parts.append(_literal(source, position, len(text)))
-    return tuple(part for part in parts if part != "")
+    return tuple(part for part in parts if part)
 
 
 def _literal(source: Source, start: int, stop: int) -> str:
     literal = source.text[start:stop]
     for opening in ("{%", "{#"):
         if opening in literal:
-            raise source.error(
-                start + literal.index(opening), f"{opening!r} (a statement or comment) needs simple_templates=False"
-            )
+            reason = f"{opening!r} (a statement or comment) needs simple_templates=False"
+            raise source.error(start + literal.index(opening), reason)
     return literal
 
 
@@ -141,37 +174,32 @@ class _Parser:
         self.limits = limits
         self.position = position
         self.terms = 0
-        self.kind: str | None = None
-        self.lexeme = ""
-        self.start = position
+        self.operations: list[Operation] = []
         self._advance()
 
-    def hole(self) -> Expression:
-        expression = self._level(0, 1)
+    def hole(self) -> tuple[Operation, ...]:
+        self._expression(1, 1)
         if self.lexeme != "}}":
             raise self._unexpected()
-        return expression
+        return tuple(self.operations)
 
     def _advance(self) -> None:
         """Go on to the next token: `kind`, `lexeme`, `start`."""
         match = _TOKEN.match(self.source.text, self.position)
-        if match is None:
-            self._refuse()
-        else:
-            self.kind = match.lastgroup
-            self.lexeme = match.group(match.lastgroup or 0)
-            self.start = match.start(match.lastgroup or 0)
-            self.position = match.end()
+        if match is None or match.lastgroup is None:
+            raise self._no_token()
+        self.kind, self.lexeme = match.lastgroup, match[match.lastgroup]
+        self.start, self.position = match.start(match.lastgroup), match.end()
 
-    def _refuse(self) -> None:
+    def _no_token(self) -> ManifestError:
         text = self.source.text
-        start = self.position + len(text[self.position :]) - len(text[self.position :].lstrip())
+        start = len(text) - len(text[self.position :].lstrip())
         if "}}" not in text[start:]:
-            raise self.source.error(start, "'{{' is never closed by '}}'")
+            return self.source.error(start, "'{{' is never closed by '}}'")
         if text[start] in "'\"":
-            raise self.source.error(start, "this quoted text is never closed")
+            return self.source.error(start, "this quoted text is never closed")
         found = re.match(r"[\w.]+|.", text[start:], re.DOTALL)
-        raise self.source.error(start, f"{found and found.group()!r} is not allowed; inside {{{{ }}}} are {ALLOWED}")
+        return self.source.error(start, f"{found and found.group()!r} is not allowed; inside {{{{ }}}} are {ALLOWED}")
 
     def _unexpected(self) -> ManifestError:
         what = "an expression ends too early" if self.lexeme == "}}" else f"{self.lexeme!r} is not expected here"
@@ -183,62 +211,61 @@ class _Parser:
             allowed = f"{self.limits.terms} operands and operators and {self.limits.depth} levels of nesting"
             raise self.source.error(self.start, f"an expression may have {allowed}")
 
-    def _level(self, level: int, depth: int) -> Expression:
-        if level == len(_LEVELS):
-            return self._unary(depth)
-        left = self._level(level + 1, depth)
-        while self.lexeme in _LEVELS[level]:
+    def _expression(self, tightness: int, depth: int) -> None:
+        """Take operands, and the operators between them that bind as tightly as that or more so."""
+        self._operand(depth)
+        while _TIGHTNESS.get(self.lexeme, 0) >= tightness:
             self._count(depth)
-            operator, position = self.lexeme, self.start
-            if operator == "/":
+            sign, position = self.lexeme, self.start
+            if sign == "/":
                 raise self.source.error(position, "'/' makes fractions, which no key or range can have: '//' divides")
             self._advance()
-            left = Binary(operator, left, self._level(level + 1, depth), position)
-        return left
+            self._expression(_TIGHTNESS[sign] + 1, depth)
+            self.operations.append(Binary(sign, position))
 
-    def _unary(self, depth: int) -> Expression:
+    def _operand(self, depth: int) -> None:
         self._count(depth)
         kind, lexeme, position = self.kind, self.lexeme, self.start
-        match kind, lexeme:
-            case "sign", "-":
-                self._advance()
-                return Binary("-", Value(0), self._unary(depth + 1), position)
-            case "sign", "(":
-                self._advance()
-                inner = self._level(0, depth + 1)
-                self._expect(")")
-                return inner
-            case "number", _:
-                self._advance()
+        if kind == "sign" and lexeme not in ("-", "("):
+            raise self._unexpected()
+        self._advance()
+        match kind:
+            case "number":
                 digits = lexeme.replace("_", "")
                 if len(digits) > 19 or int(digits) not in INTEGERS:
                     raise self.source.error(position, f"{lexeme[:40]} is more than 64 bits hold")
-                return Value(int(digits))
-            case "text", _:
-                self._advance()
-                return Value(_ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1]))
-            case "name", _:
-                self._advance()
-                return Name(lexeme, self._arguments(depth + 1) if self.lexeme == "(" else None, position)
-        raise self._unexpected()
+                self.operations.append(Constant(int(digits), position))
+            case "text":
+                text = _ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1])
+                self.operations.append(Constant(text, position))
+            case "name":
+                arguments = self._arguments(depth + 1) if self.lexeme == "(" else None
+                self.operations.append(Name(lexeme, arguments, position))
+            case _ if lexeme == "-":
+                self.operations.append(Constant(0, position))
+                self._operand(depth + 1)
+                self.operations.append(Binary("-", position))
+            case _:
+                self._expression(1, depth + 1)
+                self._expect(")")
 
-    def _arguments(self, depth: int) -> tuple[tuple[str, Expression], ...]:
+    def _arguments(self, depth: int) -> tuple[str, ...]:
         self._advance()
-        arguments: dict[str, Expression] = {}
+        names: list[str] = []
         while self.lexeme != ")":
-            name, position = self.lexeme, self.start
-            is_name = self.kind == "name"
+            kind, name, position = self.kind, self.lexeme, self.start
             self._advance()
-            if not is_name or self.lexeme != "=":
+            if kind != "name" or self.lexeme != "=":
                 raise self.source.error(position, "a template takes keyword arguments: name(argument=value)")
-            if name in arguments:
+            if name in names:
                 raise self.source.error(position, f"the argument {name!r} is given twice")
             self._advance()
-            arguments[name] = self._level(0, depth)
+            self._expression(1, depth)
+            names.append(name)
             if self.lexeme != ")":
                 self._expect(",")
         self._advance()
-        return tuple(arguments.items())
+        return tuple(names)
 
     def _expect(self, sign: str) -> None:
         if self.lexeme != sign:
@@ -246,52 +273,16 @@ class _Parser:
         self._advance()
 
     def _unescape(self, match: re.Match[str], position: int) -> str:
-        try:
-            return _ESCAPED[match.group(1)]
-        except KeyError:
-            raise self.source.error(position, f"the escape {match.group()!r} is not allowed in quoted text") from None
+        if match[1] not in _ESCAPED:
+            raise self.source.error(position, f"the escape {match[0]!r} is not allowed in a quoted text")
+        return _ESCAPED[match[1]]
 
 
 # ----------------------------------------------------------------------------------------------------
-# Compiled templates: an expression becomes a few C-level passes over whole columns of dimension values.
-#
-# A template of a `gen` entry is evaluated for up to millions of keys, so that an operation is compiled once, to a
-# function from `Rows` to a column of results. What depends on no dimension is computed while compiling. The length of
-# every text is bounded from above while compiling, so nothing too long is ever made; integers stay in 64 bits.
+# Operations on whole columns.
 
 
-INTEGER_WIDTH: Final = 20  # characters of -2**63
-_SIGNED: Final = re.compile(r"((?:[^%]|%%)*)%(0?)([1-9][0-9]?)?d((?:[^%]|%%)*)", re.DOTALL)
-
-
-class Rows(msgspec.Struct, frozen=True):
-    """A block of combinations of dimension values: one column of ``count`` integers per dimension."""
-
-    count: int
-    columns: Mapping[str, Sequence[int]]
-
-    def at(self, row: int) -> str:
-        """Describe one row, for errors."""
-        return ", ".join(f"{name}={column[row]}" for name, column in self.columns.items())
-
-
-class Column(msgspec.Struct, frozen=True):
-    """A value per row. ``width`` bounds its characters.
-
-    ``steps`` are the operations that a row takes, none where all rows have the same value; ``depth`` is their nesting.
-    """
-
-    kind: Literal["integer", "text"]
-    width: int
-    run: Callable[[Rows], Iterable[Any]]
-    steps: int = 0
-    depth: int = 0
-
-    @classmethod
-    def constant(cls, value: int | str) -> Column:
-        """Return the same value for every row."""
-        kind: Literal["integer", "text"] = "text" if isinstance(value, str) else "integer"
-        return cls(kind, len(str(value)), lambda rows: repeat(value, rows.count))
+_PATTERN: Final = re.compile(r"(?:[^%]|%%)*%0?(?:[1-9][0-9]?)?d(?:[^%]|%%)*", re.DOTALL)
 
 
 def _power(base: int, exponent: int) -> int:
@@ -304,23 +295,7 @@ def _power(base: int, exponent: int) -> int:
     return result
 
 
-def _pad(pattern: str) -> tuple[Callable[[int], str], int]:
-    """Return what ``'%04d' % integer`` does, and how long that can get; ValueError where the pattern is another one."""
-    match = _SIGNED.fullmatch(pattern)
-    if match is None:
-        raise ValueError("only one %d, %4d or %04d (and %%) can stand in text before '%'")
-    before, zero, digits, after = match.groups()
-    before, after, least = before.replace("%%", "%"), after.replace("%%", "%"), int(digits or 0)
-    fill = "0" if zero else " "
-
-    def padded(value: int) -> str:
-        number = str(value).zfill(least) if fill == "0" else str(value).rjust(least)
-        return f"{before}{number}{after}"
-
-    return padded, len(before) + max(least, INTEGER_WIDTH) + len(after)
-
-
-_INTEGER_OPERATORS: Final[Mapping[str, Callable[[int, int], int]]] = {
+_ARITHMETIC: Final[Mapping[str, Callable[[int, int], int]]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -330,34 +305,22 @@ _INTEGER_OPERATORS: Final[Mapping[str, Callable[[int, int], int]]] = {
 }
 
 
-class Compiler:
-    """Compiles texts that use the templates in ``definitions``, within ``limits``."""
+class SimpleExpander:
+    """Expands texts in the language of this module, within ``limits``."""
 
     def __init__(self, definitions: Mapping[str, Source], limits: TemplateLimits) -> None:
         self.limits = limits
         self.definitions = definitions
-        self._parsed: dict[str, tuple[str | Expression, ...]] = {}
-        self._steps = 0  # of the text that is being compiled
-        self._all_steps = 0
+        self._parsed: dict[str, tuple[Part, ...]] = {}
 
-    def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
-        """Return the column that ``source`` expands to; a text that is one integer expression gives integers."""
-        self._steps = 0
+    def column(self, source: Source, rows: Rows, spent: Spent) -> Column:
         try:
-            column = _Scope(self, source, variables, ()).template(parse(source, self.definitions, self.limits))
+            parts = parse(source, self.definitions, self.limits)
+            return _Expansion(self, source, rows, rows.columns, spent, ()).column(parts)
         except RecursionError:  # the reader's own stack was deep already
             raise source.error(None, "its templates and expressions nest too deep") from None
-        self._all_steps += self._steps
-        if self._all_steps > self.limits.expanded_steps:
-            raise source.error(None, "all texts take more operations than limits.expanded_steps allows")
-        return column
 
-    def count_step(self, source: Source) -> None:
-        self._steps += 1
-        if self._steps > self.limits.steps:
-            raise source.error(0, f"expanding it takes more than {self.limits.steps} steps")
-
-    def body(self, name: str) -> tuple[str | Expression, ...]:
+    def body(self, name: str) -> tuple[Part, ...]:
         """Return the parts of a template; without ``{{`` its text is literal, whatever it holds."""
         if name not in self._parsed:
             source = self.definitions[name]
@@ -366,135 +329,91 @@ class Compiler:
         return self._parsed[name]
 
 
-class _Scope:
-    """One text being compiled: what its names mean, and which templates it is part of."""
+class _Expansion(msgspec.Struct):
+    """One text that is being expanded: what its names mean, and which templates it is part of."""
 
-    def __init__(
-        self, compiler: Compiler, source: Source, variables: Mapping[str, Column], active: tuple[str, ...]
-    ) -> None:
-        self.compiler = compiler
-        self.limits = compiler.limits
-        self.source = source
-        self.variables = variables
-        self.active = active
+    expander: SimpleExpander
+    source: Source
+    rows: Rows
+    variables: Mapping[str, Column]
+    spent: Spent
+    active: tuple[str, ...]
 
-    def template(self, parts: Sequence[str | Expression]) -> Column:
-        match parts:
-            case []:
-                return Column.constant("")
-            case [str() as literal]:
-                return Column.constant(literal)
-            case [Value() | Name() | Binary() as expression]:
-                return self.lower(expression)
-        columns = [Column.constant(part) if isinstance(part, str) else self.lower(part) for part in parts]
-        return self._joined(columns, 0)
+    def column(self, parts: Sequence[Part]) -> Column:
+        columns = [[part] * self.rows.count if isinstance(part, str) else self._value(part) for part in parts]
+        return columns[0] if len(columns) == 1 else self._joined(columns, 0)
 
-    def lower(self, expression: Expression) -> Column:
-        self.compiler.count_step(self.source)
-        match expression:
-            case Value(value):
-                return Column.constant(value)
-            case Name(name, None, position) if name in self.variables:
-                return self.variables[name]
-            case Name(name, arguments, position):
-                if name in self.variables:
-                    raise self.source.error(position, f"{name!r} is a value, and takes no arguments")
-                return self._call(name, {key: self.lower(value) for key, value in arguments or ()}, position)
-            case Binary("~", left, right, position):
-                return self._joined([self.lower(left), self.lower(right)], position)
-            case Binary("%", Value(str(pattern)), right, position):
-                return self._padded(pattern, self._integer(self.lower(right), "%", position), position)
-            case Binary(sign, left, right, position):
-                first, second = self.lower(left), self.lower(right)
-                if sign == "+" and first.kind == second.kind == "text":
-                    return self._joined([first, second], position)
-                first, second = self._integer(first, sign, position), self._integer(second, sign, position)
-                return self._integers(sign, first, second, position)
+    def _joined(self, columns: Sequence[Column], position: int) -> list[str]:
+        """Return the columns' values as text, joined row by row."""
+        found = list(map("".join, zip(*[map(str, column) for column in columns], strict=True)))
+        found = found or [""] * self.rows.count
+        longest = max(map(len, found))
+        if longest > self.expander.limits.output:
+            reason = f"the text gets longer than {self.expander.limits.output} characters"
+            raise self.source.error(position, reason)
+        self.spent.characters += longest
+        return found
 
-    def _call(self, name: str, arguments: Mapping[str, Column], position: int) -> Column:
-        if name not in self.compiler.definitions:
-            if self.active:
-                advice = f"pass it as an argument: {{{{{self.active[-1]}({name}=...)}}}}"
+    def _value(self, operations: Sequence[Operation]) -> Column:
+        stack: list[Column] = []
+        for operation in operations:
+            self.spent.steps += 1
+            if self.spent.steps > self.expander.limits.steps:
+                raise self.source.error(0, f"expanding it takes more than {self.expander.limits.steps} steps")
+            match operation:
+                case Constant(value):
+                    stack.append([value] * self.rows.count)
+                case Name(name, arguments, position):
+                    values = [stack.pop() for _ in arguments or ()][::-1]
+                    stack.append(self._named(name, arguments, values, position))
+                case Binary(sign, position):
+                    right, left = stack.pop(), stack.pop()
+                    stack.append(self._binary(sign, left, right, position))
+        return stack.pop()
+
+    def _named(self, name: str, arguments: tuple[str, ...] | None, values: Sequence[Column], position: int) -> Column:
+        definitions, active = self.expander.definitions, self.active
+        if name in self.variables:
+            if arguments is not None:
+                raise self.source.error(position, f"{name!r} is a value, and takes no arguments")
+            return self.variables[name]
+        if name not in definitions:
+            if active:
+                advice = f"pass it as an argument: {{{{{active[-1]}({name}=...)}}}}"
             else:
-                known = ", ".join(sorted({*self.variables, *self.compiler.definitions})[:20])
+                known = ", ".join(sorted({*self.variables, *definitions})[:20])
                 advice = f"known here: {known or 'none'}"
             raise self.source.error(position, f"there is no template or variable {name!r}; {advice}")
-        if name in self.active:
-            cycle = " -> ".join([*self.active, name])
+        if name in active:
+            cycle = " -> ".join([*active, name])
             raise self.source.error(position, f"the template {name!r} uses itself: {cycle}")
-        if len(self.active) >= self.limits.depth:
-            raise self.source.error(position, f"templates may nest {self.limits.depth} deep")
-        scope = _Scope(self.compiler, self.compiler.definitions[name], arguments, (*self.active, name))
-        return self._joined([scope.template(self.compiler.body(name))], position)  # text, even if that of an integer
+        if len(active) >= self.expander.limits.depth:
+            raise self.source.error(position, f"templates may nest {self.expander.limits.depth} deep")
+        given = dict(zip(arguments or (), values, strict=True))
+        inner = _Expansion(self.expander, definitions[name], self.rows, given, self.spent, (*active, name))
+        made = inner.column(self.expander.body(name))
+        return made if isinstance(made[0], str) else list(map(str, made))
 
-    def _integer(self, column: Column, sign: str, position: int) -> Column:
-        if column.kind == "integer":
-            return column
-        advice = "; '~' joins texts" if sign == "+" else ""
-        raise self.source.error(position, f"{sign!r} needs integers, and one of these is text{advice}")
-
-    def _integers(self, sign: str, left: Column, right: Column, position: int) -> Column:
-        function = _INTEGER_OPERATORS[sign]
-
-        def run(rows: Rows) -> Iterable[int]:
-            values: list[int] = []
-            try:
-                values.extend(map(function, left.run(rows), right.run(rows)))
-                if not values or (min(values) in INTEGERS and max(values) in INTEGERS):
-                    return values
-                row = next(row for row, value in enumerate(values) if value not in INTEGERS)
-                reason = "the result is more than 64 bits hold"
-            except ZeroDivisionError:
-                row, reason = len(values), "division by zero"
-            except ValueError as error:
-                if isinstance(error, ManifestError):
-                    raise
-                row, reason = len(values), str(error)
-            where = rows.at(row)
-            raise self.source.error(position, f"{sign!r}: {reason}" + (f" at {where}" if where else ""))
-
-        return self._operation("integer", INTEGER_WIDTH, (left, right), run, position)
-
-    def _padded(self, pattern: str, right: Column, position: int) -> Column:
+    def _binary(self, sign: str, left: Column, right: Column, position: int) -> Column:
+        is_text = isinstance(left[0], str), isinstance(right[0], str)
+        if sign == "~" or (sign == "+" and all(is_text)):
+            return self._joined([left, right], position)
+        if sign == "%" and is_text == (True, False):
+            if not all(map(_PATTERN.fullmatch, set(left))):
+                raise self.source.error(position, "only one %d, %4d or %04d (and %%) can stand in text before '%'")
+            return self._joined([list(map(operator.mod, left, right))], position)
+        if any(is_text):
+            advice = "; '~' joins texts" if sign == "+" else ""
+            raise self.source.error(position, f"{sign!r} needs integers, and one of these is text{advice}")
+        values: list[int] = []
         try:
-            padded, width = _pad(pattern)
+            values.extend(map(_ARITHMETIC[sign], left, right))
+            if min(values) in INTEGERS and max(values) in INTEGERS:
+                return values
+            row = next(row for row, value in enumerate(values) if value not in INTEGERS)
+            reason = "the result is more than 64 bits hold"
+        except ZeroDivisionError:
+            row, reason = len(values), "division by zero"
         except ValueError as error:
-            raise self.source.error(position, str(error)) from None
-
-        def run(rows: Rows) -> Iterable[str]:
-            return map(padded, right.run(rows))
-
-        return self._operation("text", width, (right,), run, position)
-
-    def _joined(self, columns: Sequence[Column], position: int) -> Column:
-        def run(rows: Rows) -> Iterable[str]:
-            return map("".join, zip(*[texts(column, rows) for column in columns], strict=True))
-
-        if len(columns) == 1 and columns[0].kind == "text":
-            return columns[0]
-        return self._operation("text", sum(column.width for column in columns), columns, run, position)
-
-    def _operation(
-        self,
-        kind: Literal["integer", "text"],
-        width: int,
-        operands: Sequence[Column],
-        run: Callable[[Rows], Iterable[Any]],
-        position: int,
-    ) -> Column:
-        if kind == "text" and width > self.limits.output:
-            raise self.source.error(position, f"the text may get longer than {self.limits.output} characters")
-        if not any(operand.steps for operand in operands):
-            return Column.constant(next(iter(run(Rows(1, {})))))
-        steps = 1 + sum(operand.steps for operand in operands)
-        depth = 1 + max(operand.depth for operand in operands)
-        if steps > self.limits.steps:
-            raise self.source.error(position, f"expanding it takes more than {self.limits.steps} steps")
-        if depth > self.limits.terms:
-            raise self.source.error(position, "its templates and expressions nest too deep")
-        return Column(kind, width, run, steps, depth)
-
-
-def texts(column: Column, rows: Rows) -> Iterable[str]:
-    """Return the values of a column as text."""
-    return column.run(rows) if column.kind == "text" else map(str, column.run(rows))
+            row, reason = len(values), str(error)
+        raise self.source.error(position, f"{sign!r}: {reason}{self.rows.at(row)}")

@@ -6,7 +6,7 @@ user trusts: whoever opens a manifest sees to that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -14,13 +14,13 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.templates.expressions import Column, Rows, Source, TemplateLimits
+from refshard_fs.formats.templates.expressions import Column, Rows, Source, Spent, TemplateLimits
 
 COMPILED: Final = 256  # templates that are remembered
 
 
-class JinjaCompiler:
-    """Compiles texts that use the templates in ``definitions``; see `evaluator.Compiler`.
+class JinjaExpander:
+    """Expands texts that use the templates in ``definitions``; see `expressions.Expander`.
 
     A template that holds ``{{`` is called with keyword arguments, others are texts. An undefined name is an error.
     """
@@ -33,14 +33,11 @@ class JinjaCompiler:
             name: self._function(source) if "{{" in source.text else source.text for name, source in definitions.items()
         }
 
-    def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
-        """Return the column of texts that ``source`` expands to."""
-
-        def run(rows: Rows) -> Iterator[str]:
-            for row in range(rows.count):
-                yield self._render(source, {name: column[row] for name, column in rows.columns.items()})
-
-        return Column("text", self._limits.output, run, 1, 1)
+    def column(self, source: Source, rows: Rows, spent: Spent) -> Column:
+        spent.steps += 1
+        spent.characters += self._limits.output
+        variables = ({name: column[row] for name, column in rows.columns.items()} for row in range(rows.count))
+        return [self._render(source, some) for some in variables]
 
     def _function(self, source: Source) -> Callable[..., str]:
         return lambda **arguments: self._render(source, arguments)

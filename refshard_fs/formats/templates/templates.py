@@ -9,36 +9,32 @@ Source: the kerchunk "References specification", version 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.templates.expressions import (
-    INTEGER_WIDTH,
     INTEGERS,
     Column,
-    Compiler,
+    Expander,
     Rows,
+    SimpleExpander,
     Source,
+    Spent,
     TemplateLimits,
     clip,
-    texts,
 )
 
 DEFAULT_LIMITS: Final = TemplateLimits()
 ROWS: Final = 8192  # keys generated at a time,
 CHARACTERS: Final = 1 << 24  # or fewer, where they may get this long together
+_WIDEST: Final = 20  # characters of -2**63: no text is this many times as long as it is in another row
 
 Generated = tuple[str, str, int | None, int | None]
-
-
-class _Engine(Protocol):
-    def compile(self, source: Source, variables: Mapping[str, Column]) -> Column:
-        """Return the column that ``source`` expands to."""
 
 
 class Templates:
@@ -64,8 +60,8 @@ class Templates:
         self._sources = {
             name: _definition(name, text) for name, text in chain(definitions.items(), (overrides or {}).items())
         }
-        self._engine: _Engine = Compiler(self._sources, limits) if simple else _jinja(self._sources, limits)
-        self._expanded_text = 0
+        self._expander: Expander = (SimpleExpander if simple else _jinja())(self._sources, limits)
+        self._spent = Spent()  # for all texts
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources
@@ -77,25 +73,29 @@ class Templates:
         """
         if "{{" not in text:
             return text
-        found = next(iter(texts(self.compile(text, {}), Rows(1, {}))))
-        self._expanded_text += len(found)
-        if self._expanded_text > self.limits.expanded_text:
+        spent = Spent()
+        found = str(self.column(text, Rows(1, {}), spent)[0])
+        self._spent.steps += spent.steps
+        self._spent.characters += len(found)
+        if self._spent.steps > self.limits.expanded_steps:
+            raise ManifestError("all texts take more operations than limits.expanded_steps allows")
+        if self._spent.characters > self.limits.expanded_text:
             raise ManifestError(f"all texts expand to more than {self.limits.expanded_text} characters")
         return found
 
-    def compile(self, text: str, variables: Mapping[str, Column]) -> Column:
-        """Return the column that ``text`` expands to."""
-        return self._engine.compile(Source(text), variables)
+    def column(self, text: str, rows: Rows, spent: Spent) -> Column:
+        """Return what ``text`` expands to in each row, integers if it is one integer."""
+        return self._expander.column(Source(text), rows, spent)
 
 
-def _jinja(sources: Mapping[str, Source], limits: TemplateLimits) -> _Engine:
+def _jinja() -> type[Expander]:
     try:
-        from refshard_fs.formats.templates.jinja import JinjaCompiler  # jinja2 is an extra
+        from refshard_fs.formats.templates.jinja import JinjaExpander  # jinja2 is an extra
     except ImportError as error:
         if error.name != "jinja2":
             raise
         raise ImportError("simple_templates=False needs jinja2: pip install 'refshard_fs[jinja]'") from error
-    return JinjaCompiler(sources, limits)
+    return JinjaExpander
 
 
 def _definition(name: object, text: object) -> Source:
@@ -122,19 +122,13 @@ class _GenEntry(msgspec.Struct, frozen=True):
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """One entry of `gen`, checked and compiled."""
+    """One entry of `gen`, checked: its texts expand for the first of ``count`` keys, each of which takes ``spent``."""
 
     where: str
+    entry: _GenEntry
     dimensions: Mapping[str, Sequence[int]]
     count: int
-    key: Column
-    url: Column
-    offset: Column | None
-    length: Column | None
-
-    @property
-    def columns(self) -> list[Column]:
-        return [column for column in (self.key, self.url, self.offset, self.length) if column is not None]
+    spent: Spent
 
 
 def expand_gen(
@@ -152,59 +146,37 @@ def expand_gen(
     total = sum(plan.count for plan in plans)
     if total > limits.generated:
         raise ManifestError(f"gen: it stands for {total} keys, and limits.generated allows {limits.generated}")
-    steps = sum(plan.count * sum(column.steps for column in plan.columns) for plan in plans)
+    steps = sum(plan.count * plan.spent.steps for plan in plans)
     if steps > limits.generated_steps:
         raise ManifestError(f"gen: it takes {steps} operations, and limits.generated_steps allows fewer")
-    return _generate(plans, limits)
+    return _generate(plans, templates, limits)
 
 
-def _plan(number: int, entry: object, templates: Templates) -> _Plan:
-    match entry:
+def _plan(number: int, spelled: object, templates: Templates) -> _Plan:
+    match spelled:
         case {"key": str(key)}:
             where = f"gen[{number}] (key {clip(key)!r})"
         case _:
             where = f"gen[{number}]"
     try:
-        checked = msgspec.convert(entry, _GenEntry)
+        entry = msgspec.convert(spelled, _GenEntry)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of half a surrogate pair
         raise ManifestError(f"{where}: {clip(_plain(error), 400)}") from None
-    if (checked.offset is None) != (checked.length is None):
-        there, missing = ("length", "offset") if checked.offset is None else ("offset", "length")
+    if (entry.offset is None) != (entry.length is None):
+        there, missing = ("length", "offset") if entry.offset is None else ("offset", "length")
         raise ManifestError(f"{where}: it has {there!r} but no {missing!r}; both are needed, or neither")
     dimensions = {
-        name: _dimension(f"{where}: dimension {clip(name)!r}", spec) for name, spec in checked.dimensions.items()
+        name: _dimension(f"{where}: dimension {clip(name)!r}", spec) for name, spec in entry.dimensions.items()
     }
     for name in dimensions:
         if name in templates:
             raise ManifestError(f"{where}: {clip(name)!r} is the name of a dimension and of a template")
-    variables: dict[str, Column] = {name: _dimension_column(name) for name in dimensions}
-
-    def column(field: str, text: str) -> Column:
-        try:
-            return templates.compile(text, variables)
-        except ManifestError as error:
-            raise ManifestError(f"{where}: {field}: {error}") from None
-
-    def number_column(field: str, value: int | str | None) -> Column | None:
-        match value:
-            case None:
-                return None
-            case int():
-                if value not in INTEGERS:
-                    raise ManifestError(f"{where}: {field}: it is more than 64 bits hold")
-                return Column.constant(value)
-            case str():
-                return column(field, value)
-
-    return _Plan(
-        where,
-        dimensions,
-        math.prod(map(_count, dimensions.values())),
-        column("key", checked.key),
-        column("url", checked.url),
-        number_column("offset", checked.offset),
-        number_column("length", checked.length),
-    )
+    spent = Spent()
+    count = math.prod(map(_count, dimensions.values()))
+    if count:
+        first = Rows(1, {name: values[:1] for name, values in dimensions.items()})
+        _generated(where, entry, first, templates, spent)
+    return _Plan(where, entry, dimensions, count, spent)
 
 
 def _plain(error: Exception) -> str:
@@ -217,19 +189,15 @@ def _dimension(where: str, spec: list[int] | _Steps) -> Sequence[int]:
     match spec:
         case list():
             values: Sequence[int] = spec
-            bounds: Iterable[int] = spec
+            bounds = spec
         case _Steps(stop, start, step):
             if step == 0:
                 raise ManifestError(f"{where}: its step is 0")
-            bounds = (stop, start, step)
+            bounds = [stop, start, step]
             values = range(start, stop, step)
     if not all(bound in INTEGERS for bound in bounds):
         raise ManifestError(f"{where}: it has an integer that is more than 64 bits hold")
     return values
-
-
-def _dimension_column(name: str) -> Column:
-    return Column("integer", INTEGER_WIDTH, lambda rows: rows.columns[name], 1, 1)
 
 
 def _count(values: Sequence[int]) -> int:
@@ -253,42 +221,51 @@ def _blocks(plan: _Plan, size: int) -> Iterator[Rows]:
         yield Rows(len(numbers), columns)
 
 
-def _generate(plans: Sequence[_Plan], limits: TemplateLimits) -> Iterator[Generated]:
-    text = 0
+def _generate(plans: Sequence[_Plan], templates: Templates, limits: TemplateLimits) -> Iterator[Generated]:
+    characters = 0
     for plan in plans:
-        size = max(1, min(ROWS, CHARACTERS // max(1, sum(column.width for column in plan.columns))))
-        for rows in _blocks(plan, size) if plan.count else ():
-            try:
-                keys, urls = list(texts(plan.key, rows)), list(texts(plan.url, rows))
-                offsets, lengths = _numbers("offset", plan.offset, rows), _numbers("length", plan.length, rows)
-            except ManifestError as error:
-                raise ManifestError(f"{plan.where}: {error}") from None
-            text += sum(map(len, keys)) + (sum(map(len, urls)) if plan.url.steps else 0)
-            if text > limits.generated_text:
+        size = max(1, min(ROWS, CHARACTERS // max(1, _WIDEST * plan.spent.characters)))
+        for rows in _blocks(plan, size):
+            keys, urls, offsets, lengths = _generated(plan.where, plan.entry, rows, templates, Spent())
+            characters += sum(map(len, keys)) + (sum(map(len, urls)) if "{{" in plan.entry.url else 0)
+            if characters > limits.generated_text:
                 raise ManifestError(f"{plan.where}: gen makes more than {limits.generated_text} characters")
             yield from zip(keys, urls, offsets, lengths, strict=True)
 
 
-def _numbers(field: str, column: Column | None, rows: Rows) -> Sequence[int] | Sequence[None]:
+def _generated(
+    where: str, entry: _GenEntry, rows: Rows, templates: Templates, spent: Spent
+) -> tuple[Sequence[str], Sequence[str], Column, Column]:
+    """Return keys, URLs, offsets and lengths of some rows."""
+    fields: dict[str, Column] = {}
+    for field, value in msgspec.structs.asdict(entry).items():
+        try:
+            match value:
+                case str():
+                    fields[field] = templates.column(value, rows, spent)
+                case int() if value not in INTEGERS:
+                    raise ManifestError("it is more than 64 bits hold")
+                case int() | None:
+                    fields[field] = [value] * rows.count
+            if field in ("offset", "length") and value is not None:
+                fields[field] = _numbers(fields[field], rows)
+        except ManifestError as error:
+            raise ManifestError(f"{where}: {field}: {error}") from None
+    return list(map(str, fields["key"])), list(map(str, fields["url"])), fields["offset"], fields["length"]
+
+
+def _numbers(column: Column, rows: Rows) -> Column:
     """Return offsets or lengths: integers that are not negative, whether computed or spelled."""
-    if column is None:
-        return [None] * rows.count
-    values: list[Any] = list(column.run(rows))
-    if column.kind == "text":
-        values = [_spelled(field, value, rows, row) for row, value in enumerate(values)]
-    if values and (min(values) < 0 or max(values) not in INTEGERS):
-        row = next(row for row, value in enumerate(values) if value < 0 or value not in INTEGERS)
-        raise ManifestError(f"{field}: {values[row]} is not in 0..2**63-1{_at(rows, row)}")
-    return values
+    if isinstance(column[0], str):
+        column = [_spelled(text, rows, row) for row, text in enumerate(column)]
+    if min(column) < 0 or max(column) not in INTEGERS:
+        row = next(row for row, value in enumerate(column) if value < 0 or value not in INTEGERS)
+        raise ManifestError(f"{column[row]} is not in 0..2**63-1{rows.at(row)}")
+    return column
 
 
-def _spelled(field: str, text: str, rows: Rows, row: int) -> int:
+def _spelled(text: str, rows: Rows, row: int) -> int:
     digits = text.strip()
     if digits.removeprefix("-").isdecimal() and digits.isascii() and len(digits) <= 20:
         return int(digits)
-    raise ManifestError(f"{field}: {text[:80]!r} is not an integer{_at(rows, row)}")
-
-
-def _at(rows: Rows, row: int) -> str:
-    where = rows.at(row)
-    return f" at {where}" if where else ""
+    raise ManifestError(f"{text[:80]!r} is not an integer{rows.at(row)}")

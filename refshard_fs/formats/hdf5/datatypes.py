@@ -1,0 +1,458 @@
+"""HDF5 datatypes: what the datatype message says, as numpy and zarr have it, and the values of elements. No I/O here.
+
+After the chapter on the datatype message of the HDF5 File Format Specification. Types whose values cannot be shown
+have a `refusal`, so that the rest of their file opens.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.zarrmeta import is_divided
+
+Kind = Literal[
+    "integer", "float", "complex", "time", "string", "bitfield", "opaque", "compound", "reference", "bool", "enum",
+    "vlen-string", "vlen-sequence", "array", "unknown",
+]  # fmt: skip
+Padding = Literal["null-terminated", "null-padded", "space-padded"]
+Elements = npt.NDArray[Any]
+
+DEEPEST: Final = 16  # types within types
+MOST_ELEMENTS: Final = 1 << 24  # of one array datatype
+MOST_BYTES: Final = 1 << 30  # of one element
+
+_PADDINGS: Final[tuple[Padding, ...]] = ("null-terminated", "null-padded", "space-padded")
+_NUMPY_TAG: Final = re.compile(r"NUMPY:([<>|=]?[mM]8(?:\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?)")
+# Where IEEE 754 has them: bits in all, sign, exponent's place and width, mantissa's place and width, exponent's bias.
+_IEEE: Final = {
+    (16, 15, 10, 5, 0, 10, 15): "f2",
+    (32, 31, 23, 8, 0, 23, 127): "f4",
+    (64, 63, 52, 11, 0, 52, 1023): "f8",
+}
+_BFLOAT16: Final = (16, 15, 7, 8, 0, 7, 127)
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One member of a compound datatype."""
+
+    name: str
+    offset: int
+    datatype: Datatype
+
+
+class Datatype(msgspec.Struct, frozen=True):
+    """One HDF5 datatype.
+
+    ``dtype`` is how numpy sees an element as it lies in the file, and ``shown`` what zarr's metadata has; both are None
+    where a heap or nothing at all has the values. They are the same unless `is_recast`. An array datatype has that of
+    its elements, and their ``shape``, which comes behind that of the dataset.
+    """
+
+    size: int  # bytes that an element takes in the file
+    kind: Kind
+    dtype: np.dtype[Any] | None = None
+    shown: np.dtype[Any] | None = None
+    refusal: str | None = None  # why values cannot be shown
+    shape: tuple[int, ...] = ()
+    base: Datatype | None = None  # of an enum, an array, a variable-length sequence
+    names: tuple[tuple[str, int], ...] = ()  # of an enum
+    fields: tuple[Field, ...] = ()  # of a compound
+    padding: Padding = "null-padded"
+    is_utf8: bool = False
+    bits: tuple[int, int] | None = None  # offset and precision of an integer that does not fill its bytes
+
+    @property
+    def members(self) -> Mapping[str, int]:
+        """The values of an enum, by name."""
+        return dict(self.names)
+
+    @property
+    def is_recast(self) -> bool:
+        """Whether elements have to be changed before zarr can read them as ``shown``."""
+        match self.kind:
+            case "string":
+                return self.padding != "null-padded" and self.size > 1
+            case "compound":
+                return self.dtype is not None and (
+                    self.dtype != self.shown or any(field.datatype.is_recast for field in self.fields)
+                )
+            case "array" | "enum":
+                return self.base is not None and self.base.is_recast
+        return self.bits is not None
+
+
+def parse_datatype(data: bytes) -> Datatype:
+    """Return the datatype that a message's body describes; ValueError where it is damaged."""
+    return _Parser(data).datatype(0)
+
+
+class _Parser:
+    """Reads one message front to back."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def datatype(self, depth: int) -> Datatype:
+        if depth > DEEPEST:
+            raise ValueError(f"its datatypes nest more than {DEEPEST} deep")
+        head, low, high, size = struct.unpack("<BBHI", self._take(8))
+        version, flags = head >> 4, low | high << 8
+        if not 1 <= version <= 5:
+            raise ValueError(f"datatype version {version}: only 1 to 5 are known")
+        if size > MOST_BYTES:
+            raise ValueError(f"a datatype of {size} bytes")
+        match head & 15:
+            case 0:
+                return self._integer(size, flags)
+            case 1:
+                return self._float(size, flags)
+            case 2:
+                (precision,) = struct.unpack("<H", self._take(2))
+                return self._whole("time", size, f"{'<>'[flags & 1]}i", 0, precision)
+            case 3:
+                return _string(size, flags)
+            case 4:
+                offset, precision = struct.unpack("<HH", self._take(4))
+                return self._whole("bitfield", size, f"{'<>'[flags & 1]}u", offset, precision)
+            case 5:
+                return self._opaque(size, flags)
+            case 6:
+                return self._compound(size, flags & 0xFFFF, version, depth)
+            case 7:
+                return Datatype(size, "reference", refusal="its datatype is a reference to another object")
+            case 8:
+                return self._enum(flags & 0xFFFF, version, depth)
+            case 9:
+                return self._variable(size, flags, depth)
+            case 10:
+                return self._array(size, version, depth)
+            case 11:
+                return self._complex(size, depth)
+            case number:
+                raise ValueError(f"datatype class {number}: only 0 to 11 are known")
+
+    def _integer(self, size: int, flags: int) -> Datatype:
+        offset, precision = struct.unpack("<HH", self._take(4))
+        return self._whole("integer", size, f"{'<>'[flags & 1]}{'i' if flags & 8 else 'u'}", offset, precision)
+
+    def _whole(self, kind: Kind, size: int, code: str, offset: int, precision: int) -> Datatype:
+        """Return what is an integer to numpy."""
+        if not precision or offset + precision > size * 8:
+            raise ValueError(f"bits {offset} to {offset + precision} of an {kind} of {size} bytes")
+        if size not in (1, 2, 4, 8):
+            return Datatype(size, kind, refusal=f"its datatype is an {kind} of {size} bytes, which numpy has not")
+        dtype = np.dtype(f"{code}{size}")
+        bits = None if (offset, precision) == (0, size * 8) else (offset, precision)
+        return Datatype(size, kind, dtype, dtype, bits=bits)
+
+    def _float(self, size: int, flags: int) -> Datatype:
+        offset, precision, exponent, exponents, mantissa, mantissas, bias = struct.unpack("<HHBBBBI", self._take(12))
+        found = (precision, flags >> 8 & 0xFF, exponent, exponents, mantissa, mantissas, bias)
+        order, normal = flags & 0x41, flags >> 4 & 3
+        if order > 1:
+            return Datatype(size, "float", refusal="its datatype is a float in the byte order of a VAX")
+        if found == _BFLOAT16 and size == 2:
+            return Datatype(size, "float", refusal="its datatype is bfloat16, which numpy and zarr have not")
+        name = _IEEE.get(found)
+        if name is None or offset or size * 8 != precision or normal != 2:
+            return Datatype(size, "float", refusal=f"its datatype is a float of {precision} bits, not one of IEEE 754")
+        dtype = np.dtype(f"{'<>'[order]}{name}")
+        return Datatype(size, "float", dtype, dtype)
+
+    def _opaque(self, size: int, flags: int) -> Datatype:
+        tag = self._take(flags & 0xFF).split(b"\0")[0].decode("ascii", "replace")
+        if not size:
+            raise ValueError("an opaque datatype of no bytes")
+        found = _NUMPY_TAG.fullmatch(tag)  # h5py keeps times so
+        dtype = np.dtype(f"V{size}")
+        if found and not is_divided(found[1]):
+            try:
+                named = np.dtype(found[1])
+            except TypeError:
+                named = dtype
+            dtype = named if named.itemsize == size else dtype
+        return Datatype(size, "opaque", dtype, dtype)
+
+    def _compound(self, size: int, count: int, version: int, depth: int) -> Datatype:
+        fields: list[Field] = []
+        for _ in range(count):
+            name = self._name(padded=version < 3)
+            if version < 3:
+                (offset,) = struct.unpack("<I", self._take(4))
+            else:
+                offset = int.from_bytes(self._take(max(1, -(-size.bit_length() // 8))), "little")
+            dims: tuple[int, ...] = ()
+            if version == 1:
+                ndim, *sizes = struct.unpack("<B11x4I", self._take(28))
+                if ndim > 4:
+                    raise ValueError(f"the member {name!r} of a compound has {ndim} dimensions")
+                dims = tuple(sizes[:ndim])
+            member = self.datatype(depth + 1)
+            if dims:
+                member = _array_of(member, dims)
+            if offset + member.size > size:
+                raise ValueError(f"the member {name!r} ends at {offset + member.size} of a compound of {size} bytes")
+            fields.append(Field(name, offset, member))
+        if not fields:
+            raise ValueError("a compound datatype without members")
+        if len({field.name for field in fields}) != len(fields):
+            raise ValueError("a compound datatype has two members of one name")
+        return _compound_of(size, tuple(fields))
+
+    def _enum(self, count: int, version: int, depth: int) -> Datatype:
+        base = self.datatype(depth + 1)
+        if base.kind != "integer" or base.dtype is None:
+            raise ValueError(f"an enumeration of what is no integer, but {base.kind}")
+        names = [self._name(padded=version < 3) for _ in range(count)]
+        values = np.frombuffer(self._take(count * base.size), base.dtype).tolist()
+        members = tuple(zip(names, values, strict=True))
+        if base.size == 1 and base.dtype.kind == "i" and dict(members) == {"FALSE": 0, "TRUE": 1}:
+            return Datatype(1, "bool", np.dtype("?"), np.dtype("?"), names=members)
+        return Datatype(base.size, "enum", base.dtype, base.shown, base.refusal, (), base, members, bits=base.bits)
+
+    def _variable(self, size: int, flags: int, depth: int) -> Datatype:
+        base = self.datatype(depth + 1)
+        if size not in (10, 12, 16):
+            raise ValueError(f"a variable-length datatype of {size} bytes")
+        if flags & 15 == 1:
+            is_utf8 = bool(flags >> 8 & 15)
+            return Datatype(size, "vlen-string", np.dtype(f"V{size}"), base=base, is_utf8=is_utf8)
+        refusal = "its datatype is a variable-length sequence"
+        return Datatype(size, "vlen-sequence", np.dtype(f"V{size}"), base=base, refusal=refusal)
+
+    def _array(self, size: int, version: int, depth: int) -> Datatype:
+        (ndim,) = self._take(1)
+        if version < 3:
+            self._take(3)
+        if not 0 < ndim <= 32:
+            raise ValueError(f"an array datatype of {ndim} dimensions")
+        dims = struct.unpack(f"<{ndim}I", self._take(4 * ndim))
+        if version < 3:
+            self._take(4 * ndim)
+        found = _array_of(self.datatype(depth + 1), dims)
+        if found.size != size:
+            raise ValueError(f"an array datatype of {size} bytes, whose elements {dims} take {found.size}")
+        return found
+
+    def _complex(self, size: int, depth: int) -> Datatype:
+        base = self.datatype(depth + 1)
+        if base.kind != "float" or base.size * 2 != size:
+            raise ValueError(f"a complex datatype of {size} bytes, of two {base.kind} of {base.size}")
+        return _complex_of(base) or Datatype(
+            size, "complex", refusal=f"its datatype is a complex number of {size} bytes, which numpy has not"
+        )
+
+    def _name(self, *, padded: bool) -> str:
+        end = self._data.find(b"\0", self._at)
+        if end < 0:
+            raise ValueError("a name in a datatype does not end")
+        name = self._take(end - self._at)
+        self._at += 1
+        if padded:  # with zeros, to a multiple of eight bytes
+            self._at += -(len(name) + 1) % 8
+        return name.decode("utf-8", "surrogateescape")
+
+    def _take(self, count: int) -> bytes:
+        found = self._data[self._at : self._at + count]
+        if len(found) != count:
+            raise ValueError("a datatype message is cut short")
+        self._at += count
+        return found
+
+
+def _string(size: int, flags: int) -> Datatype:
+    if flags & 15 >= len(_PADDINGS):
+        raise ValueError(f"a string padded in the unknown way {flags & 15}")
+    if not size:
+        raise ValueError("a string of no bytes")
+    dtype = np.dtype(f"S{size}")
+    return Datatype(size, "string", dtype, dtype, padding=_PADDINGS[flags & 15], is_utf8=bool(flags >> 4 & 15))
+
+
+def _array_of(base: Datatype, dims: tuple[int, ...]) -> Datatype:
+    count = math.prod(dims)
+    if not 0 < count <= MOST_ELEMENTS or base.size * count > MOST_BYTES:
+        raise ValueError(f"an array datatype of the shape {dims}")
+    if base.kind in ("vlen-string", "vlen-sequence"):
+        refusal: str | None = f"its datatype is an array of variable-length {base.kind[5:]}s"
+    else:
+        refusal = base.refusal
+    return Datatype(base.size * count, "array", base.dtype, base.shown, refusal, (*dims, *base.shape), _innermost(base))
+
+
+def _innermost(base: Datatype) -> Datatype:
+    return base.base if base.kind == "array" and base.base is not None else base
+
+
+def _complex_of(base: Datatype) -> Datatype | None:
+    if base.dtype is None or base.size not in (4, 8):
+        return None
+    dtype = np.dtype(f"{base.dtype.str[0]}c{base.size * 2}")
+    return Datatype(base.size * 2, "complex", dtype, dtype)
+
+
+def _compound_of(size: int, fields: tuple[Field, ...]) -> Datatype:
+    match fields:
+        case (Field("r", 0, real), Field("i", offset, imaginary)) if (
+            real == imaginary and real.kind == "float" and offset == real.size == size - offset
+        ):
+            found = _complex_of(real)  # as h5py and NetCDF write them
+            if found is not None:
+                return found
+    for field in fields:
+        if field.datatype.dtype is None or field.datatype.shown is None:
+            why = field.datatype.refusal or "its datatype is a variable-length string"
+            return Datatype(size, "compound", fields=fields, refusal=f"in the member {field.name!r}, {why}")
+    dtype = np.dtype(
+        {
+            "names": [field.name for field in fields],
+            "formats": [(field.datatype.dtype, field.datatype.shape) for field in fields],
+            "offsets": [field.offset for field in fields],
+            "itemsize": size,
+        }
+    )
+    shown = np.dtype([(field.name, field.datatype.shown, field.datatype.shape) for field in fields])
+    return Datatype(size, "compound", dtype, shown, fields=fields)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Elements as zarr reads them.
+
+
+def recast(datatype: Datatype, raw: bytes) -> Elements:
+    """Return elements as they lie in the file as an array of ``shown``; an array datatype's are the last dimensions."""
+    dtype, shown = datatype.dtype, datatype.shown
+    if dtype is None or shown is None:
+        raise ValueError(datatype.refusal or "its values lie in a heap")
+    if len(raw) % datatype.size:
+        raise ValueError(f"{len(raw)} bytes are no whole number of elements of {datatype.size}")
+    elements = np.frombuffer(raw, np.dtype((dtype, datatype.shape)) if datatype.shape else dtype)
+    return _recast(datatype, elements) if datatype.is_recast else elements
+
+
+def _recast(datatype: Datatype, elements: Elements) -> Elements:
+    """Return ``elements``, an array of ``datatype.dtype``, as one of its ``shown``."""
+    match datatype.kind:
+        case "string":
+            return _cleaned(elements, datatype.padding)
+        case "compound":
+            made = np.empty(elements.shape, datatype.shown)
+            for field in datatype.fields:
+                member = elements[field.name]
+                made[field.name] = _recast(field.datatype, member) if field.datatype.is_recast else member
+            return made
+        case "array" | "enum" if datatype.base is not None:
+            return _recast(datatype.base, elements)
+    if datatype.bits is None or datatype.shown is None:
+        return elements
+    offset, precision = datatype.bits
+    left = elements.dtype.itemsize * 8 - precision - offset
+    native = elements.astype(elements.dtype.newbyteorder("="))
+    return (native << left >> (left + offset)).astype(datatype.shown)  # the sign comes along, where there is one
+
+
+def _cleaned(elements: Elements, padding: Padding) -> Elements:
+    """Return fixed strings as numpy pads them: without what follows a terminator, or without padding spaces."""
+    size = elements.dtype.itemsize
+    raw = np.ascontiguousarray(elements).view(np.uint8).reshape(*elements.shape, size)
+    if padding == "space-padded":
+        kept = np.logical_or.accumulate((raw != 0x20)[..., ::-1], axis=-1)[..., ::-1]
+    else:
+        kept = np.logical_and.accumulate(raw != 0, axis=-1)
+    return np.where(kept, raw, 0).astype(np.uint8).view(elements.dtype).reshape(elements.shape)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What lies in the global heap.
+
+HeapID = tuple[int, int, int]  # the collection's address, the object's index in it, its length in bytes
+Heap = Mapping[tuple[int, int], bytes]
+
+
+def heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
+    """Return where in the global heap the values of elements lie, in their order; none for those that are empty."""
+    if datatype.kind not in ("vlen-string", "vlen-sequence") or datatype.base is None:
+        return []
+    unit = datatype.base.size if datatype.kind == "vlen-sequence" else 1
+    return [(address, index, count * unit) for count, address, index in _descriptors(datatype, raw) if count]
+
+
+def _descriptors(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield length, collection and index of each element of variable length."""
+    size = datatype.size
+    if len(raw) % size:
+        raise ValueError(f"{len(raw)} bytes are no whole number of elements of {size}")
+    for at in range(0, len(raw), size):
+        count, address = int.from_bytes(raw[at : at + 4], "little"), raw[at + 4 : at + size - 4]
+        is_undefined = address == b"\xff" * len(address)
+        index = int.from_bytes(raw[at + size - 4 : at + size], "little")
+        yield (0 if is_undefined or not index else count), int.from_bytes(address, "little"), index
+
+
+def vlen_strings(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
+    """Return the variable-length strings that elements refer to; those that were never written are empty."""
+    found = []
+    for count, address, index in _descriptors(datatype, raw):
+        try:
+            text = heap[address, index][:count] if count else b""
+        except KeyError:
+            raise ValueError(f"object {index} of the global heap at {address} is not there") from None
+        if len(text) != count:
+            raise ValueError(f"object {index} of the global heap at {address} is shorter than a string's {count} bytes")
+        found.append(text.split(b"\0")[0])
+    return found
+
+
+def encode_vlen_utf8(strings: Sequence[bytes]) -> bytes:
+    """Return what numcodecs' vlen-utf8 (zarr's codec of strings) reads as ``strings``.
+
+    Bytes that are no UTF-8 are replaced one by one, as no reader of zarr takes them.
+    """
+    parts = [struct.pack("<I", len(strings))]
+    for text in strings:
+        valid = text.decode("utf-8", "replace").encode()
+        parts += (struct.pack("<I", len(valid)), valid)
+    return b"".join(parts)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Values of attributes.
+
+
+def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: Heap) -> Any:
+    """Return an attribute's value: an array, a str, or a list of str.
+
+    Fixed strings of more than one byte are text, as in h5netcdf, and single ones are bytes: those are characters. An
+    attribute without a dataspace (``shape`` None) is an empty array.
+    """
+    if shape is None:
+        is_character = datatype.kind == "string" and datatype.size == 1  # so NetCDF writes an empty text
+        return "" if is_character else np.empty(0, datatype.shown)
+    count = math.prod(shape)
+    if datatype.kind == "vlen-string":
+        texts = [_text(found) for found in vlen_strings(datatype, _exactly(raw, count * datatype.size), heap)]
+        return texts[0] if not shape else texts
+    found = recast(datatype, _exactly(raw, count * datatype.size)).reshape(shape + datatype.shape)
+    if datatype.kind == "string" and datatype.size > 1:
+        texts = [_text(item) for item in found.ravel().tolist()]
+        return texts[0] if not shape else texts
+    return found
+
+
+def _exactly(raw: bytes, length: int) -> bytes:
+    if len(raw) < length:
+        raise ValueError(f"it has {len(raw)} bytes where its elements take {length}")
+    return raw[:length]
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

@@ -1,0 +1,495 @@
+"""HDF5 filter pipelines: as zarr's codecs where those read the same bytes, else undone here. No I/O here.
+
+A `Codecs` says how the chunks of a dataset are shown. What no codec of zarr's readers decodes is shown decoded, and an
+`Unpacked` recipe decodes it; it also mends the chunks whose filter mask says that some filters were skipped.
+"""
+
+from __future__ import annotations
+
+import bz2
+import importlib.util
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.zarrmeta import check_blosc
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.hdf5.datatypes import Datatype, recast
+
+MOST_FILTERS: Final = 32  # in one pipeline, as many as a chunk's mask has bits
+
+DEFLATE, SHUFFLE, FLETCHER32, SZIP, NBIT, SCALEOFFSET = 1, 2, 3, 4, 5, 6
+BZIP2, LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 307, 32000, 32001, 32004, 32008, 32015
+
+# Registered filters, by the names that people know them by.
+NAMES: Final = {
+    DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", SZIP: "szip", NBIT: "nbit",
+    SCALEOFFSET: "scale-offset", BZIP2: "bzip2", LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle",
+    ZSTD: "zstd", 305: "lzo", 32002: "mafisc", 32003: "snappy", 32006: "spdp", 32012: "jpeg-xr", 32013: "zfp",
+    32014: "fpzip", 32016: "b3d", 32017: "sz", 32018: "fcidecomp", 32019: "jpeg", 32022: "bitround", 32023: "bitgroom",
+    32024: "sz3", 32026: "blosc2", 32028: "sperr", 32030: "ffmpeg",
+}  # fmt: skip
+
+_BLOSC_CODECS: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+_BITSHUFFLED: Final = {0: None, 2: LZ4, 3: ZSTD}  # what bitshuffle compresses its blocks with
+_EXTRA: Final = 'that needs imagecodecs: pip install "refshard_fs[hdf5]"'
+_HEADERS: Final = 4096  # bytes that filters may add to a chunk, apart from making it larger by an eighth
+_LZ4_EXPANSION: Final = 256  # bytes that lz4 makes of one, at most
+_PIECES: Final = 1 << 16  # of one element, that nbit packs separately
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """One filter of a pipeline: its number in the registry, and the client data ``values``."""
+
+    id: int
+    name: str
+    is_optional: bool
+    values: tuple[int, ...]
+
+
+def parse_pipeline(data: bytes) -> tuple[Filter, ...]:
+    """Return the filters of a message's body, in the order in which they encode; ValueError where it is damaged."""
+    if len(data) < 2 or data[0] not in (1, 2):
+        raise ValueError(f"a filter pipeline of version {data[0] if data else 'none'}: only 1 and 2 are known")
+    version, count = data[0], data[1]
+    if count > MOST_FILTERS:
+        raise ValueError(f"a filter pipeline of {count} filters")
+    at = 8 if version == 1 else 2
+    found: list[Filter] = []
+    try:
+        for _ in range(count):
+            (number,) = struct.unpack_from("<H", data, at)
+            at += 2
+            length = 0
+            if version == 1 or number >= 256:
+                (length,) = struct.unpack_from("<H", data, at)
+                at += 2
+            flags, many = struct.unpack_from("<HH", data, at)
+            at += 4
+            name = data[at : at + length].split(b"\0")[0].decode("utf-8", "replace")
+            at += length + (-length % 8 if version == 1 else 0)
+            values = struct.unpack_from(f"<{many}I", data, at)
+            at += 4 * (many + (many % 2 if version == 1 else 0))
+            found.append(Filter(number, NAMES.get(number) or name or f"number {number}", bool(flags & 1), values))
+    except struct.error:
+        raise ValueError("a filter pipeline message is cut short") from None
+    return tuple(found)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What zarr's readers are told.
+
+
+class Codecs(msgspec.Struct, frozen=True):
+    """How zarr version 2 spells what the chunks are encoded with; with a ``recipe``, they are shown decoded by it."""
+
+    filters: tuple[Mapping[str, Any], ...] = ()
+    compressor: Mapping[str, Any] | None = None
+    recipe: Unpacked | None = None
+
+    def encode(self, data: bytes) -> bytes:
+        """Return a chunk's plain bytes as readers expect them."""
+        return _encoded(data, _spelled(self))
+
+
+class Unpacked(msgspec.Struct, frozen=True):
+    """The ``count`` elements of a chunk, decoded, apart from filters whose bit in ``mask`` is set, and recast.
+
+    ``codecs`` (JSON) then encode them again, for metadata that promises those.
+    """
+
+    filters: tuple[Filter, ...]
+    datatype: Datatype
+    count: int
+    mask: int = 0
+    codecs: tuple[str, ...] = ()
+
+    @property
+    def made(self) -> int | None:
+        """Bytes of what is made; None where that is only known afterwards."""
+        size = self.datatype.shown.itemsize if self.datatype.shown is not None else self.datatype.size
+        return None if self.codecs else self.count * size * math.prod(self.datatype.shape)
+
+    def plain(self, raw: bytes) -> bytes:
+        """Return the elements as the dataset's datatype has them."""
+        length = self.count * self.datatype.size
+        for number in range(len(self.filters) - 1, -1, -1):
+            if not self.mask >> number & 1:
+                used = self.filters[number]
+                try:
+                    raw = _UNDO[used.id](raw, used.values, length)
+                except ValueError:
+                    raise
+                except (RuntimeError, zlib.error, OSError, EOFError, struct.error, TypeError, MemoryError) as e:
+                    raise ValueError(f"the filter {used.name} cannot be undone: {e}") from e
+        if len(raw) < length:
+            raise ValueError(f"its filters make {len(raw)} bytes, where {self.count} elements take {length}")
+        return raw[:length]
+
+    def make(self, raw: bytes) -> bytes:
+        plain = self.plain(raw)
+        if self.datatype.is_recast:
+            plain = recast(self.datatype, plain).tobytes()
+        return _encoded(plain, tuple(map(json.loads, self.codecs)))
+
+
+def codecs_of(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tuple[int, ...]) -> Codecs:
+    """Return how chunks of ``chunk_shape`` are shown; ManifestError, which names the filter, where that cannot be."""
+    for used in filters:
+        _check(used)
+    count = math.prod(chunk_shape)
+    spelled = [_codec(used, number, count * datatype.size) for number, used in enumerate(filters)]
+    if datatype.is_recast or datatype.shown is None or None in spelled:
+        return Codecs(recipe=Unpacked(tuple(filters), datatype, count))
+    known = [codec for codec in spelled if codec is not None]
+    if known and known[-1]["id"] not in ("shuffle", "fletcher32"):
+        return Codecs(tuple(known[:-1]), known[-1])
+    return Codecs(tuple(known))
+
+
+def recoded(
+    filters: Sequence[Filter], mask: int, codecs: Codecs, datatype: Datatype, chunk_shape: tuple[int, ...]
+) -> Unpacked | None:
+    """Return what makes a chunk, some of whose filters were skipped, what ``codecs`` decode; None if it is that."""
+    if codecs.recipe is None and not mask & ((1 << len(filters)) - 1):
+        return None
+    spelled = tuple(json.dumps(codec) for codec in _spelled(codecs))
+    return Unpacked(tuple(filters), datatype, math.prod(chunk_shape), mask, spelled)
+
+
+def _spelled(codecs: Codecs) -> tuple[Mapping[str, Any], ...]:
+    return codecs.filters + ((codecs.compressor,) if codecs.compressor is not None else ())
+
+
+def _encoded(data: bytes, codecs: Sequence[Mapping[str, Any]]) -> bytes:
+    if not codecs:
+        return data
+    from numcodecs import get_codec  # slow to import, and few files need it
+
+    for codec in codecs:
+        data = bytes(get_codec(dict(codec)).encode(data))
+    return data
+
+
+def _check(used: Filter) -> None:
+    """Raise ManifestError where a filter cannot be undone, here or by zarr."""
+    what = f"its chunks are encoded with the filter {used.name!r} (number {used.id})"
+    if used.id not in _UNDO:
+        raise ManifestError(f"{what}, which cannot be decoded here")
+    if used.id in (LZF, SZIP) and importlib.util.find_spec("imagecodecs") is None:
+        raise ManifestError(f"{what}: {_EXTRA}")
+    if used.id == BLOSC and used.values[6:7] == (3,):
+        raise ManifestError(f"{what} and snappy, which zarr's blosc codec has no decoder for")
+    if used.id == BITSHUFFLE and _nth(used.values, 4) not in _BITSHUFFLED:
+        raise ManifestError(f"{what} and the compressor {_nth(used.values, 4)}, which is not known")
+    least = {SZIP: 4, NBIT: 4, SCALEOFFSET: 8, BITSHUFFLE: 3}.get(used.id, 0)
+    if len(used.values) < least:
+        raise ManifestError(f"{what}, which has {len(used.values)} parameters where it needs {least}")
+
+
+def _codec(used: Filter, number: int, length: int) -> dict[str, Any] | None:
+    """Return the codec that reads what a filter wrote; None if numcodecs has none, or reads other frames."""
+    level = _nth(used.values, 0)
+    match used.id:
+        case 1:
+            return {"id": "zlib", "level": min(level, 9)}
+        case 2:
+            size = level or 1
+            return {"id": "shuffle", "elementsize": size} if not number and not length % size else None
+        case 3:
+            return {"id": "fletcher32"}
+        case 307:
+            return {"id": "bz2", "level": min(max(level, 1), 9)}
+        case 32001:
+            codec, shuffle = _nth(used.values, 6), _nth(used.values, 5)
+            if codec >= len(_BLOSC_CODECS) or shuffle > 2:
+                return None
+            clevel = min(_nth(used.values, 4), 9)
+            return {"id": "blosc", "cname": _BLOSC_CODECS[codec], "clevel": clevel, "shuffle": shuffle, "blocksize": 0}
+        case 32015:
+            return {"id": "zstd", "level": min(level, 22)}
+    return None
+
+
+def _nth(values: tuple[int, ...], number: int) -> int:
+    return values[number] if number < len(values) else 0
+
+
+# ----------------------------------------------------------------------------------------------------
+# Filters undone: each takes the bytes, its parameters and how many bytes the whole chunk has in the end.
+
+
+def _most(length: int) -> int:
+    """Return how many bytes a filter may make where the chunk has ``length`` in the end: later ones add headers."""
+    return length + length // 8 + _HEADERS
+
+
+def _deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    return _stream(zlib.decompressobj(), data, length)
+
+
+def _bzip2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    return _stream(bz2.BZ2Decompressor(), data, length)
+
+
+def _stream(stream: Any, data: bytes, length: int) -> bytes:
+    made: bytes = stream.decompress(data, _most(length))
+    if not stream.eof:
+        raise ValueError("a compressed chunk is cut short, or holds more than the chunk")
+    return made
+
+
+def _shuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    size = _nth(values, 0) or 1
+    count = len(data) // size
+    whole = np.frombuffer(data, np.uint8, count * size).reshape(size, count)
+    return whole.T.tobytes() + data[count * size :]  # what is no whole element stays at the end
+
+
+def _fletcher32(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    from numcodecs import get_codec
+
+    return bytes(get_codec({"id": "fletcher32"}).decode(data))
+
+
+def _zstd(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    from numcodecs import zstd
+
+    size = _zstd_size(data)
+    if size is None or size > _most(length):
+        raise ValueError(f"a zstd frame of {'unknown size' if size is None else f'{size} bytes'}")
+    return bytes(zstd.decompress(data))
+
+
+def _zstd_size(data: bytes) -> int | None:
+    """Return how many bytes a zstd frame says that it holds."""
+    if len(data) < 6 or data[:4] != b"\x28\xb5\x2f\xfd":
+        raise ValueError("no zstd frame")
+    descriptor = data[4]
+    is_single = descriptor >> 5 & 1
+    at = 6 - is_single + (0, 1, 2, 4)[descriptor & 3]
+    width = (is_single, 2, 4, 8)[descriptor >> 6]
+    return int.from_bytes(data[at : at + width], "little") + (256 if width == 2 else 0) if width else None
+
+
+def _blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    from numcodecs import blosc
+
+    check_blosc(data)
+    size = int.from_bytes(data[4:8], "little")
+    if size > _most(length):
+        raise ValueError(f"a blosc frame of {size} bytes")
+    return bytes(blosc.decompress(data))
+
+
+def _lzf(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    import imagecodecs
+
+    return bytes(imagecodecs.lzf_decode(data, out=_most(length)))
+
+
+def _szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    import imagecodecs
+
+    size = int.from_bytes(data[:4], "little")
+    if len(data) < 4 or size > _most(length):
+        raise ValueError(f"an szip chunk of {size} bytes")
+    mask, block, bits, line = values[:4]
+    return bytes(imagecodecs.szip_decode(data[4:], mask, block, bits, line, out=size))
+
+
+def _lz4(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    size, block = struct.unpack_from(">QI", data)
+    if size > _most(length) or (size and not block):
+        raise ValueError(f"an lz4 chunk of {size} bytes in blocks of {block}")
+    return b"".join(_blocks(data, size, block, _lz4_block))
+
+
+def _blocks(data: bytes, size: int, block: int, decode: Callable[[bytes, int], bytes]) -> list[bytes]:
+    """Return what the blocks behind the header hold, each behind its own length."""
+    made: list[bytes] = []
+    at, left = 12, size
+    while left:
+        want = min(block, left)
+        (stored,) = struct.unpack_from(">I", data, at)
+        frame = data[at + 4 : at + 4 + stored]
+        if len(frame) != stored:
+            raise ValueError(f"a block of {stored} bytes is cut short")
+        part = frame if stored == want and decode is _lz4_block else decode(frame, want)
+        if len(part) != want:
+            raise ValueError(f"a block makes {len(part)} bytes, not {want}")
+        made.append(part)
+        at += 4 + stored
+        left -= want
+    return made
+
+
+def _lz4_block(frame: bytes, size: int) -> bytes:
+    from numcodecs import lz4
+
+    if size > len(frame) * _LZ4_EXPANSION:
+        raise ValueError(f"an lz4 block of {len(frame)} bytes cannot hold {size}")
+    return bytes(lz4.decompress(struct.pack("<I", size) + frame))
+
+
+def _bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    itemsize, compressor = values[2], _BITSHUFFLED[_nth(values, 4)]
+    if not 0 < itemsize <= 1 << 16:
+        raise ValueError(f"bitshuffle of elements of {itemsize} bytes")
+    if compressor is None:
+        count = _nth(values, 3) or max(8192 // itemsize // 8 * 8, 128)
+        return b"".join(_unshuffled(data[i : i + count * itemsize], itemsize) for i in _steps(data, count * itemsize))
+    size, block = struct.unpack_from(">QI", data)
+    if size > _most(length) or not block or block % (8 * itemsize):
+        raise ValueError(f"a bitshuffle chunk of {size} bytes in blocks of {block}")
+    whole = size // (8 * itemsize) * 8 * itemsize  # elements that are no eight together are not shuffled
+
+    def decode(frame: bytes, want: int) -> bytes:
+        return _lz4_block(frame, want) if compressor == LZ4 else _zstd(frame, (), want)
+
+    parts = [_unshuffled(part, itemsize) for part in _blocks(data, whole, block, decode)]
+    return b"".join([*parts, data[len(data) - (size - whole) :] if size > whole else b""])
+
+
+def _steps(data: bytes, step: int) -> range:
+    return range(0, len(data), step)
+
+
+def _unshuffled(block: bytes, itemsize: int) -> bytes:
+    """Return elements of which all first bits come first, then all second ones, and so on."""
+    count = len(block) // itemsize // 8 * 8
+    rows = np.frombuffer(block, np.uint8, count * itemsize).reshape(itemsize * 8, count // 8)
+    bits = np.unpackbits(rows, axis=1, bitorder="little")
+    return np.packbits(bits.T, axis=1, bitorder="little").tobytes() + block[count * itemsize :]
+
+
+# ----------------------------------------------------------------------------------------------------
+# HDF5's own filters that pack integers in fewer bits.
+
+
+def _packed(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Return whole numbers whose bits are rows, the highest bit first."""
+    wide = np.zeros((bits.shape[0], 64), np.uint8)
+    wide[:, 64 - bits.shape[1] :] = bits
+    return np.packbits(wide, axis=1).view(">u8")[:, 0].astype(np.uint64)
+
+
+def _bits(data: bytes, count: int, width: int) -> npt.NDArray[np.uint8]:
+    if len(data) * 8 < count * width:
+        raise ValueError(f"{len(data)} bytes cannot hold {count} elements of {width} bits")
+    return np.unpackbits(np.frombuffer(data, np.uint8), count=count * width).reshape(count, width)
+
+
+def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    kind, factor, count, type_class, size, is_signed, is_big, has_fill = values[:8]
+    if size not in (1, 2, 4, 8) or count * size > _most(length) or type_class > 1 or (type_class and size < 4):
+        raise ValueError(f"scale-offset of {count} elements of {size} bytes")
+    if type_class and kind != 0:
+        raise ValueError("scale-offset with a variable factor, which HDF5 has never had")
+    if len(data) < 21:
+        raise ValueError("a scale-offset chunk is cut short")
+    width, low = int.from_bytes(data[:4], "little"), data[5:13]
+    order = "<>"[is_big & 1]
+    code = "f" if type_class else "i" if is_signed else "u"
+    if width == size * 8:
+        plain = np.frombuffer(data[21:], f"<{code}{size}", count)
+        return plain.astype(f"{order}{code}{size}").tobytes()
+    if width > size * 8:
+        raise ValueError(f"scale-offset with {width} bits of {size} bytes")
+    packed = _packed(_bits(data[21:], count, width)) if width else np.zeros(count, np.uint64)
+    whole = packed.astype(f"<u{size}")
+    if type_class:
+        least = np.frombuffer(low, f"<f{size}", 1)[0]
+        scale = np.dtype(f"<f{size}").type(10.0 ** _signed(factor))
+        found = whole.view(f"<i{size}").astype(f"<f{size}") / scale + least
+    else:
+        found = (whole + np.frombuffer(low, f"<u{size}", 1)[0]).view(f"<{code}{size}")
+    if has_fill:
+        fill = np.frombuffer(struct.pack(f"<{len(values) - 8}I", *values[8:]), f"<{code}{size}", 1)
+        found = np.where(packed == (1 << width) - 1, fill, found)
+    made: bytes = found.astype(f"{order}{code}{size}").tobytes()
+    return made
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _nbit(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    if values[1]:  # no bits are left out
+        return data
+    count = values[2]
+    pieces: list[_Number] = []
+    size = _pieces(values, 3, 0, pieces, 0)[0]
+    if not size or count * size > _most(length):
+        raise ValueError(f"nbit of {count} elements of {size} bytes")
+    bits = _bits(data, count, sum(piece.precision for piece in pieces))
+    made = np.zeros((count, size), np.uint8)
+    at = 0
+    for piece in pieces:
+        number = _packed(bits[:, at : at + piece.precision]) << np.uint64(piece.offset)
+        raw = number.astype(">u8").view(np.uint8).reshape(count, 8)[:, 8 - piece.size :]
+        made[:, piece.start : piece.start + piece.size] = raw if piece.is_big else raw[:, ::-1]
+        at += piece.precision
+    data = made.tobytes()
+    return data
+
+
+class _Number(NamedTuple):
+    """A number within an element: where it starts, its bytes, and which of its bits are kept."""
+
+    start: int
+    size: int
+    is_big: int
+    precision: int
+    offset: int
+
+
+def _pieces(values: tuple[int, ...], at: int, start: int, pieces: list[_Number], depth: int) -> tuple[int, int]:
+    """Collect the numbers of an element that parameters from ``at`` on describe; return its size, and what is next."""
+    try:
+        kind, size = values[at : at + 2]
+        if depth > 16 or len(pieces) > _PIECES:
+            raise ValueError("nbit of too many members")
+        match kind:
+            case 1:
+                is_big, precision, offset = values[at + 2 : at + 5]
+                if size not in range(1, 9) or not precision or precision + offset > size * 8:
+                    raise ValueError(f"nbit of {precision} bits of {size} bytes")
+                pieces.append(_Number(start, size, is_big, precision, offset))
+                return size, at + 5
+            case 2:
+                base, end = _pieces(values, at + 2, start, pieces, depth + 1)
+                if not base or size % base:
+                    raise ValueError(f"nbit of an array of {size} bytes")
+                for place in range(start + base, start + size, base):
+                    _pieces(values, at + 2, place, pieces, depth + 1)
+                return size, end
+            case 3:
+                many, end = values[at + 2], at + 3
+                for _ in range(many):
+                    place = values[end]
+                    _, end = _pieces(values, end + 1, start + place, pieces, depth + 1)
+                return size, end
+            case 4:
+                if size > _PIECES:
+                    raise ValueError(f"nbit of {size} bytes as they are")
+                pieces += [_Number(start + place, 1, 0, 8, 0) for place in range(size)]
+                return size, at + 2
+    except IndexError:
+        pass
+    raise ValueError("nbit's parameters are cut short, or of an unknown kind")
+
+
+_UNDO: Final[dict[int, Callable[[bytes, tuple[int, ...], int], bytes]]] = {
+    DEFLATE: _deflate, SHUFFLE: _shuffle, FLETCHER32: _fletcher32, SZIP: _szip, NBIT: _nbit,
+    SCALEOFFSET: _scale_offset, BZIP2: _bzip2, LZF: _lzf, BLOSC: _blosc, LZ4: _lz4, BITSHUFFLE: _bitshuffle,
+    ZSTD: _zstd,
+}  # fmt: skip

@@ -1,0 +1,43 @@
+"""The messages of an object's header as the HDF5 library writes them, taken out of files in memory."""
+
+from __future__ import annotations
+
+import struct
+
+import h5py
+
+DATATYPE, PIPELINE = 0x03, 0x0B
+
+
+def in_memory(libver: str = "earliest") -> h5py.File:
+    """Return a new file that is never written to disk."""
+    return h5py.File(f"{libver}.h5", "w", driver="core", backing_store=False, libver=libver)
+
+
+def messages(dataset: h5py.h5d.DatasetID) -> dict[int, bytes]:
+    """Return the bodies of the messages in the first block of a dataset's header, by their type."""
+    file = h5py.h5i.get_file_id(dataset)
+    h5py.h5f.flush(file)
+    data = file.get_file_image()
+    at = h5py.h5o.get_info(dataset).addr
+    found: dict[int, bytes] = {}
+    if data[at : at + 4] != b"OHDR":
+        (size,) = struct.unpack_from("<I", data, at + 8)
+        at += 16
+        end = at + size
+        while at < end:
+            kind, length = struct.unpack_from("<HH", data, at)
+            found.setdefault(kind, data[at + 8 : at + 8 + length])
+            at += 8 + length
+        return found
+    flags = data[at + 5]
+    at += 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
+    width = 1 << (flags & 3)
+    end = at + width + int.from_bytes(data[at : at + width], "little")
+    at += width
+    while at + 4 <= end:
+        kind, length = struct.unpack_from("<BH", data, at)
+        at += 6 if flags & 4 else 4
+        found.setdefault(kind, data[at : at + length])
+        at += length
+    return found

@@ -1,0 +1,184 @@
+"""Datatypes as h5py reads them: messages that the HDF5 library wrote, damaged ones, and the values of elements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from refshard_fs.formats.hdf5 import datatypes
+from refshard_fs.formats.hdf5.datatypes import Datatype, parse_datatype
+from tests.formats.hdf5.messages import DATATYPE, in_memory, messages
+
+PLAIN = [
+    f"{order}{code}"
+    for order in "<>"
+    for code in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+]
+COMPOUND = np.dtype(
+    [("a", "<i4"), ("b", ">f8"), ("name", "S7"), ("grid", "<i2", (2, 3)), ("in", [("x", "?"), ("y", "<c8")])]
+)
+GAPS = np.dtype({"names": ["a", "b"], "formats": ["<i2", ">f4"], "offsets": [3, 8], "itemsize": 16})
+
+
+def message(tid: h5py.h5t.TypeID, libver: str = "earliest") -> bytes:
+    """Return the datatype message of a dataset that has this type."""
+    with in_memory(libver) as file:
+        return messages(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create(h5py.h5s.SCALAR)))[DATATYPE]
+
+
+def parsed(dtype: Any) -> Datatype:
+    tid = h5py.h5t.py_create(dtype, logical=True)
+    found, latest = parse_datatype(message(tid)), parse_datatype(message(tid, "latest"))
+    assert found == latest
+    return found
+
+
+@pytest.mark.parametrize("name", [*PLAIN, "S1", "S12", "?", "V6"])
+def test_plain_types_are_numpys(name: str) -> None:
+    found = parsed(np.dtype(name))
+    assert (found.dtype, found.shown, found.refusal, found.is_recast) == (np.dtype(name), np.dtype(name), None, False)
+
+
+def test_compounds_arrays_and_times_are_numpys() -> None:
+    found = parsed(COMPOUND)
+    assert found.shown == COMPOUND
+    assert not found.is_recast
+    array = parsed(np.dtype(("<f4", (3, 2))))
+    assert (array.dtype, array.shape, array.size) == (np.dtype("<f4"), (3, 2), 24)
+    nested = parse_datatype(message(h5py.h5t.array_create(h5py.h5t.py_create(np.dtype(("<i2", (3,)))), (4,))))
+    assert (nested.dtype, nested.shape) == (np.dtype("<i2"), (4, 3))
+    assert parsed(h5py.opaque_dtype(np.dtype("<M8[s]"))).dtype == np.dtype("<M8[s]")
+
+
+def test_enums_have_their_names() -> None:
+    found = parsed(h5py.enum_dtype({"red": 1, "green": -2}, "<i2"))
+    assert (found.kind, found.dtype, found.members) == ("enum", np.dtype("<i2"), {"red": 1, "green": -2})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reason"),
+    [
+        (h5py.ref_dtype, "reference"),
+        (h5py.regionref_dtype, "reference"),
+        (h5py.vlen_dtype(np.int32), "variable-length sequence"),
+        (np.dtype([("a", "<i4"), ("b", h5py.string_dtype())]), "member 'b', its datatype is a variable-length string"),
+        (np.dtype("g"), "float of"),
+    ],
+)
+def test_what_zarr_cannot_hold_is_refused_by_name(dtype: Any, reason: str) -> None:
+    assert reason in str(parsed(dtype).refusal)
+
+
+def test_types_that_only_the_library_makes() -> None:
+    wide = h5py.h5t.STD_I32BE.copy()
+    wide.set_precision(21)
+    wide.set_offset(3)
+    found = parse_datatype(message(wide))
+    assert found.bits == (3, 21)
+    raw = np.array([5 << 3, ((-7) & 0x1FFFFF) << 3], ">u4").tobytes()
+    assert datatypes.recast(found, raw).tolist() == [5, -7]
+    brain = h5py.h5t.IEEE_F16LE.copy()
+    brain.set_fields(15, 7, 8, 0, 7)
+    brain.set_ebias(127)
+    assert "bfloat16" in str(parse_datatype(message(brain)).refusal)
+    assert parse_datatype(message(h5py.h5t.STD_B16BE)).dtype == np.dtype(">u2")
+    assert parse_datatype(message(h5py.h5t.UNIX_D32LE)).dtype == np.dtype("<i4")
+    three = h5py.h5t.STD_I32LE.copy()
+    three.set_precision(24)
+    three.set_size(3)
+    assert "3 bytes" in str(parse_datatype(message(three)).refusal)
+
+
+def test_complex_numbers_of_the_library_are_numpys(tmp_path: Path) -> None:
+    create = getattr(h5py.h5t, "complex_create", None)
+    if create is None:
+        body = bytes([0x5B, 0, 0, 0]) + (16).to_bytes(4, "little") + message(h5py.h5t.IEEE_F64BE)
+    else:
+        body = message(create(h5py.h5t.IEEE_F64BE))
+    assert parse_datatype(body).dtype == np.dtype(">c16")
+
+
+@pytest.mark.parametrize("padding", [h5py.h5t.STR_NULLTERM, h5py.h5t.STR_NULLPAD, h5py.h5t.STR_SPACEPAD])
+def test_fixed_strings_are_read_as_the_library_reads_them(tmp_path: Path, padding: int) -> None:
+    texts = b"abc\0de", b"f \0  a", b"     \0", b" zz\0z ", b"\0     ", b"      ", b"abcdef"
+    raw = b"".join(texts)
+    tid = h5py.h5t.C_S1.copy()
+    tid.set_size(6)
+    tid.set_strpad(padding)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        space = h5py.h5s.create_simple((len(texts),))
+        dataset = h5py.h5d.create(file.id, b"a", tid, space)
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.frombuffer(raw, "V6"), mtype=tid)
+        expected = h5py.Dataset(dataset)[:]
+    found = parse_datatype(message(tid))
+    assert datatypes.recast(found, raw).tolist() == expected.tolist()
+
+
+def test_compounds_with_gaps_are_packed() -> None:
+    values = np.zeros(3, GAPS)
+    values["a"], values["b"] = [1, 2, 3], [0.5, 1.5, 2.5]
+    found = parsed(GAPS)
+    assert found.size == 16
+    assert found.is_recast
+    again = datatypes.recast(found, values.tobytes())
+    assert again.dtype == np.dtype([("a", "<i2"), ("b", ">f4")])
+    assert again.tolist() == values.tolist()
+
+
+def test_attributes_have_h5netcdfs_values() -> None:
+    text = parsed(np.dtype("S4"))
+    assert datatypes.values(text, (), b"ab\0\0", {}) == "ab"
+    assert datatypes.values(text, (2,), b"ab\0\0\xc3\xa9\0\0", {}) == ["ab", "é"]
+    assert datatypes.values(parsed(np.dtype("S1")), (2,), b"ab", {}).tolist() == [b"a", b"b"]
+    assert datatypes.values(parsed(np.dtype(">i2")), (2, 1), b"\0\1\0\2", {}).tolist() == [[1], [2]]
+    assert datatypes.values(parsed(np.dtype("S1")), None, b"", {}) == ""
+    assert datatypes.values(parsed(np.dtype("<f4")), None, b"", {}).size == 0
+    vlen = parsed(h5py.string_dtype())
+    raw = b"\2\0\0\0" + (96).to_bytes(8, "little") + b"\1\0\0\0" + bytes(16)
+    assert datatypes.heap_ids(vlen, raw) == [(96, 1, 2)]
+    assert datatypes.values(vlen, (2,), raw, {(96, 1): "é".encode()}) == ["é", ""]
+    with pytest.raises(ValueError, match="object 1 of the global heap at 96 is not there"):
+        datatypes.values(vlen, (2,), raw, {})
+    with pytest.raises(ValueError, match="shorter"):
+        datatypes.values(vlen, (2,), raw, {(96, 1): b"a"})
+
+
+def test_strings_are_encoded_as_numcodecs_decodes_them() -> None:
+    numcodecs = pytest.importorskip("numcodecs")
+    made = datatypes.encode_vlen_utf8([b"", "é".encode(), b"a\xff"])
+    assert numcodecs.VLenUTF8().decode(made).tolist() == ["", "é", "a\ufffd"]
+
+
+def test_messages_that_are_cut_short_or_changed_are_errors_and_nothing_else() -> None:
+    rng = np.random.default_rng(1)
+    samples = [
+        COMPOUND,
+        GAPS,
+        "<f8",
+        "S5",
+        h5py.enum_dtype({"a": 1}, "<i2"),
+        np.dtype(("<i2", (3,))),
+        h5py.string_dtype(),
+    ]
+    for sample in samples:
+        whole = message(h5py.h5t.py_create(np.dtype(sample), logical=True), "latest")
+        for end in range(len(whole)):
+            with pytest.raises(ValueError, match=r"cut short|does not end|whole number"):
+                parse_datatype(whole[:end])
+        for _ in range(200):
+            changed = bytearray(whole)
+            changed[rng.integers(len(changed))] ^= 1 << rng.integers(8)
+            try:
+                parse_datatype(bytes(changed))
+            except ValueError:
+                pass
+
+
+def test_types_within_types_end() -> None:
+    array = bytes([0x3A, 0, 0, 0, 4, 0, 0, 0, 1, 1, 0, 0, 0])
+    with pytest.raises(ValueError, match="nest more than 16 deep"):
+        parse_datatype(array * 100)

@@ -1,0 +1,281 @@
+"""Filter pipelines that the HDF5 library and its plugins wrote: what comes of raw chunks is what h5py reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+from numcodecs import get_codec
+
+from refshard_fs import ManifestError
+from refshard_fs.formats.hdf5 import filters
+from refshard_fs.formats.hdf5.datatypes import Datatype, parse_datatype
+from refshard_fs.formats.hdf5.filters import Codecs, Filter, parse_pipeline
+from tests.formats.hdf5.messages import DATATYPE, PIPELINE, in_memory, messages
+
+PLUGINS: dict[str, dict[str, Any]] = {
+    "deflate": {"compression": "gzip", "compression_opts": 3},
+    "shuffle": {"shuffle": True},
+    "shuffle, deflate": {"compression": "gzip", "shuffle": True},
+    "fletcher32": {"fletcher32": True},
+    "shuffle, deflate, fletcher32": {"compression": "gzip", "shuffle": True, "fletcher32": True},
+    "lzf": {"compression": "lzf"},
+    "shuffle, lzf": {"compression": "lzf", "shuffle": True},
+    "szip nn": {"compression": "szip", "compression_opts": ("nn", 16)},
+    "szip ec": {"compression": "szip", "compression_opts": ("ec", 8), "fletcher32": True},
+    "zstd": dict(hdf5plugin.Zstd(5)),
+    "shuffle, zstd": {**hdf5plugin.Zstd(), "shuffle": True},
+    "bzip2": dict(hdf5plugin.BZip2()),
+    "lz4": dict(hdf5plugin.LZ4()),
+    "lz4 in blocks": dict(hdf5plugin.LZ4(nbytes=64)),
+    "bitshuffle": dict(hdf5plugin.Bitshuffle(cname="none")),
+    "bitshuffle, lz4": dict(hdf5plugin.Bitshuffle(cname="lz4")),
+    "bitshuffle in blocks": dict(hdf5plugin.Bitshuffle(nelems=16, cname="lz4")),
+    "bitshuffle, zstd": dict(hdf5plugin.Bitshuffle(cname="zstd")),
+    **{
+        f"blosc {codec} {shuffle}": dict(hdf5plugin.Blosc(codec, 5, shuffle))
+        for codec in ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
+        for shuffle in (0, 1, 2)
+    },
+}
+DTYPES = ["<i2", ">i4", "<u1", "<f4", ">f8", "<i8"]
+SHAPES = [((40,), (16,)), ((9, 13), (4, 5)), ((3, 4, 5), (3, 4, 5))]
+
+
+def sample(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(3)
+    return np.cumsum(rng.integers(0, 5, int(np.prod(shape)))).reshape(shape).astype(dtype)
+
+
+def described(dataset: h5py.Dataset) -> tuple[Datatype, tuple[Filter, ...]]:
+    found = messages(dataset.id)
+    return parse_datatype(found[DATATYPE]), parse_pipeline(found[PIPELINE]) if PIPELINE in found else ()
+
+
+def decoded(codecs: Codecs, datatype: Datatype, data: bytes) -> np.ndarray[Any, Any]:
+    """Return a chunk's elements as zarr decodes them."""
+    for codec in reversed(codecs.filters + ((codecs.compressor,) if codecs.compressor else ())):
+        data = bytes(get_codec(dict(codec)).decode(data))
+    return np.frombuffer(data, datatype.shown)
+
+
+def shown(dataset: h5py.Dataset) -> np.ndarray[Any, Any]:
+    """Return the values of a chunked dataset, of its chunks as they lie in the file."""
+    datatype, pipeline = described(dataset)
+    codecs = filters.codecs_of(pipeline, datatype, dataset.chunks)
+    made = np.zeros(tuple(-(-n // c) * c for n, c in zip(dataset.shape, dataset.chunks, strict=True)), datatype.shown)
+    for number in range(dataset.id.get_num_chunks()):
+        chunk = dataset.id.get_chunk_info(number)
+        start = chunk.chunk_offset
+        raw = dataset.id.read_direct_chunk(start)[1]
+        recipe = filters.recoded(pipeline, chunk.filter_mask, codecs, datatype, dataset.chunks)
+        data = raw if recipe is None else recipe.make(raw)
+        assert recipe is None or recipe.made in (None, len(data))
+        where = tuple(slice(first, first + size) for first, size in zip(start, dataset.chunks, strict=True))
+        made[where] = decoded(codecs, datatype, data).reshape(dataset.chunks)
+    return made[tuple(map(slice, dataset.shape))]
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_chunks_are_decoded_to_what_h5py_reads(name: str, libver: str) -> None:
+    with in_memory(libver) as file:
+        for dtype in DTYPES:
+            for shape, chunks in SHAPES:
+                values = sample(dtype, shape)
+                dataset = file.create_dataset(f"{dtype}{shape}", data=values, chunks=chunks, **PLUGINS[name])
+                assert shown(dataset).tobytes() == values.tobytes(), (dtype, shape)
+
+
+@pytest.mark.parametrize("name", ["deflate", "lzf", "blosc lz4 1", "bitshuffle, lz4", "lz4", "zstd"])
+def test_chunks_that_do_not_shrink_and_those_all_alike_are_read_as_well(name: str) -> None:
+    with in_memory() as file:
+        noise = np.random.default_rng(1).integers(0, 1 << 63, 3000).astype("<u8")
+        for number, values in enumerate([noise, np.full(3000, 7, "<u8"), noise[:5], noise[:1]]):
+            chunks = (min(1000, len(values)),)
+            dataset = file.create_dataset(str(number), data=values, chunks=chunks, **PLUGINS[name])
+            assert shown(dataset).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("mask", range(8))
+def test_filters_that_a_chunk_skips_are_not_undone(mask: int) -> None:
+    values = np.arange(100, dtype="<i4")
+    with in_memory() as file:
+        dataset = file.create_dataset(
+            "a", (100,), "<i4", chunks=(50,), shuffle=True, compression="gzip", fletcher32=True
+        )
+        data = values[50:].tobytes()
+        for number, codec in enumerate([{"id": "shuffle", "elementsize": 4}, {"id": "zlib"}, {"id": "fletcher32"}]):
+            if not mask >> number & 1:
+                data = bytes(get_codec(codec).encode(data))
+        dataset.id.write_direct_chunk((50,), data, filter_mask=mask)
+        dataset[:50] = values[:50]
+        assert dataset[:].tolist() == values.tolist()
+        assert shown(dataset).tolist() == values.tolist()
+
+
+def test_masks_of_filters_that_are_undone_here() -> None:
+    with in_memory() as file:
+        dataset = file.create_dataset("a", (50,), "<i4", chunks=(50,), shuffle=True, compression="lzf")
+        values = np.arange(50, dtype="<i4")
+        dataset.id.write_direct_chunk((0,), bytes(get_codec({"id": "shuffle", "elementsize": 4}).encode(values)), 2)
+        assert shown(dataset).tolist() == values.tolist()
+
+
+SCALED: list[tuple[str, int, Any]] = [
+    *[(dtype, bits, None) for dtype in ("<i1", "<u1", "<i2", ">u2", "<i4", ">i4", "<i8", "<u8") for bits in (0, 6, 60)],
+    *[(dtype, digits, None) for dtype in ("<f4", ">f4", "<f8", ">f8") for digits in (0, 2, 5)],
+    ("<i4", 0, 9), ("<f4", 2, 9.0), (">f8", 3, -1.0), ("<u1", 0, 200),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "factor", "fill"), SCALED)
+def test_scale_offset(dtype: str, factor: int, fill: Any) -> None:
+    if np.dtype(dtype).kind in "iu":
+        factor = min(factor, np.dtype(dtype).itemsize * 8 - 2)
+    rng = np.random.default_rng(5)
+    low = -30 if np.dtype(dtype).kind != "u" else 3
+    samples = [rng.integers(low, 30, 90).astype(dtype), np.full(90, 5, dtype), np.arange(90).astype(dtype)]
+    if np.dtype(dtype).kind in "iu":
+        samples.append(np.r_[np.iinfo(dtype).min, np.iinfo(dtype).max, np.zeros(88, dtype)].astype(dtype))
+    else:
+        samples += [rng.normal(0, 1, 90).astype(dtype), np.r_[rng.normal(0, 1e6, 45), np.zeros(45)].astype(dtype)]
+    with in_memory() as file:
+        for number, values in enumerate(samples):
+            if fill is not None:
+                values[3:7] = fill
+            dataset = file.create_dataset(str(number), (90,), dtype, chunks=(40,), scaleoffset=factor, fillvalue=fill)
+            dataset[:] = values
+            assert shown(dataset).tolist() == dataset[:].tolist()
+            both = file.create_dataset(f"{number}z", (90,), dtype, chunks=(40,), scaleoffset=factor, compression="gzip")
+            both[:] = values
+            assert shown(both).tolist() == both[:].tolist()
+
+
+def of_bits(base: h5py.h5t.TypeIntegerID, precision: int, offset: int) -> h5py.h5t.TypeIntegerID:
+    tid = base.copy()
+    tid.set_precision(precision)
+    tid.set_offset(offset)
+    return tid
+
+
+NBIT: dict[str, Callable[[], h5py.h5t.TypeID]] = {
+    "signed": lambda: of_bits(h5py.h5t.STD_I32LE, 17, 0),
+    "big-endian, in the middle": lambda: of_bits(h5py.h5t.STD_I32BE, 19, 7),
+    "unsigned": lambda: of_bits(h5py.h5t.STD_U16LE, 9, 3),
+    "a byte": lambda: of_bits(h5py.h5t.STD_I8LE, 5, 1),
+    "eight bytes": lambda: of_bits(h5py.h5t.STD_I64BE, 33, 20),
+    "all bits": lambda: h5py.h5t.STD_I16LE.copy(),
+    "a float": lambda: h5py.h5t.IEEE_F32LE.copy(),
+    "an array": lambda: h5py.h5t.array_create(of_bits(h5py.h5t.STD_I32LE, 17, 2), (2, 3)),
+}
+
+
+def compound() -> h5py.h5t.TypeID:
+    tid = h5py.h5t.create(h5py.h5t.COMPOUND, 24)
+    tid.insert(b"a", 2, of_bits(h5py.h5t.STD_I16LE, 11, 0))
+    tid.insert(b"b", 8, h5py.h5t.IEEE_F64BE)
+    tid.insert(b"c", 16, of_bits(h5py.h5t.STD_U32BE, 20, 5))
+    text = h5py.h5t.C_S1.copy()
+    text.set_size(3)
+    text.set_strpad(h5py.h5t.STR_NULLPAD)
+    tid.insert(b"d", 20, text)
+    return tid
+
+
+@pytest.mark.parametrize("name", [*NBIT, "a compound"])
+def test_nbit(name: str) -> None:
+    tid = compound() if name == "a compound" else NBIT[name]()
+    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    create.set_chunk((7,))
+    create.set_filter(filters.NBIT, 0, ())
+    with in_memory() as file:
+        made = h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple((20,)), create)
+        dataset = h5py.Dataset(made)
+        if name == "a compound":
+            values = np.zeros(20, [("a", "<i2"), ("b", "<f8"), ("c", "<u4"), ("d", "S3")])
+            values["a"], values["b"] = np.arange(20) * -7, np.arange(20) / 3
+            values["c"], values["d"] = np.arange(20) * 999, [b"abc", b"", b"x", b"yz"] * 5
+            dataset[:] = values
+            assert shown(dataset).tolist() == dataset[:].tolist()
+            return
+        if name == "an array":
+            dataset[:] = np.arange(120).reshape(20, 2, 3) - 60
+            datatype, pipeline = described(dataset)
+            recipe = filters.codecs_of(pipeline, datatype, (7,)).recipe
+            assert recipe is not None
+            data = recipe.make(dataset.id.read_direct_chunk((7,))[1])
+            assert np.frombuffer(data, datatype.shown).reshape(7, 2, 3).tolist() == dataset[7:14].tolist()
+            return
+        dataset[:] = (np.arange(20) - (0 if name == "unsigned" else 10)).astype(dataset.dtype)
+        assert shown(dataset).tolist() == dataset[:].tolist()
+
+
+def test_what_changes_values_of_unfiltered_chunks() -> None:
+    """Strings that end before their padding, in chunks that zarr is shown decoded and encoded again."""
+    tid = h5py.h5t.C_S1.copy()
+    tid.set_size(4)
+    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    create.set_chunk((3,))
+    with in_memory() as file:
+        dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple((3,)), create))
+        dataset.id.write_direct_chunk((0,), b"ab\0xabc\0\0yyy")
+        assert shown(dataset).tolist() == dataset[:].tolist() == [b"ab", b"abc", b""]
+
+
+def test_codecs_are_zarrs_where_zarr_reads_the_same() -> None:
+    with in_memory() as file:
+        options = {"chunks": (5,), "shuffle": True, "compression": "gzip", "fletcher32": True}
+        datatype, pipeline = described(file.create_dataset("a", (10,), "<f4", **options))
+        found = filters.codecs_of(pipeline, datatype, (5,))
+        assert json.dumps([found.filters, found.compressor]) == json.dumps(
+            [[{"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 4}, {"id": "fletcher32"}], None]
+        )
+        data = np.arange(5, dtype="<f4").tobytes()
+        assert decoded(found, datatype, found.encode(data)).tobytes() == data
+
+
+def test_what_cannot_be_decoded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
+    for number, name in [(32013, "zfp"), (32026, "blosc2"), (40000, "mine")]:
+        used = Filter(number, filters.NAMES.get(number, "mine"), False, ())
+        with pytest.raises(ManifestError, match=name):
+            filters.codecs_of([used], datatype, (5,))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ManifestError, match=r"'lzf'.*refshard_fs\[hdf5\]"):
+        filters.codecs_of([Filter(filters.LZF, "lzf", True, ())], datatype, (5,))
+
+
+@pytest.mark.parametrize("name", [*PLUGINS, "scale-offset"])
+def test_damaged_chunks_are_errors_or_other_values_and_nothing_else(name: str) -> None:
+    options = PLUGINS.get(name, {"scaleoffset": 2})
+    rng = np.random.default_rng(4)
+    with in_memory() as file:
+        dataset = file.create_dataset("a", data=sample("<i4", (200,)), chunks=(100,), **options)
+        datatype, pipeline = described(dataset)
+        raw = dataset.id.read_direct_chunk((0,))[1]
+    recipe = filters.Unpacked(pipeline, datatype, 100)
+    for number in range(60):
+        damaged = bytearray(raw[: rng.integers(len(raw))] if number % 3 == 0 else raw)
+        if number % 3 and damaged:
+            damaged[rng.integers(min(len(damaged), 40))] ^= 1 << rng.integers(8)
+        try:
+            assert len(recipe.make(bytes(damaged))) == 400
+        except ValueError:
+            pass
+
+
+def test_damaged_messages_are_value_errors() -> None:
+    with in_memory() as file, in_memory("latest") as latest:
+        for target in (file, latest):
+            dataset = target.create_dataset("a", (10,), "<f4", chunks=(5,), shuffle=True, **hdf5plugin.Blosc())
+            body = messages(dataset.id)[PIPELINE]
+            parse_pipeline(body)
+            for end in range(len(body) - 8):
+                with pytest.raises(ValueError, match="pipeline"):
+                    parse_pipeline(body[:end])
