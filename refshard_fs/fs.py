@@ -567,7 +567,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         default) will be read, as numpy understands it (``mode="orthogonal"``, ``mode="block"``:
         as zarr's ``oindex`` and ``blocks``); or a mapping of such paths to selections (None: all).
         No more than ``max_memory`` is held: the rest follows as reads make room. With ``wait``,
-        returns when that much has arrived. Errors are left to the reads.
+        returns when that much has arrived. Errors are left to the reads. It is fetched on the event loop that
+        read last, such as zarr's, and held for reads on that one.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",

@@ -168,10 +168,6 @@ class Ahead:
 
     # ------------------------------------------------------------------ what the reader says
 
-    def expects(self, key: str) -> bool:
-        """Whether ``key`` was announced, and has not been read."""
-        return key in self._expected
-
     def was_announced(self, key: str) -> bool:
         """Return whether ``key``, which is read now, was announced; one announcement of it is used up."""
         count = self._expected.get(key, 0)

@@ -44,7 +44,6 @@ async def read_selection(
     *,
     engine: Callable[[], Engine],
     immediate: Immediate,
-    elsewhere: Callable[[Request], asyncio.Future[bytes] | None],
     chunk_size: int,
     max_memory: int,
     threads: bool,
@@ -53,7 +52,7 @@ async def read_selection(
 
     ``chunk_size`` is what a chunk is taken to need where its size is not known, in bytes; no more than ``max_memory``
     bytes are under way or wait to be decoded, but for one chunk that is larger. With ``threads``, ``take`` is called in
-    threads, for several chunks at a time. ``elsewhere`` returns a future for what another event loop fetches already.
+    threads, for several chunks at a time.
 
     The first error ends the read, and what is under way for it; it names its key.
     """
@@ -77,11 +76,11 @@ async def read_selection(
     try:
         work.split(near, WORKERS, lambda some: work.read_here(some, immediate))
         if far:
-            await _read_far(far, keyspace, work, engine(), elsewhere, max_memory, threads)
+            await _read_far(far, keyspace, work, engine(), max_memory, threads)
         await work.finish()
         work.check()
         if work.left:
-            await _read_far(deque(work.left), keyspace, work, engine(), elsewhere, max_memory, threads)
+            await _read_far(deque(work.left), keyspace, work, engine(), max_memory, threads)
     finally:
         await work.finish()
     work.check()
@@ -167,7 +166,6 @@ async def _read_far(
     keyspace: KeySpace,
     work: _Work,
     engine: Engine,
-    elsewhere: Callable[[Request], asyncio.Future[bytes] | None],
     max_memory: int,
     threads: bool,
 ) -> None:
@@ -189,12 +187,7 @@ async def _read_far(
         while waiting and (used + taken + waiting[0].weight <= max_memory or not (used + taken)):
             chunk = waiting.popleft()
             taken += chunk.weight
-            other = elsewhere(chunk.request)
-            if other is None:
-                some.append(chunk)
-            else:
-                pending[other] = chunk
-                other.add_done_callback(came)
+            some.append(chunk)
         futures = engine.read_many(keyspace, [chunk.request for chunk in some], [chunk.entry for chunk in some])
         pending.update(zip(futures, some, strict=True))
         for future in futures:

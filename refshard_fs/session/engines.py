@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 from fsspec.asyn import get_loop, sync
 
 from refshard_fs.core.forks import fork_safe, in_child
-from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import told_cause
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
-from refshard_fs.reading.engine import Engine, Request
+from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Found, Immediate
@@ -30,7 +29,6 @@ T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
 
 INDEXES = Cache(1 << 30)  # bytes of manifests and shard indexes that the process remembers, decoded
-PATIENCE = 0.1  # seconds in which another event loop has to begin a read that it was announced
 
 
 class Engines:
@@ -115,40 +113,6 @@ class Engines:
             known = [None if self._home is None else self._home(), *self._engines]
         return next((loop for loop in known if loop is not None and loop is not here and loop.is_running()), None)
 
-    async def _read_elsewhere(self, keyspace: KeySpace, request: Request) -> bytes | None:
-        """Return what another loop reads that was told of the key; None if none was, or if it does not begin to read.
-
-        It may be waiting for this one, as the loop of a notebook does while a cell reads.
-        """
-        found = self._expecting(request.key)
-        if found is None:
-            return None
-        engine, loop = found
-        begun = threading.Event()
-        reading = _reading(engine, keyspace, request, begun)
-        try:
-            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(reading, loop))
-        except RuntimeError:  # it has been closed
-            reading.close()
-            return None
-        try:
-            await asyncio.wait({future}, timeout=PATIENCE)
-            while not future.done() and begun.is_set() and loop.is_running():
-                await asyncio.wait({future}, timeout=PATIENCE)
-            return future.result() if future.done() and not future.cancelled() else None
-        finally:
-            future.cancel()
-
-    def _expecting(self, key: str) -> tuple[Engine, Loop] | None:
-        """Return the engine of another running loop that was told that ``key`` will be read."""
-        here = asyncio.get_running_loop()
-        with self._lock:
-            engines = list(self._engines.items())
-        for loop, engine in engines:
-            if loop is not here and loop.is_running() and engine.ahead.expects(key):
-                return engine, loop
-        return None
-
     # ------------------------------------------------------------------ targets
 
     def admit(self, urls: Iterable[str | None]) -> None:
@@ -196,11 +160,6 @@ def _keep(index_cache: bool | str | None) -> Keep | None:
         return None
     directory = os.path.expanduser(index_cache) if isinstance(index_cache, str) else default_directory()
     return None if directory is None else Keep(IndexCache(directory), everything=index_cache is not None)
-
-
-async def _reading(engine: Engine, keyspace: KeySpace, request: Request, begun: threading.Event) -> bytes:
-    begun.set()
-    return await engine.read(keyspace, request)
 
 
 async def _close_with_loop(engine: Engine, owner: weakref.ref[Engines]) -> AsyncGenerator[None, None]:

@@ -263,12 +263,7 @@ class Session(Engines):
         data = None if entry is None else await at_once.take_soon(request, entry)
         if data is not None:
             return data
-        engine = self.engine()
-        if len(self._engines) > 1:
-            data = await self._read_elsewhere(keyspace, request)
-            if data is not None:
-                return data
-        return await engine.read(keyspace, request, entry)
+        return await self.engine().read(keyspace, request, entry)
 
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell`` is called with how many more have ended."""
@@ -351,17 +346,10 @@ class Session(Engines):
             take,
             engine=self.engine,
             immediate=self._at_once_reader(),
-            elsewhere=self._expected_elsewhere,
             chunk_size=chunk_size,
             max_memory=self.options.budget.memory,
             threads=threads,
         )
-
-    def _expected_elsewhere(self, request: Request) -> asyncio.Future[bytes] | None:
-        """Return a future of what another event loop was told to fetch ahead; None where none was."""
-        if len(self._engines) < 2 or self._expecting(request.key) is None:
-            return None
-        return asyncio.ensure_future(self.read(request))
 
     async def pieces(self, key: str, tell_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of ``key`` in order, in pieces of which few are in memory at a time."""

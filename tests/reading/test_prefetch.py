@@ -111,12 +111,13 @@ def test_waves_read_in_another_order_give_the_right_bytes(chunked: Chunked) -> N
         assert fs.cat_file(f"a/{i}.0") == chunked.chunk(i)
 
 
-def test_prefetch_on_one_loop_serves_reads_on_another(chunked: Chunked) -> None:
+def test_what_is_announced_from_a_thread_is_fetched_on_the_loop_that_reads(chunked: Chunked) -> None:
     fs = open_fs(chunked, asynchronous=True)
-    fs.prefetch("a", slice(0, 20))
-    assert len(chunked.ranges) == 1
 
     async def read() -> list[bytes]:
+        await fs._cat_file("a/.zarray")
+        await asyncio.to_thread(fs.prefetch, "a", slice(0, 20))
+        assert len(chunked.ranges) == 1
         return await asyncio.gather(*map(fs._cat_file, chunked.keys(range(20))))
 
     assert asyncio.run(read()) == [chunked.chunk(i) for i in range(20)]
