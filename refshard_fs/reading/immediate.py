@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from refshard_fs.core.forks import fork_safe
@@ -33,11 +34,7 @@ class Found(NamedTuple):
     value: Any
 
 
-class Together(NamedTuple):
-    """One read that serves several keys: what is read, and where in it each one's bytes lie."""
-
-    span: Span
-    parts: dict[int, tuple[int, int]]
+Job = tuple[Request, Entry]
 
 
 class Immediate:
@@ -92,33 +89,39 @@ class Immediate:
             return await asyncio.to_thread(self.take, request, entry)
         return self.take(request, entry)
 
-    def together(self, spans: Mapping[int, Span]) -> list[Together]:
-        """Return the reads that serve several of ``spans``, which are exact, each."""
-        found: list[Together] = []
-        groups: dict[tuple[str, Pin | None], list[int]] = {}
-        for number, span in spans.items():
-            groups.setdefault((span.url, span.pin), []).append(number)
-        for (url, pin), numbers in groups.items():
-            ranges = [(spans[number].start, spans[number].stop or 0) for number in numbers]
-            for first, last, members in coalesce(ranges, TOUCHING):
-                if len(members) > 1:
-                    parts = {numbers[i]: (ranges[i][0] - first, ranges[i][1] - first) for i in members}
-                    found.append(Together(Span(url, first, last, pin=pin), parts))
+    def together(self, jobs: Sequence[Job]) -> list[list[int]]:
+        """Return the places of ``jobs`` by what one read serves: small ranges that lie together, or one alone."""
+        small: dict[tuple[str, Pin | None], list[int]] = {}
+        found: list[list[int]] = []
+        for place, (request, entry) in enumerate(jobs):
+            if type(entry) is Span and entry.exact and request.is_whole and (entry.size or SMALL + 1) <= SMALL:
+                small.setdefault((entry.url, entry.pin), []).append(place)
+            else:
+                found.append([place])
+        for places in small.values():
+            ranges = [(span.start, span.stop or 0) for place in places for span in jobs[place][1].spans]
+            found += [[places[i] for i in block.members] for block in coalesce(ranges, TOUCHING)]
         return found
 
-    def take_together(self, read: Together) -> dict[int, bytes]:
-        """Return the bytes of the spans that ``read`` serves; none where it fails: reading each alone tells why."""
-        try:
-            answer = self._fetch(read.span)
-        except (OSError, RefShardError):
-            return {}
-        if answer is None:
-            return {}
-        data = bytes(answer.data)
-        parts = {number: data[start:stop] for number, (start, stop) in read.parts.items()}
-        wanted = sum(map(len, parts.values()))
-        self._stats.add(keys=len(parts), requests=1, bytes_wanted=wanted, bytes_fetched=len(data))
-        return parts
+    def take_together(self, jobs: Sequence[Job]) -> list[Any]:
+        """Return what `take` returns or raises for each of ``jobs``, which one read serves."""
+        if len(jobs) > 1:
+            spans = [span for _, entry in jobs for span in entry.spans]
+            first, last = min(span.start for span in spans), max(span.stop or 0 for span in spans)
+            with contextlib.suppress(OSError, RefShardError):  # reading each alone tells why
+                answer = self._fetch(Span(spans[0].url, first, last, pin=spans[0].pin))
+                if answer is not None:
+                    parts = [bytes(answer.data[span.start - first : (span.stop or 0) - first]) for span in spans]
+                    wanted = sum(map(len, parts))
+                    self._stats.add(keys=len(jobs), requests=1, bytes_wanted=wanted, bytes_fetched=last - first)
+                    return list(parts)
+        out: list[Any] = []
+        for request, entry in jobs:
+            try:
+                out.append(self.take(request, entry))
+            except Exception as e:  # noqa: BLE001  # of this one alone
+                out.append(e)
+        return out
 
     def find(self, keyspace: KeySpace, key: str, *, may_load: bool = False) -> Entry | None:
         """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
@@ -139,6 +142,10 @@ class Immediate:
     def reaches(self, url: str) -> bool:
         """Whether the bytes at ``url`` need no event loop."""
         return self._pool.place(url) is not None
+
+    def has(self, entry: Entry) -> bool:
+        """Whether the bytes of ``entry`` need no event loop."""
+        return isinstance(entry, Inline) or self.reaches(entry.spans[0].url)
 
     def run(self, steps: Steps[Any], *, may_load: bool = True) -> Found | None:
         """Return what ``steps`` return, if all that they need is remembered.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Packed, Span
+from refshard_fs.core.model import Entry
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.immediate import Immediate
 
@@ -69,7 +69,7 @@ async def read_selection(
             continue
         size = None if entry is None else entry.size
         chunk = _Chunk(number, Request(key), entry, chunk_size if size is None else size)
-        if _is_near(entry, immediate):
+        if entry is not None and immediate.has(entry):
             near.append(chunk)
         else:
             far.append(chunk)
@@ -93,15 +93,6 @@ def decode(take: Take, key: str, number: int, data: bytes | None) -> None:
     except Exception as e:
         e.add_note(f"while {key!r} was decoded")
         raise
-
-
-def _is_near(entry: Entry | None, immediate: Immediate) -> bool:
-    match entry:
-        case Inline():
-            return True
-        case Span(url) | Packed(Span(url)):
-            return immediate.reaches(url)
-    return False
 
 
 class _Work:

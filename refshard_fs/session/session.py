@@ -24,9 +24,8 @@ from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, told_cause
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame, said
-from refshard_fs.reading.immediate import SMALL
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
-from refshard_fs.reading.selection import Take, decode, read_selection
+from refshard_fs.reading.selection import WORKERS, Take, decode, read_selection
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session import recognition as catalog
@@ -279,14 +278,17 @@ class Session(Engines):
             else:
                 if entry is not None:
                     entries[number] = entry
-        groups = [(group, group.span) for group in reader.together(_small(requests, entries))]
-        for parts in await self._read_at_once(lambda group, _: reader.take_together(group), groups):
-            for number, part in parts.items():
-                out[number] = part
-        alone = [number for number in entries if out[number] is None]
-        jobs = [(requests[number], entries[number]) for number in alone]
-        for number, value in zip(alone, await self._read_at_once(reader.take, jobs), strict=True):
-            out[number] = value
+        near = [number for number, entry in entries.items() if reader.has(entry)]
+        jobs = [(requests[number], entries[number]) for number in near]
+        groups = reader.together(jobs)
+
+        def take(groups: Sequence[Sequence[int]]) -> None:
+            for group in groups:
+                for place, value in zip(group, reader.take_together([jobs[place] for place in group]), strict=True):
+                    out[near[place]] = value
+
+        threads = min(WORKERS, len(groups))
+        await asyncio.gather(*(asyncio.to_thread(take, groups[first::threads]) for first in range(threads)))
         late = [number for number, value in enumerate(out) if value is None]
         if tell is not None:
             tell(len(requests) - len(late))
@@ -300,29 +302,6 @@ class Session(Engines):
                 future.add_done_callback(lambda _: tell(1))
         for number, value in zip(late, await asyncio.gather(*futures, return_exceptions=True), strict=True):
             out[number] = value
-        return out
-
-    async def _read_at_once(self, read: Callable[[T, Entry], Any], jobs: Sequence[tuple[T, Entry]]) -> list[Any]:
-        """Return what ``read`` returns or raises for each of ``jobs``; those that would block get threads."""
-        reader = self._at_once_reader()
-        out: list[Any] = [None] * len(jobs)
-        blocking: list[int] = []
-        size = 0  # bytes since others had their turn on this loop
-        for place, (what, entry) in enumerate(jobs):
-            if reader.blocks(entry):
-                blocking.append(place)
-                continue
-            try:
-                out[place] = read(what, entry)
-            except Exception as e:  # noqa: BLE001  # of this one alone
-                out[place] = e
-            size += entry.size or 0
-            if size > PIECE:
-                size = 0
-                await asyncio.sleep(0)
-        threads = [asyncio.to_thread(read, *jobs[place]) for place in blocking]
-        for place, value in zip(blocking, await asyncio.gather(*threads, return_exceptions=True), strict=True):
-            out[place] = value
         return out
 
     async def read_selection(self, keys: Sequence[str], take: Take, *, chunk_size: int, threads: bool) -> None:
@@ -439,19 +418,6 @@ class Session(Engines):
             raise FileNotFoundError(f"there is no array {array!r}: 'refshard tree SOURCE' shows those that there are")
         self._arrays[array] = meta
         return _keys(array, meta, selection, mode)
-
-
-def _small(requests: Sequence[Request], entries: Mapping[int, Entry]) -> dict[int, Span]:
-    """Return those of ``entries`` that are asked for as a whole, and small."""
-    return {
-        number: entry
-        for number, entry in entries.items()
-        if type(entry) is Span
-        and entry.exact
-        and entry.stop is not None
-        and entry.stop - entry.start <= SMALL
-        and requests[number].start is requests[number].end is None
-    }
 
 
 def _keys(array: str, meta: ArrayMeta, selection: Any, mode: Mode) -> list[str]:
