@@ -99,14 +99,15 @@ class Immediate:
             else:
                 found.append([place])
         for places in small.values():
-            ranges = [(span.start, span.stop or 0) for place in places for span in jobs[place][1].spans]
+            spans = [span for place in places if isinstance(span := jobs[place][1], Span)]
+            ranges = [(span.start, span.stop or 0) for span in spans]
             found += [[places[i] for i in block.members] for block in coalesce(ranges, TOUCHING)]
         return found
 
     def take_together(self, jobs: Sequence[Job]) -> list[Any]:
         """Return what `take` returns or raises for each of ``jobs``, which one read serves."""
         if len(jobs) > 1:
-            spans = [span for _, entry in jobs for span in entry.spans]
+            spans = [entry for _, entry in jobs if isinstance(entry, Span)]
             first, last = min(span.start for span in spans), max(span.stop or 0 for span in spans)
             with contextlib.suppress(OSError, RefShardError):  # reading each alone tells why
                 answer = self._fetch(Span(spans[0].url, first, last, pin=spans[0].pin))
