@@ -1,0 +1,131 @@
+"""The links of HDF5 groups: in symbol tables with local heaps, in messages, or in fractal heaps. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from refshard_fs.core.model import Steps, together
+from refshard_fs.formats.hdf5.file import MetadataFile
+from refshard_fs.formats.hdf5.heaps import heap_objects, read_fractal_heap, read_local_heap, read_records, text_at
+from refshard_fs.formats.hdf5.structure import LINK, LINK_INFO, SYMBOL_TABLE, Message
+
+_SOFT_ENTRY: Final = 2  # how a symbol table says that an entry is a soft link
+_MOST_LEVELS: Final = 64  # of a symbol table's B-tree
+
+
+class Link(NamedTuple):
+    """One link: to the object at ``address``, or to the path ``target``; ``refusal`` is why it cannot be followed."""
+
+    name: str
+    address: int | None = None
+    target: str | None = None
+    refusal: str | None = None
+
+
+def is_group(messages: Sequence[Message]) -> bool:
+    """Whether an object header with these messages is a group's."""
+    return any(message.type in (LINK, LINK_INFO, SYMBOL_TABLE) for message in messages)
+
+
+def read_links(file: MetadataFile, messages: Sequence[Message], group_k: int, leaf_k: int) -> Steps[list[Link]]:
+    """Return the links of the group whose header has ``messages``; nodes of old groups have the sizes given."""
+    found: list[Link] = []
+    for message in messages:
+        match message.type:
+            case 0x11:
+                found += yield from _old_links(file, message, group_k, leaf_k)
+            case 0x06:
+                found.append(parse_link(file, message.data))
+            case 0x02:
+                found += yield from _dense_links(file, message)
+    return found
+
+
+def parse_link(file: MetadataFile, data: bytes) -> Link:
+    """Return the link that a link message says."""
+    fields = file.fields(data)
+    version, flags = fields.uint(1), fields.uint(1)
+    if version != 1:
+        raise ValueError(f"a link of version {version}; version 1 is known")
+    kind = fields.uint(1) if flags & 8 else 0
+    fields.take((8 if flags & 4 else 0) + (1 if flags & 16 else 0))
+    name = fields.take(fields.uint(1 << (flags & 3))).decode("utf-8", "surrogateescape")
+    match kind:
+        case 0:
+            return Link(name, fields.address())
+        case 1:
+            return Link(name, target=fields.take(fields.uint(2)).decode("utf-8", "surrogateescape"))
+        case 64:
+            parts = fields.take(fields.uint(2))[1:].split(b"\0")
+            where = " in ".join(part.decode("utf-8", "replace") for part in reversed(parts[:2]))
+            return Link(name, refusal=f"it is an external link, to {where}: other files are never opened")
+    return Link(name, refusal=f"it is a link of type {kind}, which only the program that made it can follow")
+
+
+def _dense_links(file: MetadataFile, message: Message) -> Steps[list[Link]]:
+    fields = file.fields(message.data)
+    version, flags = fields.uint(1), fields.uint(1)
+    if version:
+        raise ValueError(f"a link info message of version {version}; version 0 is known")
+    fields.take(8 if flags & 1 else 0)
+    heap_address, tree = fields.address(), fields.address()
+    if heap_address is None or tree is None:  # its links are messages
+        return []
+    heap, records = yield from together([read_fractal_heap(file, heap_address), read_records(file, tree)])
+    objects = yield from heap_objects(file, heap, [record[4:] for record in records])
+    return [parse_link(file, data) for data in objects]
+
+
+def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) -> Steps[list[Link]]:
+    fields = file.fields(message.data)
+    tree, heap = fields.address(), fields.address()
+    if tree is None or heap is None:
+        raise ValueError("a symbol table has no B-tree or no heap")
+    nodes, segment = yield from together([_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)])
+    entry_size = 2 * file.sizes.address + 24
+    found: list[Link] = []
+    for node in nodes:
+        fields = file.fields(node)
+        fields.expect(b"SNOD", 1)
+        fields.take(1)
+        for _ in range(fields.uint(2)):
+            entry = file.fields(fields.take(entry_size))
+            offset, address, kind = entry.length(), entry.address(), entry.uint(4)
+            name = text_at(segment, offset)
+            entry.take(4)
+            if kind == _SOFT_ENTRY:
+                found.append(Link(name, target=text_at(segment, entry.uint(4))))
+            else:
+                found.append(Link(name, address))
+    return found
+
+
+def _symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -> Steps[list[bytes]]:
+    """Return the leaves of a group's B-tree."""
+    size = 8 + 2 * file.sizes.address + 2 * group_k * file.sizes.address + (2 * group_k + 1) * file.sizes.length
+    leaf_size = 8 + 2 * leaf_k * (2 * file.sizes.address + 24)
+    level = [address]
+    above: int | None = None
+    while above != 0:
+        if len(level) * 8 > file.size or len(set(level)) < len(level):
+            raise ValueError("a group's B-tree has more nodes than there can be: it has a loop")
+        nodes = yield from together([file.peek(at, 24, size, "a node of a group's B-tree") for at in level])
+        below: list[int] = []
+        for node in nodes:
+            fields = file.fields(node)
+            fields.expect(b"TREE")
+            kind, depth, count = fields.uint(1), fields.uint(1), fields.uint(2)
+            if kind:
+                raise ValueError("a group's B-tree has a node of another kind of tree")
+            if depth > _MOST_LEVELS or (above is not None and depth != above - 1):
+                raise ValueError(f"a group's B-tree has a node of level {depth} below one of level {above}")
+            fields.take(2 * file.sizes.address)
+            for _ in range(count):
+                fields.length()
+                child = fields.address()
+                if child is None:
+                    raise ValueError("a group's B-tree has a child without an address")
+                below.append(child)
+        above, level = depth, below
+    return (yield from together([file.peek(at, 8, leaf_size, "a node of a symbol table") for at in level]))

@@ -1,0 +1,334 @@
+"""All groups and datasets of an HDF5 file: what one level of the tree needs is read together. No I/O here.
+
+Links are followed within the file only. Those that lead back to a group that they lie in are reported, not followed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from refshard_fs.core.keys import is_within, join, parent
+from refshard_fs.core.model import Steps, together
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.hdf5 import structure
+from refshard_fs.formats.hdf5.datatypes import heap_ids, parse_datatype
+from refshard_fs.formats.hdf5.file import MetadataFile, verified
+from refshard_fs.formats.hdf5.filters import parse_pipeline
+from refshard_fs.formats.hdf5.groups import Link, is_group, read_links
+from refshard_fs.formats.hdf5.heaps import FractalHeap, heap_objects, read_collection, read_fractal_heap, read_records
+from refshard_fs.formats.hdf5.structure import (
+    Attribute,
+    Fill,
+    HDF5Object,
+    Message,
+    Superblock,
+    parse_attribute,
+    parse_dataspace,
+    parse_fill,
+    parse_layout,
+    read_header,
+)
+
+PATHS_PER_BYTE: Final = 1 / 8  # of the file: many links may lead to one group, but a file of so many would be a bomb
+LEAST_PATHS: Final = 10_000
+MOST_TARGETS: Final = 32  # soft links that lead to soft links, one after the other
+
+
+class Tree(NamedTuple):
+    """All objects by path, the root's empty; and why others are not among them."""
+
+    objects: Mapping[str, HDF5Object]
+    reports: Mapping[str, str]
+
+
+class _Node(NamedTuple):
+    """An object as its header tells."""
+
+    messages: list[Message]
+    links: list[Link]
+    is_group: bool
+
+
+def read_tree(file: MetadataFile, superblock: Superblock, shared: bytes | None) -> Steps[Tree]:
+    """Return all objects below the root group."""
+    reader = _Reader(file, superblock, shared)
+    yield from reader.read_all()
+    return reader.tree()
+
+
+class _Reader:
+    """Reads the objects of one file, each once."""
+
+    def __init__(self, file: MetadataFile, superblock: Superblock, shared: bytes | None) -> None:
+        self._file = file
+        self._superblock = superblock
+        self._shared = shared
+        self._shared_heaps: list[tuple[int, int]] = []  # flags of message types, and the address of their heap
+        self._tables: dict[int, FractalHeap] = {}  # of the heaps of shared messages, by their address
+        self._collections: dict[int, dict[int, bytes]] = {}
+        self._nodes: dict[int, _Node] = {}
+        self._found: dict[int, HDF5Object] = {}
+
+    def read_all(self) -> Steps[None]:
+        """Read every object that hard links lead to."""
+        if self._shared is not None:
+            self._shared_heaps = yield from _read_shared_heaps(self._file, self._shared)
+        level = [self._superblock.root]
+        late: list[int] = []  # whose attributes are still to be read: together with the headers of the next level
+        while level or late:
+            headers = [self._read_node(address) for address in level]
+            yield from together([*map(self._read_object, late), *headers])
+            late = level
+            below = [link.address for at in level for link in self._nodes[at].links if link.address is not None]
+            level = [address for address in dict.fromkeys(below) if address not in self._nodes]
+
+    def tree(self) -> Tree:
+        """Return the objects by their paths."""
+        objects: dict[str, HDF5Object] = {}
+        reports: dict[str, str] = {}
+        soft: dict[str, str] = {}
+        most = max(LEAST_PATHS, int(self._file.size * PATHS_PER_BYTE))
+        pending = [("", self._superblock.root, (self._superblock.root,))]
+        while pending:
+            path, address, above = pending.pop()
+            objects[path] = msgspec.structs.replace(self._found[address], path=path)
+            if len(objects) + len(pending) > most:
+                raise ManifestError(f"its links make more than {most} paths")
+            for link in self._nodes[address].links:
+                below = join(path, link.name)
+                if link.name in ("", ".", "..") or "/" in link.name:
+                    reports[below] = f"its name {link.name!r} cannot be part of a path"
+                elif link.refusal is not None:
+                    reports[below] = link.refusal
+                elif link.target is not None:
+                    soft[below] = link.target
+                elif link.address is None:
+                    reports[below] = "it is a link to no object"
+                elif link.address in above:
+                    reports[below] = "it is a link back to a group that it lies in"
+                else:
+                    pending.append((below, link.address, (*above, link.address)))
+        _follow(soft, objects, reports, most)
+        return Tree(objects, reports)
+
+    # ------------------------------------------------------------------ headers
+
+    def _read_node(self, address: int) -> Steps[None]:
+        messages = yield from read_header(self._file, address)
+        links: list[Link] = []
+        group = is_group(messages)
+        if group:
+            leaf_k, group_k = self._superblock.group_leaf_k, self._superblock.group_k
+            links = yield from read_links(self._file, messages, group_k, leaf_k)
+        self._nodes[address] = _Node(messages, links, group)
+
+    def _read_object(self, address: int) -> Steps[None]:
+        node = self._nodes[address]
+        steps = [self._content(message) for message in node.messages]
+        contents = yield from together(steps)
+        by_type: dict[int, bytes] = {}
+        raw: list[bytes] = []
+        for message, content in zip(node.messages, contents, strict=True):
+            if message.type == structure.ATTRIBUTE:
+                raw.append(content)
+            else:
+                by_type[message.type] = content
+        if structure.ATTRIBUTE_INFO in by_type:
+            raw += yield from self._dense_attributes(by_type[structure.ATTRIBUTE_INFO])
+        found = yield from together([self._attribute(data) for data in raw])
+        attributes = {attribute.name: attribute for attribute in found}
+        described = HDF5Object("", address, node.is_group, attributes)
+        self._found[address] = described if node.is_group else self._dataset(described, by_type)
+
+    def _dataset(self, found: HDF5Object, messages: Mapping[int, bytes]) -> HDF5Object:
+        """Return ``found`` with what a dataset's messages say."""
+        sizes = self._file.sizes
+        if structure.DATATYPE not in messages or structure.DATASPACE not in messages:
+            refusal = "it is neither a group nor a dataset"
+            if structure.DATATYPE in messages:
+                refusal = "it is a datatype that others share, and no dataset"
+            return msgspec.structs.replace(found, refusal=refusal)
+        space = parse_dataspace(messages[structure.DATASPACE], sizes)
+        datatype = parse_datatype(messages[structure.DATATYPE])
+        fill = Fill()
+        for kind in (structure.OLD_FILL_VALUE, structure.FILL_VALUE):
+            if kind in messages:
+                fill = parse_fill(messages[kind], sizes, kind)
+        layout = parse_layout(messages[structure.LAYOUT], sizes) if structure.LAYOUT in messages else None
+        refusal = datatype.refusal
+        if structure.EXTERNAL_FILES in messages:
+            refusal = "its values lie in external files, which are never opened"
+        elif layout is None:
+            refusal = "it has no data layout"
+        filters = parse_pipeline(messages[structure.FILTERS]) if structure.FILTERS in messages else ()
+        return msgspec.structs.replace(
+            found,
+            shape=space.shape,
+            maxshape=space.maxshape,
+            datatype=datatype,
+            layout=layout,
+            filters=filters,
+            fill=fill.value,
+            is_fill_defined=fill.is_defined,
+            refusal=refusal,
+        )
+
+    # ------------------------------------------------------------------ attributes
+
+    def _dense_attributes(self, info: bytes) -> Steps[list[bytes]]:
+        fields = self._file.fields(info)
+        version, flags = fields.uint(1), fields.uint(1)
+        if version:
+            raise ValueError(f"an attribute info message of version {version}; version 0 is known")
+        fields.take(2 if flags & 1 else 0)
+        heap_address, tree = fields.address(), fields.address()
+        if heap_address is None or tree is None:  # they are messages
+            return []
+        heap, records = yield from together(
+            [read_fractal_heap(self._file, heap_address), read_records(self._file, tree)]
+        )
+        found: list[bytes] = [b""] * len(records)
+        ids: dict[int, bytes] = {}
+        shared: dict[int, bytes] = {}
+        for place, record in enumerate(records):
+            if record[8] & 2:  # the heap of shared messages has it
+                shared[place] = record[:8]
+            else:
+                ids[place] = record[:8]
+        objects = yield from heap_objects(self._file, heap, list(ids.values()))
+        for place, data in zip(ids, objects, strict=True):
+            found[place] = data
+        if shared:
+            others = yield from together([self._from_table(structure.ATTRIBUTE, raw) for raw in shared.values()])
+            for place, data in zip(shared, others, strict=True):
+                found[place] = data
+        return found
+
+    def _attribute(self, data: bytes) -> Steps[Attribute]:
+        parts = parse_attribute(data, self._file.sizes)
+        datatype_data, space_data = parts.datatype, parts.dataspace
+        if parts.shares_datatype:
+            datatype_data = yield from self._content(Message(structure.DATATYPE, datatype_data, True))
+        if parts.shares_dataspace:
+            space_data = yield from self._content(Message(structure.DATASPACE, space_data, True))
+        datatype = parse_datatype(datatype_data)
+        shape = parse_dataspace(space_data, self._file.sizes).shape
+        size = 0 if shape is None else math.prod(shape) * datatype.size
+        if size > len(parts.raw):
+            raise ValueError(f"the attribute {parts.name!r} has {len(parts.raw)} bytes of {size}")
+        raw = parts.raw[:size]
+        ids = {(address, index) for address, index, _ in heap_ids(datatype, raw)}
+        heap: dict[tuple[int, int], bytes] = {}
+        if ids:
+            yield from self._load_collections(sorted({address for address, _ in ids}))
+            for address, index in ids:
+                if index in self._collections[address]:
+                    heap[address, index] = self._collections[address][index]
+        return Attribute(parts.name, datatype, shape, raw, heap)
+
+    def _load_collections(self, addresses: Sequence[int]) -> Steps[None]:
+        missing = [address for address in addresses if address not in self._collections]
+        found = yield from together([read_collection(self._file, address) for address in missing])
+        self._collections.update(zip(missing, found, strict=True))
+
+    # ------------------------------------------------------------------ messages that are shared
+
+    def _content(self, message: Message) -> Steps[bytes]:
+        """Return the content of a message, wherever it lies."""
+        if not message.is_shared:
+            return message.data
+        fields = self._file.fields(message.data)
+        version, kind = fields.uint(1), fields.uint(1)
+        if version == 3 and kind == 1:
+            return (yield from self._from_table(message.type, fields.take(8)))
+        if version == 1:
+            fields.take(6)
+        elif version not in (2, 3):
+            raise ValueError(f"a shared message of version {version}; versions 1 to 3 are known")
+        address = fields.address()
+        if address is None:
+            raise ValueError("a shared message lies nowhere")
+        for other in (yield from read_header(self._file, address)):
+            if other.type == message.type and not other.is_shared:
+                return other.data
+        raise ValueError(
+            f"the object at {address} does not have the message of type {message.type:#06x} that it shares"
+        )
+
+    def _from_table(self, kind: int, raw: bytes) -> Steps[bytes]:
+        """Return the message of a type whose id in the heap of shared messages is ``raw``."""
+        address = next((heap for flags, heap in self._shared_heaps if flags >> kind & 1), None)
+        if address is None:
+            raise ValueError(f"the file has no table of shared messages of type {kind:#06x}")
+        if address not in self._tables:
+            self._tables[address] = yield from read_fractal_heap(self._file, address)
+        (found,) = yield from heap_objects(self._file, self._tables[address], [raw])
+        return found
+
+
+def _read_shared_heaps(file: MetadataFile, message: bytes) -> Steps[list[tuple[int, int]]]:
+    """Return what the table of shared messages says: flags of the types that an index has, and its heap."""
+    fields = file.fields(message)
+    fields.take(1)
+    address, indexes = fields.address(), fields.uint(1)
+    if address is None:
+        return []
+    what = "the table of shared messages"
+    size = 8 + indexes * (14 + 2 * file.sizes.address)
+    data = yield from file.read(address, size, what)
+    fields = file.fields(verified(data, what))
+    fields.expect(b"SMTB")
+    found: list[tuple[int, int]] = []
+    for _ in range(indexes):
+        fields.take(2)
+        flags = fields.uint(2)
+        fields.take(10)
+        fields.address()
+        heap = fields.address()
+        if heap is not None:
+            found.append((flags, heap))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------
+# Soft links: paths in the same file.
+
+
+def _follow(soft: dict[str, str], objects: dict[str, HDF5Object], reports: dict[str, str], most: int) -> None:
+    """Add to ``objects`` what soft links lead to, by the paths that they make; and to ``reports`` those that fail."""
+    targets = {path: _absolute(parent(path)[0], target) for path, target in soft.items()}
+    for _ in range(MOST_TARGETS):
+        ready = [path for path, target in targets.items() if target in objects]
+        if not ready:
+            break
+        for path in ready:
+            target = targets.pop(path)
+            if is_within(path, target):
+                reports[path] = "it is a soft link back to a group that it lies in"
+                continue
+            stem = len(target) + 1 if target else 0
+            for other in [target, *_below(objects, target)]:
+                under = join(path, other[stem:]) if other != target else path
+                objects[under] = msgspec.structs.replace(objects[other], path=under)
+            if objects[path].is_group:
+                for other in _below(targets, target):
+                    targets[join(path, other[stem:])] = targets[other]
+            if len(objects) + len(targets) > most:
+                raise ManifestError(f"its links make more than {most} paths")
+    for path, target in targets.items():
+        reports[path] = f"it is a soft link to {target!r}, where there is no object"
+
+
+def _below(paths: Mapping[str, object], target: str) -> list[str]:
+    stem = target + "/" if target else ""
+    return [path for path in paths if path != target and path.startswith(stem)]
+
+
+def _absolute(group: str, target: str) -> str:
+    """Return the normal path that ``target`` is, seen from ``group``."""
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    return join("" if target.startswith("/") else group, "/".join(parts))

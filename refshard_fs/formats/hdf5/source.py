@@ -1,0 +1,97 @@
+"""HDF5 files as zarr hierarchies: a file is opened, and its keys are looked up. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup
+from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keyspace import KeySpace, LookUp, place
+from refshard_fs.core.model import Inline, Span, Steps
+from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
+from refshard_fs.formats.hdf5 import is_gzip
+from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
+from refshard_fs.formats.hdf5.file import MetadataFile
+from refshard_fs.formats.hdf5.netcdf4 import describe
+from refshard_fs.formats.hdf5.objects import Tree, read_tree
+from refshard_fs.formats.hdf5.structure import Superblock, parse_superblock, read_extension
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open an HDF5 file."""
+    url, size = probe.url, probe.facts.size if probe.facts is not None else None
+    if is_gzip(probe.head):
+        raise ManifestError(
+            f"{url} is an HDF5 file that gzip compressed as a whole: no part of it can be read alone. Decompress it; "
+            "its chunks can be compressed instead (h5repack -f GZIP=4, ncks -L 4)"
+        )
+    if size is None:
+        what = "a directory" if probe.is_directory else "a file whose size is not told"
+        raise ManifestError(f"{url} is {what}, and no HDF5 file")
+    source = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size)
+    file = MetadataFile(source, size, probe.head)
+    try:
+        superblock = parse_superblock(file, probe.head)
+        superblock, shared = yield from read_extension(file, superblock)
+        tree = yield from read_tree(file, superblock, shared)
+        return _shown(file, superblock, tree, url, options.zarr_format)
+    except RefShardError as e:
+        if type(e) is ManifestError and url not in str(e):
+            raise ManifestError(f"{url}: {e}") from e
+        raise
+    except ValueError as e:
+        raise DamagedIndex("", url, str(e)) from e
+
+
+class HDF5KeySpace(ArrayGroup):
+    """The keys of a file; those of one dataset are looked up together."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, ArrayDescription],
+        chunks: Mapping[str, DatasetChunks],
+        zarr_format: int,
+        groups: Mapping[str, Mapping[str, Any]],
+        reports: Mapping[str, str],
+    ) -> None:
+        others = {path: attributes for path, attributes in groups.items() if path}
+        super().__init__(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=others)
+        self._datasets = chunks
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        found: list[LookUp] = []
+        together: dict[str, tuple[list[int], list[int]]] = {}
+        for number, key in enumerate(keys):
+            at = None if key in self._documents else place(self.grids, key)
+            if at is None:
+                found.append(self.single_lookup(number, key))
+            else:
+                places, numbers = together.setdefault(at.array, ([], []))
+                places.append(number)
+                numbers.append(at.number)
+        for path, (places, numbers) in together.items():
+            found.append(LookUp(places, self._datasets[path].entries(numbers)))
+        return found
+
+
+def _shown(file: MetadataFile, superblock: Superblock, tree: Tree, url: str, zarr_format: int) -> KeySpace:
+    """Return the objects of ``tree`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
+    described, groups, others = describe(tree.objects)
+    reports = {**tree.reports, **others}
+    arrays: dict[str, ArrayDescription] = {}
+    chunks: dict[str, DatasetChunks] = {}
+    for path, found in tree.objects.items():
+        if found.is_group or path in reports:
+            continue
+        try:
+            dataset = Dataset(found)
+            shown = described[path]
+            array = dataset.description(shown.dimensions, shown.attributes, shown.fill_value)
+            list(array.metadata(zarr_format))  # raises where this version of zarr has no such array
+            chunks[path] = DatasetChunks(file, superblock, dataset, array, zarr_format, url)
+        except ManifestError as e:
+            reports[path] = str(e)
+        else:
+            arrays[path] = array
+    return HDF5KeySpace(arrays, chunks, zarr_format, groups, reports)

@@ -1,0 +1,464 @@
+"""What an HDF5 file is made of: its superblock, object headers and their messages, dataspaces, layouts, attributes.
+
+After the HDF5 File Format Specification, whose names are used. Every size is held against the file's length before
+anything is read; checksums are verified. No I/O here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from refshard_fs.core.model import Steps, together
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.hdf5 import SIGNATURE, signature_at
+from refshard_fs.formats.hdf5.datatypes import Datatype
+from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, verified
+from refshard_fs.formats.hdf5.filters import Filter
+
+HEADER: Final = 512  # bytes of an object header that are read at once: most have fewer
+MOST_DIMENSIONS: Final = 32
+MOST_BLOCKS: Final = 1 << 16  # continuations of one object header
+
+# Messages of object headers, by their type.
+DATASPACE: Final = 0x01
+LINK_INFO: Final = 0x02
+DATATYPE: Final = 0x03
+OLD_FILL_VALUE: Final = 0x04
+FILL_VALUE: Final = 0x05
+LINK: Final = 0x06
+EXTERNAL_FILES: Final = 0x07
+LAYOUT: Final = 0x08
+FILTERS: Final = 0x0B
+ATTRIBUTE: Final = 0x0C
+SHARED_TABLE: Final = 0x0F
+CONTINUATION: Final = 0x10
+SYMBOL_TABLE: Final = 0x11
+B_TREE_K: Final = 0x13
+DRIVER: Final = 0x14
+ATTRIBUTE_INFO: Final = 0x15
+
+_IS_SHARED: Final = 0x02
+_MUST_BE_KNOWN: Final = 0x80
+_LAST_KNOWN: Final = 0x18
+
+
+# ----------------------------------------------------------------------------------------------------
+# The superblock.
+
+
+class Superblock(msgspec.Struct, frozen=True):
+    """What a file says of itself as a whole; ``chunk_k`` is half of the entries of a chunk B-tree's node."""
+
+    version: int
+    root: int
+    group_leaf_k: int = 4
+    group_k: int = 16
+    chunk_k: int = 32
+    extension: int | None = None
+
+
+def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
+    """Return the superblock, and tell ``file`` its base address and sizes; ManifestError if there is none.
+
+    It lies at the start of the file, or after a user block of 512 bytes, 1024, 2048 and so on.
+    """
+    at = signature_at(head)
+    if at is None:
+        raise ManifestError(f"there is no HDF5 signature in its first {len(head)} bytes")
+    fields = Fields(head, Sizes(), at + len(SIGNATURE))
+    version = fields.uint(1)
+    if version > 3:
+        raise ManifestError(f"its superblock is of version {version}; versions up to 3 are read")
+    if version < 2:
+        fields.take(4)
+        sizes = Sizes(fields.uint(1), fields.uint(1))
+        fields.take(1)
+        leaf_k, group_k = fields.uint(2), fields.uint(2)
+        fields.take(4)
+        chunk_k = 32
+        if version == 1:
+            chunk_k = fields.uint(2)
+            fields.take(2)
+    else:
+        sizes = Sizes(fields.uint(1), fields.uint(1))
+        fields.take(1)
+        leaf_k, group_k, chunk_k = 4, 16, 32
+    if sizes.address not in (2, 4, 8, 16, 32) or sizes.length not in (2, 4, 8, 16, 32):
+        raise ManifestError(f"its addresses have {sizes.address} bytes, its lengths {sizes.length}")
+    fields.sizes = sizes
+    base, second, end, last = fields.address(), fields.address(), fields.address(), fields.address()
+    extension = second if version >= 2 else None
+    if version >= 2:
+        root = last
+        body = head[at : fields.at + 4]
+        verified(body, "the superblock")
+    else:
+        if last is not None:
+            raise ManifestError("it has a driver information block: files of several parts are not read")
+        fields.length()
+        root = fields.address()
+    if base is None or end is None or root is None:
+        raise ManifestError("its superblock has no base address, end or root group")
+    file.base = at  # the user block may have been added later: then the superblock says another base
+    file.sizes = sizes
+    end += at - base
+    if end > file.size:
+        raise ManifestError(f"it is cut short: {file.size} bytes of {end} are there. Was it written to the end?")
+    return Superblock(version, root, leaf_k, group_k, chunk_k, extension)
+
+
+def read_extension(file: MetadataFile, found: Superblock) -> Steps[tuple[Superblock, bytes | None]]:
+    """Return the superblock with what its extension adds, and the table of shared messages, if there is one."""
+    if found.extension is None:
+        return found, None
+    messages = yield from read_header(file, found.extension)
+    table = None
+    for message in messages:
+        match message.type:
+            case 0x13:
+                fields = file.fields(message.data)
+                fields.take(1)
+                chunk_k, group_k, leaf_k = fields.uint(2), fields.uint(2), fields.uint(2)
+                found = msgspec.structs.replace(found, chunk_k=chunk_k, group_k=group_k, group_leaf_k=leaf_k)
+            case 0x14:
+                raise ManifestError("it has driver information: files of several parts are not read")
+            case 0x0F:
+                table = message.data
+    return found, table
+
+
+# ----------------------------------------------------------------------------------------------------
+# Object headers: their messages, from all of their blocks.
+
+
+class Message(NamedTuple):
+    """One message of an object header; ``is_shared``: ``data`` say where its content lies."""
+
+    type: int
+    data: bytes
+    is_shared: bool
+
+
+def read_header(file: MetadataFile, address: int) -> Steps[list[Message]]:
+    """Return all messages of the object header at ``address``, in the order of its blocks."""
+    what = "an object header"
+    start = yield from file.peek(address, 16, HEADER, what)
+    fields = file.fields(start)
+    if start.startswith(b"OHDR"):
+        fields.expect(b"OHDR", 2)
+        flags = fields.uint(1)
+        fields.take((16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0))
+        size = fields.uint(1 << (flags & 3))
+        begin = fields.at
+        block = yield from file.read(address, begin + size + 4, what)
+        body = verified(block, f"the object header at {address}")[begin:]
+        parse = _messages_2
+        tracked = bool(flags & 4)
+    else:
+        version = fields.uint(1)
+        if version != 1:
+            raise ValueError(f"an object header at {address} is of version {version}; versions 1 and 2 are known")
+        fields.take(7)
+        size = fields.uint(4)
+        body = (yield from file.read(address, 16 + size, what))[16:]
+        parse = _messages_1
+        tracked = False
+    messages: list[Message] = []
+    seen = {address}
+    pending = list(parse(file, body, tracked))
+    while pending:
+        continued: list[tuple[int, int]] = []
+        for message in pending:
+            if message.type == CONTINUATION:
+                continued.append(_continuation(file, message, seen))
+            else:
+                messages.append(message)
+        blocks = yield from together([file.read(at, length, what) for at, length in continued])
+        pending = []
+        for (at, _), block in zip(continued, blocks, strict=True):
+            if parse is _messages_2:
+                if not block.startswith(b"OCHK"):
+                    raise ValueError(f"a continuation of an object header at {at} has no signature OCHK")
+                block = verified(block, f"the continuation of an object header at {at}")[4:]
+            pending += parse(file, block, tracked)
+    return messages
+
+
+def _continuation(file: MetadataFile, message: Message, seen: set[int]) -> tuple[int, int]:
+    fields = file.fields(message.data)
+    at, length = fields.address(), fields.length()
+    if at is None or at in seen or len(seen) > MOST_BLOCKS:
+        raise ValueError(f"an object header continues at {at}, where it was already")
+    seen.add(at)
+    return at, length
+
+
+def _messages_1(file: MetadataFile, body: bytes, tracked: bool) -> Iterator[Message]:
+    fields = file.fields(body)
+    while fields.left() >= 8:
+        kind, size, flags = fields.uint(2), fields.uint(2), fields.uint(1)
+        fields.take(3)
+        yield _message(kind, flags, fields.take(size))
+
+
+def _messages_2(file: MetadataFile, body: bytes, tracked: bool) -> Iterator[Message]:
+    fields = file.fields(body)
+    least = 6 if tracked else 4
+    while fields.left() >= least:  # what is shorter is a gap
+        kind, size, flags = fields.uint(1), fields.uint(2), fields.uint(1)
+        fields.take(2 if tracked else 0)
+        yield _message(kind, flags, fields.take(size))
+
+
+def _message(kind: int, flags: int, data: bytes) -> Message:
+    if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
+        raise ManifestError(f"it has a message of type {kind:#06x}, which is not known and must be")
+    return Message(kind, data, bool(flags & _IS_SHARED))
+
+
+# ----------------------------------------------------------------------------------------------------
+# What single messages say.
+
+
+class Dataspace(NamedTuple):
+    """The extents of an array; None for those of one that has no elements, and no shape."""
+
+    shape: tuple[int, ...] | None
+    maxshape: tuple[int | None, ...]
+
+
+def parse_dataspace(data: bytes, sizes: Sizes) -> Dataspace:
+    """Return what a dataspace message says."""
+    fields = Fields(data, sizes)
+    version, rank, flags = fields.uint(1), fields.uint(1), fields.uint(1)
+    if version == 1:
+        fields.take(5)
+        kind = 1 if rank else 0
+    elif version == 2:
+        kind = fields.uint(1)
+    else:
+        raise ValueError(f"a dataspace of version {version}; versions 1 and 2 are known")
+    if kind == 2:
+        return Dataspace(None, ())
+    if rank > MOST_DIMENSIONS:
+        raise ValueError(f"a dataspace of {rank} dimensions; there are {MOST_DIMENSIONS} at most")
+    shape = tuple([fields.length() for _ in range(rank)])
+    unlimited = (1 << 8 * sizes.length) - 1
+    if flags & 1:
+        limits = [fields.length() for _ in range(rank)]
+        maxshape = tuple([None if limit == unlimited else limit for limit in limits])
+    else:
+        maxshape = shape
+    if math.prod(max(extent, 1) for extent in shape) >= 1 << 63:
+        raise ValueError(f"a dataspace of {shape} has more elements than 63 bits count")
+    return Dataspace(shape, maxshape)
+
+
+class Fill(NamedTuple):
+    """The fill value as one element's bytes; None for zeros. Undefined: what was never written may be anything."""
+
+    value: bytes | None = None
+    is_defined: bool = True
+
+
+def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> Fill:
+    """Return what a fill value message of either type says."""
+    fields = Fields(data, sizes)
+    if kind == OLD_FILL_VALUE:
+        return Fill(fields.take(fields.uint(4)) or None)
+    version = fields.uint(1)
+    if version in (1, 2):
+        fields.take(2)
+        is_defined = bool(fields.uint(1))
+        if version == 2 and not is_defined:
+            return Fill()
+        value = fields.take(fields.uint(4)) or None if fields.left() >= 4 else None
+        return Fill(value)
+    if version == 3:
+        flags = fields.uint(1)
+        if flags & 0x10:
+            return Fill(None, False)
+        return Fill(fields.take(fields.uint(4)) or None if flags & 0x20 else None)
+    raise ValueError(f"a fill value message of version {version}; versions 1 to 3 are known")
+
+
+class Attribute(msgspec.Struct, frozen=True):
+    """One attribute: its elements are ``raw``, and refer to ``heap`` by (address, index); none without a shape."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...] | None
+    raw: bytes
+    heap: Mapping[tuple[int, int], bytes] = {}
+
+
+class UnsharedAttribute(NamedTuple):
+    """An attribute message, taken apart; a datatype or a dataspace that is shared says where it lies."""
+
+    name: str
+    datatype: bytes
+    dataspace: bytes
+    shares_datatype: bool
+    shares_dataspace: bool
+    raw: bytes
+
+
+def parse_attribute(data: bytes, sizes: Sizes) -> UnsharedAttribute:
+    """Return the parts of an attribute message."""
+    fields = Fields(data, sizes)
+    version, flags = fields.uint(1), fields.uint(1)
+    if not 1 <= version <= 3:
+        raise ValueError(f"an attribute of version {version}; versions 1 to 3 are known")
+    lengths = [fields.uint(2) for _ in range(3)]
+    if version == 3:
+        fields.take(1)  # UTF-8 holds ASCII as well
+    parts = []
+    for length in lengths:
+        parts.append(fields.take(length))
+        if version == 1:
+            fields.take(-length % 8)
+    name = parts[0].split(b"\0")[0].decode("utf-8", "surrogateescape")
+    shared = flags if version > 1 else 0
+    return UnsharedAttribute(name, parts[1], parts[2], bool(shared & 1), bool(shared & 2), fields.rest())
+
+
+# ----------------------------------------------------------------------------------------------------
+# How the elements of a dataset are laid out.
+
+
+class Compact(msgspec.Struct, frozen=True):
+    """The elements are in the object header."""
+
+    data: bytes
+
+
+class Contiguous(msgspec.Struct, frozen=True):
+    """The elements lie one after the other; no address: nothing was written."""
+
+    address: int | None
+    size: int
+
+
+class Chunked(msgspec.Struct, frozen=True):
+    """The elements lie in chunks of ``shape``, of which an index of ``kind`` at ``address`` tells.
+
+    ``parameters`` are those of the index. ``whole_edges``: filters apply to chunks that reach beyond the array, too.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    kind: str  # "B-tree 1" "single" "implicit" "fixed array" "extensible array" "B-tree 2"
+    address: int | None
+    parameters: tuple[int, ...] = ()
+    whole_edges: bool = True
+
+
+class Virtual(msgspec.Struct, frozen=True):
+    """The elements are those of other datasets, by the mappings in the global heap at ``address``, ``index``."""
+
+    address: int | None
+    index: int
+
+
+Layout = Compact | Contiguous | Chunked | Virtual
+INDEXES: Final = {1: "single", 2: "implicit", 3: "fixed array", 4: "extensible array", 5: "B-tree 2"}
+
+
+def parse_layout(data: bytes, sizes: Sizes) -> Layout:
+    """Return what a data layout message says."""
+    fields = Fields(data, sizes)
+    version = fields.uint(1)
+    match version:
+        case 1 | 2:
+            return _old_layout(fields)
+        case 3 | 4 | 5:
+            kind = fields.uint(1)
+        case _:
+            raise ValueError(f"a data layout of version {version}; versions 1 to 5 are known")
+    match kind:
+        case 0:
+            return Compact(fields.take(fields.uint(2)))
+        case 1:
+            return Contiguous(fields.address(), fields.length())
+        case 2 if version == 3:
+            rank = fields.uint(1)
+            address = fields.address()
+            return _chunked([fields.uint(4) for _ in range(rank)], "B-tree 1", address)
+        case 2:
+            return _new_chunked(fields, version)
+        case 3 if version >= 4:
+            return Virtual(fields.address(), fields.uint(4))
+    raise ValueError(f"a data layout of class {kind}, which version {version} does not have")
+
+
+def _old_layout(fields: Fields) -> Layout:
+    rank, kind = fields.uint(1), fields.uint(1)
+    fields.take(5)
+    address = fields.address() if kind else None
+    extents = [fields.uint(4) for _ in range(rank)]
+    match kind:
+        case 0:
+            return Compact(fields.take(fields.uint(4)))
+        case 1:
+            return Contiguous(address, -1)
+        case 2:
+            return _chunked(extents, "B-tree 1", address)
+    raise ValueError(f"a data layout of class {kind}, which its version does not have")
+
+
+def _chunked(
+    extents: list[int], kind: str, address: int | None, parameters: tuple[int, ...] = (), whole_edges: bool = True
+) -> Chunked:
+    if not 1 < len(extents) <= MOST_DIMENSIONS + 1 or not all(extents):
+        raise ValueError(f"chunks of {extents} elements and bytes")
+    return Chunked(tuple(extents[:-1]), extents[-1], kind, address, parameters, whole_edges)
+
+
+def _new_chunked(fields: Fields, version: int) -> Chunked:
+    flags, rank, width = fields.uint(1), fields.uint(1), fields.uint(1)
+    if not 1 <= width <= 8:
+        raise ValueError(f"extents of a chunk take {width} bytes each")
+    extents = [fields.uint(width) for _ in range(rank)]
+    number = fields.uint(1)
+    match number:
+        case 1 if flags & 2:
+            parameters = (fields.length(), fields.uint(4))
+        case 1 | 2:
+            parameters = ()
+        case 3:
+            parameters = (fields.uint(1),)
+        case 4:
+            parameters = tuple([fields.uint(1) for _ in range(5)])
+        case 5:
+            parameters = (fields.uint(4), fields.uint(1), fields.uint(1))
+        case _:
+            raise ValueError(f"a chunk index of type {number}; types 1 to 5 are known")
+    return _chunked(extents, INDEXES[number], fields.address(), parameters, not flags & 1)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Objects: groups and datasets as their headers describe them.
+
+
+class HDF5Object(msgspec.Struct, frozen=True):
+    """A group or a dataset at ``path``; what only datasets have is None for a group.
+
+    ``refusal`` says why the values of a dataset cannot be shown.
+    """
+
+    path: str
+    address: int
+    is_group: bool
+    attributes: Mapping[str, Attribute]
+    shape: tuple[int, ...] | None = None
+    maxshape: tuple[int | None, ...] = ()
+    datatype: Datatype | None = None
+    layout: Layout | None = None
+    filters: tuple[Filter, ...] = ()
+    fill: bytes | None = None
+    is_fill_defined: bool = True
+    refusal: str | None = None
