@@ -412,6 +412,19 @@ def vlen_strings(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
     return found
 
 
+def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
+    """Return the addresses of the objects that sequences of object references name, a list for each sequence."""
+    base = datatype.base
+    if datatype.kind != "vlen-sequence" or base is None or base.kind != "reference" or not base.size:
+        return []
+    size = base.size
+    found = []
+    for count, address, index in _descriptors(datatype, raw):
+        data = heap.get((address, index), b"")[: count * size]
+        found.append([int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size)])
+    return found
+
+
 def encode_vlen_utf8(strings: Sequence[bytes]) -> bytes:
     """Return what numcodecs' vlen-utf8 (zarr's codec of strings) reads as ``strings``.
 

@@ -1,0 +1,344 @@
+"""What NetCDF-4 makes of an HDF5 file: dimensions, attributes and fill values as xarray knows them. No I/O here.
+
+NetCDF-4 keeps dimensions as HDF5 dimension scales: datasets that others refer to by an attribute. A file that knows
+none of it has a dimension for each length in a group, ``phony_dim_0`` and so on, as h5netcdf and netCDF-C name them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.array_group import spelled_fill
+from refshard_fs.core.keys import join, parent
+from refshard_fs.core.version_3 import for_xarray
+from refshard_fs.core.zarrmeta import zarr_major
+from refshard_fs.formats.hdf5.datatypes import Datatype, recast, references, values
+from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
+
+# Attributes that say how the file is built, as h5netcdf hides them.
+HIDDEN: Final = frozenset(
+    ["REFERENCE_LIST", "CLASS", "DIMENSION_LIST", "NAME", "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict",
+     "_NCProperties"]
+)  # fmt: skip
+FILL: Final = "_FillValue"
+
+_NO_VARIABLE: Final = "This is a netCDF dimension but not a netCDF variable."
+_NO_COORDINATE: Final = "_nc4_non_coord_"  # starts the HDF5 name of a variable that is called as a dimension is
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """How a dataset is shown: at ``path``, with the ``shape`` that its dimensions have by now.
+
+    ``fill_value`` is as zarr's metadata spells it; ``fills_itself``: readers of zarr make of a chunk that is missing
+    what HDF5 reads where none was written.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dimensions: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    fill_value: Any
+    fills_itself: bool
+
+
+class Description(NamedTuple):
+    """The variables by the paths of their datasets, the attributes of groups, and why other objects are not shown."""
+
+    variables: Mapping[str, Variable]
+    groups: Mapping[str, Mapping[str, Any]]
+    reports: Mapping[str, str]
+
+
+def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description:
+    """Return how ``objects`` (by path, the root's empty) are shown by metadata of ``zarr_format``."""
+    dimensions = _Dimensions(objects)
+    variables: dict[str, Variable] = {}
+    groups: dict[str, Mapping[str, Any]] = {}
+    reports: dict[str, str] = {}
+    for path, found in objects.items():
+        if found.is_group:
+            groups[path] = _attributes(found)
+        elif found.refusal is not None:
+            reports[path] = found.refusal
+        elif found.shape is None or found.datatype is None:
+            reports[path] = "it has no elements, and not even a shape"
+        elif dimensions.is_bare(path):
+            continue  # known by its name alone
+        else:
+            names, shape = dimensions.of(path)
+            group, name = parent(path)
+            plain = join(group, name.replace(_NO_COORDINATE, ""))
+            is_taken = plain != path and plain in objects and not dimensions.is_bare(plain)
+            fill_value, attributes, fills = _filled(found, found.datatype, zarr_format)
+            path_shown = path if is_taken else plain
+            variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills)
+    return Description(variables, groups, reports)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Dimensions.
+
+
+class _Scale(NamedTuple):
+    """One dimension of a group."""
+
+    name: str
+    size: int
+    is_unlimited: bool
+    number: int  # NetCDF's dimension id
+
+
+class _Dimensions:
+    """The dimensions of all groups."""
+
+    def __init__(self, objects: Mapping[str, HDF5Object]) -> None:
+        self._objects = objects
+        self._by_address = {found.address: path for path, found in objects.items()}
+        self._labels = {path: self._labelled(found) for path, found in objects.items() if not found.is_group}
+        members: dict[str, list[str]] = {path: [] for path, found in objects.items() if found.is_group}
+        for path in sorted(self._labels):
+            members.setdefault(parent(path)[0], []).append(path)
+        extents = self._extents()
+        self._scales: dict[str, dict[str, _Scale]] = {}
+        self._phony: dict[str, list[tuple[str, int]]] = {}
+        self._phony_count = 0
+        count = 0
+        for group in sorted(members, key=lambda path: path.split("/") if path else []):
+            scales: dict[str, _Scale] = {}
+            for path in members[group]:
+                found = objects[path]
+                if _is_scale(found) and found.shape:
+                    is_unlimited = found.maxshape == (None,)
+                    size = max(found.shape[0], extents.get(path, 0)) if is_unlimited else found.shape[0]
+                    number = _integers(found, "_Netcdf4Dimid")
+                    name = parent(path)[1]
+                    scales[name] = _Scale(name, size, is_unlimited, number[0] if number else count)
+                    count += 1
+            self._scales[group] = scales
+            self._phony[group] = []
+            self._add_phony(group, members[group])
+
+    def is_bare(self, path: str) -> bool:
+        """Whether a dataset is a dimension only, and no variable."""
+        found = self._objects[path]
+        return not found.is_group and _NO_VARIABLE in _text(found, "NAME")
+
+    def of(self, path: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the names of a dataset's dimensions and its shape: unlimited dimensions may have grown beyond it."""
+        found = self._objects[path]
+        group, shape = parent(path)[0], found.shape or ()
+        known = self._visible(group)
+        names = self._names(path, known)
+        if isinstance(found.layout, Chunked):
+            sizes = [known[name].size if name in known and known[name].is_unlimited else 0 for name in names]
+            shape = tuple(map(max, shape, sizes))
+        inner = found.datatype.shape if found.datatype is not None else ()
+        return names + tuple(self._new_phony(group, extent) for extent in inner), shape
+
+    def _names(self, path: str, known: Mapping[str, _Scale]) -> tuple[str, ...]:
+        found = self._objects[path]
+        ndim = len(found.shape or ())
+        if _is_scale(found):
+            numbers = _integers(found, "_Netcdf4Coordinates")
+            by_number = {scale.number: scale.name for scale in reversed(known.values())}
+            if len(numbers) == ndim and all(number in by_number for number in numbers):
+                return tuple(by_number[number] for number in numbers)
+        labels = self._labels[path]
+        if labels and None not in labels:
+            return tuple(label for label in labels if label is not None)
+        name = parent(path)[1]
+        if ndim == 1 and name in known:
+            return (name,)
+        group = parent(path)[0]
+        free = [(scale.name, scale.size) for scale in self._scales.get(group, {}).values()] + self._phony[group]
+        taken: set[str] = {label for label in labels if label is not None}
+        names: list[str] = []
+        for axis, extent in enumerate(found.shape or ()):
+            label = labels[axis] if axis < len(labels) else None
+            if label is None:
+                label = next((name for name, size in free if size == extent and name not in taken), None)
+            if label is None:
+                label = self._new_phony(group, extent)
+                free.append((label, extent))
+            taken.add(label)
+            names.append(label)
+        return tuple(names)
+
+    def _visible(self, group: str) -> dict[str, _Scale]:
+        """Return the dimensions of a group and, behind them, those of the groups that it lies in."""
+        found = dict(self._scales.get(group, {}))
+        while group:
+            group = parent(group)[0]
+            found = {**found, **{n: s for n, s in self._scales.get(group, {}).items() if n not in found}}
+        return found
+
+    def _labelled(self, found: HDF5Object) -> tuple[str | None, ...]:
+        """Return the name of each axis's scale (the last one, where there are more), None where it has none."""
+        return tuple(None if path is None else parent(path)[1] for path in self._scale_paths(found))
+
+    def _scale_paths(self, found: HDF5Object) -> tuple[str | None, ...]:
+        attribute = found.attributes.get("DIMENSION_LIST")
+        if attribute is None or attribute.shape != (len(found.shape or ()),):
+            return ()
+        lists = references(attribute.datatype, attribute.raw, attribute.heap)
+        return tuple(self._by_address.get(addresses[-1]) if addresses else None for addresses in lists)
+
+    def _extents(self) -> dict[str, int]:
+        """Return the largest extent of all datasets along each scale, by the scale's path."""
+        most: dict[str, int] = {}
+        for path in self._labels:
+            found = self._objects[path]
+            for scale, extent in zip(self._scale_paths(found), found.shape or (), strict=False):
+                if scale is not None:
+                    most[scale] = max(most.get(scale, 0), extent)
+        return most
+
+    def _add_phony(self, group: str, members: Sequence[str]) -> None:
+        """Make the dimensions of a group's datasets that have no scales: as many of a length as one dataset needs."""
+        needed: Counter[int] = Counter()
+        for path in members:
+            if not _is_scale(self._objects[path]) and not any(self._labels[path]):
+                needed |= Counter(self._objects[path].shape or ())
+        there = Counter(scale.size for scale in self._scales[group].values() if not scale.is_unlimited)
+        for size, count in needed.items():
+            for _ in range(there[size], count):
+                self._new_phony(group, size)
+
+    def _new_phony(self, group: str, size: int) -> str:
+        name = f"phony_dim_{self._phony_count}"
+        self._phony_count += 1
+        self._phony[group].append((name, size))
+        return name
+
+
+def _is_scale(found: HDF5Object) -> bool:
+    return _text(found, "CLASS") == "DIMENSION_SCALE"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Attributes and fill values.
+
+
+def _attributes(found: HDF5Object) -> dict[str, Any]:
+    """Return the attributes of an object as JSON has them; those that hold references are left out."""
+    shown: dict[str, Any] = {}
+    for name, attribute in found.attributes.items():
+        if name not in HIDDEN and (attribute.datatype.refusal is None or attribute.datatype.kind == "compound"):
+            value = _value(attribute)
+            if value is not None:
+                shown[name] = _plain(value)
+    datatype = found.datatype
+    if datatype is not None and datatype.kind == "enum" and "flag_values" not in shown:
+        shown["flag_values"] = list(datatype.members.values())
+        shown["flag_meanings"] = " ".join("_".join(name.split()) for name in datatype.members)
+    return shown
+
+
+def _value(attribute: Attribute) -> Any:
+    """Return an attribute's value as h5netcdf does: a single one is no list. None for what has no value here."""
+    if attribute.datatype.refusal is not None:
+        return None
+    value = values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap)
+    if not isinstance(value, str) and np.ndim(value) and len(value) == 1:
+        return value[0]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return numpy's values as JSON has them."""
+    match value:
+        case np.ndarray() | np.generic():
+            return _plain(value.astype(str).tolist() if value.dtype.kind in "mM" else value.tolist())
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case bytes():
+            return value.decode("utf-8", "surrogateescape")
+        case complex():
+            return [value.real, value.imag]
+    return value
+
+
+def _text(found: HDF5Object, name: str) -> str:
+    attribute = found.attributes.get(name)
+    if attribute is None or attribute.datatype.kind not in ("string", "vlen-string"):
+        return ""
+    value = _value(attribute)
+    return value if isinstance(value, str) else ""
+
+
+def _integers(found: HDF5Object, name: str) -> list[int]:
+    attribute = found.attributes.get(name)
+    if attribute is None or attribute.datatype.kind != "integer":
+        return []
+    value = values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap)
+    return [int(item) for item in np.ravel(value)]
+
+
+def _filled(found: HDF5Object, datatype: Datatype, zarr_format: int) -> tuple[Any, dict[str, Any], bool]:
+    """Return the fill value of a variable's metadata, its attributes, and whether that value is HDF5's own.
+
+    xarray masks the fill value of version 2, which is therefore that of the attribute ``_FillValue`` or none. Of
+    version 3 it masks that attribute, so the fill value can be HDF5's.
+    """
+    attributes = _attributes(found)
+    masked, unwritten = _masked(found), _unwritten(found, datatype)
+    if masked is not None:
+        attributes.pop(FILL, None)
+    if zarr_format == 2:
+        if masked is None:  # zarr 2 leaves elements uninitialised, zarr 3 takes zeros
+            return None, attributes, unwritten is not None and not any(unwritten) and (zarr_major() or 3) > 2
+        return _spelled(masked, datatype), attributes, masked == unwritten
+    if masked is not None:
+        value = _spelled(masked, datatype)
+        attributes[FILL] = value if datatype.shown is None else for_xarray(value, datatype.shown)
+    return None if unwritten is None else _spelled(unwritten, datatype), attributes, unwritten is not None
+
+
+def _masked(found: HDF5Object) -> bytes | None:
+    """Return the value that the attribute ``_FillValue`` gives, as an element as zarr reads it; None without one.
+
+    An attribute of another datatype stands for that value, if the dataset's datatype has it: else it stays one.
+    """
+    attribute, datatype = found.attributes.get(FILL), found.datatype
+    if attribute is None or datatype is None or attribute.datatype.refusal is not None:
+        return None
+    if datatype.kind == "vlen-string":
+        text = _text(found, FILL)
+        return text.encode("utf-8", "surrogateescape") if text else None
+    if datatype.shown is None or attribute.datatype.shown is None or attribute.shape not in ((), (1,)):
+        return None
+    given = recast(attribute.datatype, attribute.raw).ravel()
+    if given.dtype == datatype.shown:
+        return given.tobytes() if given.size == 1 else None
+    try:
+        with np.errstate(all="ignore"):
+            made = given.astype(datatype.shown)
+            return made.tobytes() if np.array_equal(made.astype(given.dtype), given, equal_nan=True) else None
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _unwritten(found: HDF5Object, datatype: Datatype) -> bytes | None:
+    """Return what HDF5 reads where nothing was written, as an element as zarr reads it.
+
+    None where there is no such element: those of an array datatype may differ.
+    """
+    if datatype.kind == "vlen-string":
+        return None if found.fill is not None and any(found.fill) else b""
+    raw = found.fill or bytes(datatype.size)
+    elements = recast(datatype, raw).tobytes()
+    single = elements[: datatype.shown.itemsize] if datatype.shown is not None else b""
+    return single if single * (len(elements) // max(len(single), 1)) == elements else None
+
+
+def _spelled(fill: bytes, datatype: Datatype) -> Any:
+    if datatype.kind == "vlen-string":
+        return fill.decode("utf-8", "surrogateescape")
+    if datatype.shown is None:
+        return None
+    return spelled_fill(fill, datatype.shown)
