@@ -12,6 +12,7 @@ from refshard_fs.core.format import Format, plugins
 from refshard_fs.formats import (
     bcolz,
     chunk_manifest,
+    hdf5,
     kerchunk_json,
     kerchunk_parquet,
     netcdf3,
@@ -30,6 +31,7 @@ BUILT_IN = (
     bcolz.FORMAT,
     bcolz.BLOSCPACK,
     neuroglancer.FORMAT,
+    hdf5.FORMAT,
     netcdf3.FORMAT,
     zip.FORMAT,
 )

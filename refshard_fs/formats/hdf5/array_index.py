@@ -133,7 +133,7 @@ def _is_set(bits: bytes, number: int) -> bool:
 # Fixed arrays: of datasets that have a greatest extent.
 
 
-class FixedHeader(NamedTuple):
+class FixedHeader(msgspec.Struct, frozen=True):
     """The header of a fixed array of ``count`` elements."""
 
     client: int

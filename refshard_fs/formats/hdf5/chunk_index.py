@@ -332,7 +332,7 @@ class BTreeOfGrowing:
 
 
 def _kept(found: Found, keep: npt.NDArray[np.bool_]) -> Found:
-    return Found(*(column[keep] for column in found))
+    return Found(found.numbers[keep], found.addresses[keep], found.sizes[keep], found.masks[keep])
 
 
 def _grouped(places: npt.NDArray[np.intp], wanted: UInt64s) -> list[tuple[int, UInt64s]]:

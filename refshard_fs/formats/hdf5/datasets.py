@@ -11,9 +11,9 @@ import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, Chunks, pieces
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
+from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import tails
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Recipe, Span, Steps, together
-from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.array_index import ExtensibleArray, FixedArray
 from refshard_fs.formats.hdf5.chunk_index import BTree1, BTreeOfGrowing, Implicit, Index, Place, Single
@@ -21,6 +21,7 @@ from refshard_fs.formats.hdf5.datatypes import encode_vlen_utf8, heap_ids, recas
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.filters import codecs_of, recoded
 from refshard_fs.formats.hdf5.heaps import GLOBAL, Collection, CollectionIndex
+from refshard_fs.formats.hdf5.netcdf4 import Variable
 from refshard_fs.formats.hdf5.structure import Chunked, Compact, Contiguous, HDF5Object, Superblock
 
 MOST_FILL: Final = 1 << 30  # bytes of a chunk that was never written, where one has to be made
@@ -33,10 +34,11 @@ class Dataset:
     Raises ManifestError, which says why, for one that cannot.
     """
 
-    def __init__(self, found: HDF5Object) -> None:
-        if found.refusal is not None or found.shape is None or found.datatype is None:
-            raise ManifestError(found.refusal or "it has no dataspace: there are no elements")
+    def __init__(self, found: HDF5Object, variable: Variable) -> None:
+        assert found.shape is not None
+        assert found.datatype is not None
         self.object = found
+        self.variable = variable
         self.layout = layout = found.layout
         self.datatype = found.datatype
         self.outer_shape = found.shape
@@ -67,20 +69,26 @@ class Dataset:
         """Bytes of a chunk that no filter made smaller."""
         return self.count * self.datatype.size
 
-    def description(
-        self, dimensions: Sequence[str], attributes: Mapping[str, Any], fill_value: Any
-    ) -> ArrayDescription:
+    def description(self) -> ArrayDescription:
         """Return what zarr's metadata says of it; elements that are arrays add their dimensions."""
-        inner = self.datatype.shape
-        shape, chunks = self.outer_shape + inner, self.chunk + inner
+        variable, inner = self.variable, self.datatype.shape
+        filters: tuple[Mapping[str, Any], ...]
         if self.is_text:
             dtype, compressor, filters = np.dtype(object), None, (TEXT,)
         else:
             assert self.datatype.shown is not None
             dtype, compressor, filters = self.datatype.shown, self.codecs.compressor, self.codecs.filters
-        where = self.object.path
         return ArrayDescription(
-            where, shape, chunks, dtype, "C", compressor, dimensions, attributes, fill_value, filters
+            variable.path,
+            variable.shape + inner,
+            self.chunk + inner,
+            dtype,
+            "C",
+            compressor,
+            variable.dimensions,
+            variable.attributes,
+            variable.fill_value,
+            filters,
         )
 
 
@@ -109,22 +117,17 @@ class DatasetChunks(Chunks):
         file: MetadataFile,
         superblock: Superblock,
         dataset: Dataset,
-        array: ArrayDescription,
-        zarr_format: int,
+        grid: ChunkGrid,
         url: str,
     ) -> None:
         self._dataset = dataset
-        self._grid = array.grid(zarr_format)
+        self._grid = grid
         self._url = url
         self._source = file.source
         self._base = file.base
         self._sizes = file.sizes
         self._room = file.size - file.base
         self._pieces, self._index = _layout(file, superblock, dataset)
-        fill = dataset.object.fill
-        is_zero = fill is None or not any(fill)
-        # What a reader makes of a missing chunk: the metadata's fill value; without one, zarr 3 takes zeros.
-        self._fills_itself = array.fill_value is not None or (is_zero and (zarr_major() or 3) > 2)
         self._filled: Inline | None = None
 
     def entry(self, number: int) -> Steps[Entry | None]:
@@ -144,7 +147,7 @@ class DatasetChunks(Chunks):
             raise DamagedIndex("", self._url, f"dataset {self._dataset.object.path!r}: {e}") from e
 
     def listed(self) -> Steps[list[Listed] | None]:
-        if self._index is None or not self._fills_itself:
+        if self._index is None or not self._dataset.variable.fills_itself:
             return None
         found = yield from self._index.find(None)
         return [Listed(tail, None) for tail in tails(self._grid, found.numbers)]
@@ -168,7 +171,7 @@ class DatasetChunks(Chunks):
 
     def _shown(self, number: int, stored: _Stored | None) -> Entry | None:
         if stored is None:
-            return None if self._fills_itself else self._fill()
+            return None if self._dataset.variable.fills_itself else self._fill()
         dataset = self._dataset
         mask = stored.mask
         if dataset.filters and not self._is_filtered(number):
@@ -220,7 +223,7 @@ class DatasetChunks(Chunks):
         entries = [entry for entry in shown.values() if entry is not None]
         read = yield tuple(Load(entry, Raw()) for entry in entries)
         raw: dict[int, bytes] = dict(zip(shown, read, strict=True))
-        if not self._fills_itself:
+        if not self._dataset.variable.fills_itself:
             missing = [number for number in dict.fromkeys(numbers) if number not in shown]
             raw |= dict.fromkeys(missing, self._fill_elements() if missing else b"")
         datatype = self._dataset.datatype
@@ -268,7 +271,7 @@ def _layout(file: MetadataFile, superblock: Superblock, dataset: Dataset) -> tup
 
 
 def _place(file: MetadataFile, dataset: Dataset) -> Place:
-    extents = zip(dataset.outer_shape, dataset.object.maxshape, dataset.chunk, strict=True)
+    extents = zip(dataset.variable.shape, dataset.object.maxshape, dataset.chunk, strict=True)
     cells = [(-(-extent // c), None if most is None else -(-most // c)) for extent, most, c in extents]
     counts, most = tuple(count for count, _ in cells), tuple(limit for _, limit in cells)
     if any(limit is not None and limit < count for count, limit in cells):

@@ -5,11 +5,14 @@ Addresses in the file count from its base address, the end of the user block.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
+from refshard_fs.core.model import Inline, Load, Raw, Span, Steps, together
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 PAGE: Final = 4096  # bytes that are read together: most object headers are shorter, and lie beside others
 MOST_PAGES_AT_ONCE: Final = 1 << 14  # that one structure may take: 64 MiB
@@ -83,6 +86,13 @@ def verified(data: bytes, what: str) -> bytes:
     if len(data) < 4 or found != said:
         raise ValueError(f"the checksum of {what} is {found:#010x}, not {said:#010x} as written: it is damaged")
     return body
+
+
+def both(first: Steps[A], second: Steps[B]) -> Steps[tuple[A, B]]:
+    """Return what two look-ups return that are made together."""
+    many: list[Steps[Any]] = [first, second]
+    one, other = yield from together(many)
+    return one, other
 
 
 class MetadataFile:

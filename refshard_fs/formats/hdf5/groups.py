@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from refshard_fs.core.model import Steps, together
-from refshard_fs.formats.hdf5.file import MetadataFile
+from refshard_fs.formats.hdf5.file import MetadataFile, both
 from refshard_fs.formats.hdf5.heaps import heap_objects, read_fractal_heap, read_local_heap, read_records, text_at
 from refshard_fs.formats.hdf5.structure import LINK, LINK_INFO, SYMBOL_TABLE, Message
 
@@ -72,7 +72,7 @@ def _dense_links(file: MetadataFile, message: Message) -> Steps[list[Link]]:
     heap_address, tree = fields.address(), fields.address()
     if heap_address is None or tree is None:  # its links are messages
         return []
-    heap, records = yield from together([read_fractal_heap(file, heap_address), read_records(file, tree)])
+    heap, records = yield from both(read_fractal_heap(file, heap_address), read_records(file, tree))
     objects = yield from heap_objects(file, heap, [record[4:] for record in records])
     return [parse_link(file, data) for data in objects]
 
@@ -82,7 +82,7 @@ def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) 
     tree, heap = fields.address(), fields.address()
     if tree is None or heap is None:
         raise ValueError("a symbol table has no B-tree or no heap")
-    nodes, segment = yield from together([_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)])
+    nodes, segment = yield from both(_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap))
     entry_size = 2 * file.sizes.address + 24
     found: list[Link] = []
     for node in nodes:

@@ -16,7 +16,7 @@ from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
 from refshard_fs.formats.hdf5.datatypes import heap_ids, parse_datatype
-from refshard_fs.formats.hdf5.file import MetadataFile, verified
+from refshard_fs.formats.hdf5.file import MetadataFile, both, verified
 from refshard_fs.formats.hdf5.filters import parse_pipeline
 from refshard_fs.formats.hdf5.groups import Link, is_group, read_links
 from refshard_fs.formats.hdf5.heaps import FractalHeap, heap_objects, read_collection, read_fractal_heap, read_records
@@ -92,7 +92,7 @@ class _Reader:
         reports: dict[str, str] = {}
         soft: dict[str, str] = {}
         most = max(LEAST_PATHS, int(self._file.size * PATHS_PER_BYTE))
-        pending = [("", self._superblock.root, (self._superblock.root,))]
+        pending: list[tuple[str, int, tuple[int, ...]]] = [("", self._superblock.root, (self._superblock.root,))]
         while pending:
             path, address, above = pending.pop()
             objects[path] = msgspec.structs.replace(self._found[address], path=path)
@@ -148,7 +148,7 @@ class _Reader:
         """Return ``found`` with what a dataset's messages say."""
         sizes = self._file.sizes
         if structure.DATATYPE not in messages or structure.DATASPACE not in messages:
-            refusal = "it is neither a group nor a dataset"
+            refusal: str | None = "it is neither a group nor a dataset"
             if structure.DATATYPE in messages:
                 refusal = "it is a datatype that others share, and no dataset"
             return msgspec.structs.replace(found, refusal=refusal)
@@ -188,9 +188,7 @@ class _Reader:
         heap_address, tree = fields.address(), fields.address()
         if heap_address is None or tree is None:  # they are messages
             return []
-        heap, records = yield from together(
-            [read_fractal_heap(self._file, heap_address), read_records(self._file, tree)]
-        )
+        heap, records = yield from both(read_fractal_heap(self._file, heap_address), read_records(self._file, tree))
         found: list[bytes] = [b""] * len(records)
         ids: dict[int, bytes] = {}
         shared: dict[int, bytes] = {}

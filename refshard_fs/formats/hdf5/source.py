@@ -77,21 +77,17 @@ class HDF5KeySpace(ArrayGroup):
 
 def _shown(file: MetadataFile, superblock: Superblock, tree: Tree, url: str, zarr_format: int) -> KeySpace:
     """Return the objects of ``tree`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
-    described, groups, others = describe(tree.objects)
+    variables, groups, others = describe(tree.objects, zarr_format)
     reports = {**tree.reports, **others}
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, DatasetChunks] = {}
-    for path, found in tree.objects.items():
-        if found.is_group or path in reports:
-            continue
+    for path, variable in variables.items():
         try:
-            dataset = Dataset(found)
-            shown = described[path]
-            array = dataset.description(shown.dimensions, shown.attributes, shown.fill_value)
+            dataset = Dataset(tree.objects[path], variable)
+            array = dataset.description()
             list(array.metadata(zarr_format))  # raises where this version of zarr has no such array
-            chunks[path] = DatasetChunks(file, superblock, dataset, array, zarr_format, url)
+            chunks[variable.path] = DatasetChunks(file, superblock, dataset, array.grid(zarr_format), url)
+            arrays[variable.path] = array
         except ManifestError as e:
             reports[path] = str(e)
-        else:
-            arrays[path] = array
     return HDF5KeySpace(arrays, chunks, zarr_format, groups, reports)

@@ -424,11 +424,12 @@ def _new_chunked(fields: Fields, version: int) -> Chunked:
         raise ValueError(f"extents of a chunk take {width} bytes each")
     extents = [fields.uint(width) for _ in range(rank)]
     number = fields.uint(1)
+    parameters: tuple[int, ...] = ()
     match number:
         case 1 if flags & 2:
             parameters = (fields.length(), fields.uint(4))
         case 1 | 2:
-            parameters = ()
+            pass
         case 3:
             parameters = (fields.uint(1),)
         case 4:
