@@ -1,18 +1,18 @@
 """Loads that are worth care: decoded off the event loop, once in a process, and found again in the index cache.
 
 An index of any kind is decoded in a thread if its bytes are many. One that has a `Decoder` is moreover read piece by
-piece, so that its source is never whole in memory, and shared: of all event loops of the process that ask for it, one
+piece, so that its source is never whole in memory, and shared: of all tasks of an event loop that ask for it, one
 reads. One that can be packed is looked for in the `IndexCache` first, and put there afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import ctypes
 import hashlib
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
@@ -30,7 +30,6 @@ PIECE: Final = 1 << 21  # bytes of a local source at a time,
 REMOTE_PIECE: Final = 1 << 26  # and of others, where each request has its price
 WORTH_A_LOOK: Final = 1 << 18  # bytes of a source that may be in the cache,
 WORTH_KEEPING: Final = 1 << 22  # and of an index that is put there, unless the user says so of all
-PATIENCE: Final = 1.0  # seconds between two looks at whether a leader's event loop still runs
 
 
 class Decoder(Protocol):
@@ -76,15 +75,9 @@ class Keep:
 Read = Callable[[Entry], Awaitable[bytes]]
 
 
-class _Flight:
-    """A load under way, of which other event loops wait for the end."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-
-_flights: dict[Hashable, _Flight] = {}
+# Loads under way, and what is set at their end: of the tasks of an event loop one reads, and the others wait for it.
+_under_way: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Event]]
+_under_way = weakref.WeakKeyDictionary()
 _writers: list[threading.Thread] = []
 
 
@@ -106,19 +99,19 @@ async def load(
         value = await _decode(sized(need), data)
         return value, getattr(value, "nbytes", len(data))
     key = (token, need)
+    under_way = _under_way.setdefault(asyncio.get_running_loop(), {})
     while (value := cache.get(key)) is None:
-        mine = _Flight()
-        flight = _flights.setdefault(key, mine)
-        if flight is not mine:
-            await _follow(key, flight)
+        if key in under_way:
+            await under_way[key].wait()
             continue
+        ended = under_way[key] = asyncio.Event()
         try:
             value = await _load(need, index, read, keep)
             cache.put(key, value, _weight(value))
             break
         finally:
-            _land(key, mine)
-            mine.ended.set_result(None)
+            del under_way[key]
+            ended.set()
     return value, _weight(value)
 
 
@@ -131,24 +124,6 @@ def settle() -> None:
 
 def _weight(value: Any) -> int:
     return int(getattr(value, "nbytes", MANY))
-
-
-def _land(key: Hashable, flight: _Flight) -> None:
-    if _flights.get(key) is flight:
-        del _flights[key]
-
-
-async def _follow(key: Hashable, flight: _Flight) -> None:
-    """Wait until ``flight`` has ended, or until its event loop stands still: it may be waiting for this one."""
-    ended = asyncio.wrap_future(flight.ended)
-    while not ended.done():
-        heard = threading.Event()
-        with contextlib.suppress(RuntimeError):  # it has been closed
-            flight.loop.call_soon_threadsafe(heard.set)
-        await asyncio.wait({ended}, timeout=PATIENCE)
-        if not ended.done() and not (heard.is_set() and flight.loop.is_running()):
-            _land(key, flight)
-            return
 
 
 async def _decode(index: Index, data: bytes) -> Any:
@@ -250,12 +225,7 @@ def _put(cache: IndexCache, name: str, index: Packable, value: Any) -> None:
     _writers[:] = [t for t in _writers if t.is_alive() or t is thread]
 
 
-def _after_fork() -> None:
-    _flights.clear()
-    _writers.clear()
-
-
-in_child(_after_fork)
+in_child(_writers.clear)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -70,82 +69,31 @@ def test_a_large_source_is_read_in_pieces(url: str, step: int, compress: Any) ->
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_load_that_several_event_loops_want_is_done_once() -> None:
+def test_a_load_that_several_tasks_want_is_done_once() -> None:
     data = document()
     reads, cache = Reads(data, delay=0.01), Cache(1 << 20)
-    found: list[Any] = []
 
-    def one() -> None:
-        found.append(asyncio.run(load("", need(data), reads, cache, None))[0])
+    async def all_at_once() -> list[Any]:
+        return await asyncio.gather(*(load("", need(data), reads, cache, None) for _ in range(4)))
 
-    threads = [threading.Thread(target=one) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    assert all(refs is found[0] for refs in found)
+    found = asyncio.run(all_at_once())
+    assert all(refs is found[0][0] for refs, _ in found)
     assert len(reads.spans) == len(set(reads.spans))
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_the_rest_go_on_when_the_one_who_reads_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "PATIENCE", 0.05)
+def test_the_rest_go_on_when_the_one_who_reads_gives_up() -> None:
     data = document()
     reads, cache = Reads(data, delay=0.02), Cache(1 << 20)
 
-    def leader() -> None:
-        async def give_up() -> None:
-            async with asyncio.timeout(0.03):
-                await load("", need(data), reads, cache, None)
+    async def both() -> Any:
+        first = asyncio.ensure_future(load("", need(data), reads, cache, None))
+        second = asyncio.ensure_future(load("", need(data), reads, cache, None))
+        await asyncio.sleep(0.03)
+        first.cancel()
+        return await second
 
-        with pytest.raises(TimeoutError):
-            asyncio.run(give_up())
-
-    thread = threading.Thread(target=leader)
-    thread.start()
-    time.sleep(0.01)
-    refs, _ = asyncio.run(load("", need(data), reads, cache, None))
-    thread.join()
-    assert len(refs) == 5002
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_a_loop_that_stopped_in_between_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "PATIENCE", 0.05)
-    data = document()
-    cache = Cache(1 << 20)
-    stopped = asyncio.new_event_loop()
-    task = stopped.create_task(load("", need(data), Reads(data, delay=10), cache, None))
-    stopped.run_until_complete(asyncio.sleep(0.01))
-    refs, _ = asyncio.run(load("", need(data), Reads(data), cache, None))
-    assert len(refs) == 5002
-    task.cancel()
-    stopped.run_until_complete(asyncio.gather(task, return_exceptions=True))
-    stopped.close()
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_a_loop_that_waits_for_another_one_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "PATIENCE", 0.05)
-    data = document()
-    cache = Cache(1 << 30)
-    found: list[int] = []
-
-    def other() -> None:
-        refs, _ = asyncio.run(load("waited for", need(data), Reads(data), cache, None))
-        found.append(len(refs))
-
-    async def lead() -> None:
-        leading = asyncio.ensure_future(load("waited for", need(data), Reads(data, 0.1), cache, None))
-        await asyncio.sleep(0.01)
-        thread = threading.Thread(target=other, daemon=True)
-        thread.start()
-        thread.join(20)  # as a synchronous read does, in the middle of an event loop
-        assert found == [5002]
-        assert len((await leading)[0]) == 5002
-
-    asyncio.run(lead())
+    assert len(asyncio.run(both())[0]) == 5002
 
 
 @pytest.mark.usefixtures("small_pieces")
