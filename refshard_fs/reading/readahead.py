@@ -10,7 +10,6 @@ be waited for, and halves when chunks were fetched in vain.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -19,10 +18,8 @@ from refshard_fs.reading.plan import MIB
 
 SURE = 4  # chunks of a run that it foresaw, from which on it is followed;
 SURE_AT_ONCE = 6  # if all were asked for together, which may be all there is
-FORESEEN = 5 / 8  # of the latest chunks: fewer, and nothing is fetched ahead, for reads are at random
-LATEST = 16  # chunks that count for that
 STEPS = 256  # of a run, in which is looked for how it goes on
-RUNS = 8  # followed at once in one array
+RUNS = 2  # at once in one array: the one that is followed, and another that may take its place
 LEFT = 24  # chunks read elsewhere after which a run is over
 PASS = 1 << 16  # chunks that are remembered as read, and not fetched again
 LEAST = 16  # a window does not become smaller than this part of the one that it began with
@@ -43,7 +40,6 @@ class ReadAhead:
         self._runs: list[_Run] = []  # the one that was read last comes last
         self._unread: dict[int, _Run] = {}  # chunks that were fetched ahead, by the run that expects them
         self._known: set[int] = set()  # chunks that were read in this pass: threads read in strange orders
-        self._foreseen: deque[bool] = deque(maxlen=LATEST)
         self._calls = self._count = 0
         self._bytes = 0  # that were read
         self._window = 0  # bytes
@@ -64,26 +60,20 @@ class ReadAhead:
                     continue  # the same once more
                 self._known.clear()  # another pass begins
             self._known.add(number)
-            late = late or (bool(self._unread) and self._is_next(number))
             asked[self._take(number, drop)] = None
         while self._runs and self._count - self._runs[0].count > LEFT:
             self._end(self._runs[0], drop)
         self._resize(window, late=late, wasted=bool(drop))
         fetch: list[int] = []
-        if sum(self._foreseen) >= FORESEEN * len(self._foreseen):
-            for run in asked:
-                if run in self._runs and not run.left and run.foreseen >= (SURE if run.calls > 1 else SURE_AT_ONCE):
-                    fetch += self._fetch(run, max(chunk, 1), most)
+        for run in asked:
+            if run in self._runs and run.foreseen >= (SURE if run.calls > 1 else SURE_AT_ONCE):
+                fetch += self._fetch(run, max(chunk, 1), most)
         return Advice(fetch, drop)
 
     def forget(self) -> None:
         """Expect nothing any more."""
         self._runs.clear()
         self._unread.clear()
-
-    def _is_next(self, number: int) -> bool:
-        """Whether a run was going to fetch ``number``, had its window been larger."""
-        return any(run.foreseen > SURE and not run.coming and run.next == number for run in self._runs)
 
     def _resize(self, window: int, *, late: bool, wasted: bool) -> None:
         self._window = self._window or window
@@ -104,7 +94,6 @@ class ReadAhead:
             run.take(number)
         else:
             run = next((run for run in reversed(self._runs) if run.take(number)), None)
-        self._foreseen.append(run is not None)
         if run is None:
             run = self._begin(number, drop)
         else:
@@ -119,9 +108,6 @@ class ReadAhead:
             self._end(self._runs[0], drop)
         if latest is None:
             return _Run([], number, self._size)
-        latest.left = True
-        if not latest.went_on and latest in self._runs:
-            self._end(latest, drop)
         return latest.branch(number)
 
     def _turn(self, run: _Run, drop: list[int]) -> _Run:
@@ -152,7 +138,7 @@ class ReadAhead:
         if room <= 0 or room * chunk < min(window // 2, MIB):  # too little to be worth a request
             return []
         fetch: list[int] = []
-        for _ in range(4 * room + LATEST):
+        for _ in range(4 * room):
             number = run.go_on() if len(fetch) < room else None
             if number is None:
                 break
@@ -177,7 +163,6 @@ class _Run:
         self.last = last
         self.foreseen = 0  # chunks that came as expected, some of them those of the run that this one branched from
         self.went_on = False  # as it was expected to, once at least
-        self.left = False  # somebody went on from here to another place
         self.calls = self.count = 0
         self.coming: dict[int, None] = {}  # the next chunks, in order, as far as they were looked at
         self._early: dict[int, None] = {}  # those of them that were read before their turn
@@ -194,7 +179,6 @@ class _Run:
 
     def note(self, call: int, count: int) -> None:
         """Take note of the call to whoever reads, and of how many chunks of the array were read."""
-        self.left = False
         self.count = count
         self.calls += call != self._call
         self._call = call
