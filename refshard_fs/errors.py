@@ -86,6 +86,10 @@ class ManifestError(RefShardError, ValueError):
     """A manifest (or an index that names keys) does not follow its format; the text names source and key."""
 
 
+class DivisionByZero(ManifestError, ZeroDivisionError):
+    """A template or a generated reference divides by zero."""
+
+
 class UnknownSource(ManifestError):
     """No registered format, or more than one, recognises what ``fo`` holds."""
 

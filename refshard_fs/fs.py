@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from glob import has_magic
 from operator import index
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -17,7 +17,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.core.edits import MEMORY
+from refshard_fs.core.edits import MEMORY, Edits
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
@@ -29,12 +29,13 @@ from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
 from refshard_fs.reading.selection import Take
+from refshard_fs.references.values import decode
 from refshard_fs.session import listing
 from refshard_fs.session.async_filesystem import AsyncFileSystem
 from refshard_fs.session.files import RefShardFile, RefShardMap, WrittenFile
 from refshard_fs.session.in_memory_source import InMemorySource, Source
 from refshard_fs.session.options import SESSION, NormalizingMeta, SessionOptions, check_names, route
-from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, OverlayCopy
+from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
 from refshard_fs.sharding.layout import check_options
@@ -49,7 +50,7 @@ from refshard_fs.writing.options import (
     format_named,
     overlay_for,
 )
-from refshard_fs.writing.references import WritableReferences
+from refshard_fs.writing.references import ReferenceDict, WritableReferences
 from refshard_fs.writing.writer import OverlayTransaction, Writer
 
 if TYPE_CHECKING:
@@ -230,7 +231,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
         fo = cast("str | InMemorySource", fo)  # what the metaclass made of it
         self.fo = fo
-        self.mode = mode = mode or ("r" if overlay is None else "a")
+        in_memory = isinstance(fo, InMemorySource)
+        is_new = mode is None and overlay is None and in_memory  # written to before it has an overlay
+        mode = mode or ("r" if overlay is None else "a")
+        self.mode = "a" if is_new else mode
         source = fo if isinstance(fo, str) else None
         source_options = ref_storage_args if ref_storage_args is not None else target_options
         written = overlay_for(mode, overlay, fo)
@@ -267,10 +271,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 index_cache=os.fspath(index_cache) if isinstance(index_cache, os.PathLike) else index_cache,
             )
         )
-        self._writer: Writer | None = None  # None refuses all writes
+        self._writes = writes if is_new or written is not None else None  # None refuses all writes
+        self._known_writer: Writer | None = None
         if written is not None:
             written.spool.memory = write_memory
-            self._writer = Writer(self._session, written, writes)
+            self._known_writer = Writer(self._session, written, writes)
 
     # ------------------------------------------------------------------ what fsspec asks of every filesystem
 
@@ -348,8 +353,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Read through the session called ``name`` if another copy of this filesystem does so in this process."""
         self.storage_options = {**self.storage_options, SESSION: name}
         self._session = self._session.shared_as(name, self._arguments)
-        if self._writer is not None:
-            self._writer.session = self._session
+        if self._known_writer is not None:
+            self._known_writer.session = self._session
 
     # ------------------------------------------------------------------ reading
 
@@ -395,6 +400,17 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 if isinstance(value, BaseException):
                     raise value
         return out
+
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
+        """Return the bytes of ``path``, or of each of several as a dict: see fsspec's.
+
+        ``on_error="return"`` has errors in their places, and ``"omit"`` leaves out missing keys, and no others.
+        """
+        return sync(self.loop, self._cat_boxed, path, recursive=recursive, on_error=on_error, **kwargs)[0]
+
+    async def _cat_boxed(self, path: Any, **kwargs: Any) -> tuple[Any]:
+        """Return what `_cat` does, in a tuple: fsspec raises an error that a coroutine returns."""
+        return (await self._cat(path, **kwargs),)
 
     async def _cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
@@ -487,6 +503,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 raise ValueError(f"mode {other!r} is none that a file can be opened with")
         return WrittenFile(self, key, before, at_end="a" in mode)
 
+    def _dircache_from_items(self) -> None:
+        """Do nothing: kerchunk calls it after it changed `references`, and listings here show that at once."""
+
     def get_mapper(
         self, root: str = "", check: bool = False, create: bool = False, missing_exceptions: Any = None
     ) -> RefShardMap:
@@ -544,9 +563,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     # ------------------------------------------------------------------ where bytes are, and what will be read
 
     @property
-    def fss(self) -> dict[str | None, Any]:
-        """Protocol → the filesystem (or the options for one) that its targets are read with."""
-        return {**self._session.options.pool.by_protocol}
+    def fss(self) -> dict[str | None, AbstractFileSystem]:
+        """Protocol → the filesystem that its targets are opened with; None stands for URLs that name no protocol.
+
+        Those that are given as options are made when this asks for them: reading has connections of its own.
+        """
+        found = self._session.filesystems()
+        return {**found, None: found[None] if None in found else fsspec.filesystem("file")}
 
     @property
     def left_whole(self) -> dict[str, str]:
@@ -683,22 +706,25 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     # ------------------------------------------------------------------ writing keys
 
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        """Let ``path`` hold ``value``."""
+    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
+        """Let ``path`` hold ``value``: bytes, or whatever can be set in `references`, text for one."""
         key = self._key(path)
         writer = self._writing(f"write {key!r}")
+        if isinstance(value, (str, list, tuple, dict)):
+            self.references[key] = value
+            return
         data = bytes(value)
         if not (mode == "overwrite" and key and writer.write_now(key, data)):
             self._session.wait(self._pipe_file, path, data, mode)
 
-    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+    async def _pipe_file(self, path: str, value: bytes | str, mode: str = "overwrite", **kwargs: Any) -> None:
         key = self._key(path)
         writer = self._writing(f"write {key!r}")
         if not key:
             raise IsADirectoryError("the root is a directory")
         if mode == "create" and await self._exists(key):
             raise FileExistsError(key)
-        await writer.write(key, bytes(value))
+        await writer.write(key, decode(value) if isinstance(value, str) else bytes(value))
 
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -785,8 +811,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if await self._ls(path, detail=False):
             raise OSError(f"{path!r} is not empty")
 
-    def refer(self, path: str, url: str, offset: int = 0, length: int | None = None) -> None:
+    def refer(self, path: str, url: str | None, offset: int = 0, length: int | None = None) -> None:
         """Let ``path`` hold ``length`` bytes at ``offset`` of the object at ``url``; without them, all of it.
+
+        ``url`` None stands for that of ``target=``.
 
         Nothing is read. TargetNotAllowed where ``url`` may not be pointed to, ReadOnlyError without a ``mode``.
 
@@ -801,20 +829,32 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         writer = self._writing(f"write {key!r}")
         start, size = index(offset), None if length is None else index(length)
         if min(start, size or 0) < 0 or start + (size or 0) >= 2**63:
-            raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {told(url)}")
-        span = Span(self._respelling()(url) or url, start, None if size is None else start + size)
+            raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {told(url or 'target=')}")
+        span = Span(self._respelling()(url) or url or "", start, None if size is None else start + size)
         if not writer.refer_now(key, span):
             self._session.wait(writer.refer, key, span)
 
     def _writing(self, what: str) -> Writer:
         """Return what writes; ReadOnlyError, which names ``what`` was to be done, if nothing does."""
-        if self._writer is None:
+        if self._writes is None:
             raise ReadOnlyError(
                 f"cannot {what}: {self._session.options.source} was opened for reading; mode='a' lets one write. "
                 "fsspec keeps it from the options of a URL: those are {'refshard': {'fo': ..., 'mode': 'a'}}, or the "
                 "arguments of a filesystem that you hold, fsspec.filesystem('refshard', ..., mode='a')"
             )
-        return self._writer
+        return self._writer or self._writer_to(self._session.edited())
+
+    @property
+    def _writer(self) -> Writer | None:
+        """What writes; None where nothing does, or where nothing was written yet to a source in memory."""
+        if self._known_writer is None and (written := self._session.options.overlay) is not None:
+            return self._writer_to(written)
+        return self._known_writer
+
+    def _writer_to(self, overlay: Overlay) -> Writer:
+        assert self._writes is not None
+        writer = self._known_writer = Writer(self._session, overlay, self._writes)
+        return writer
 
     # ------------------------------------------------------------------ commits
 
@@ -838,8 +878,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         await asyncio.to_thread(self.commit)
 
     def flush(self) -> None:
-        """Commit: what fsspec's ``LazyReferenceMapper`` calls it."""
-        self.commit()
+        """Commit, as fsspec's ``LazyReferenceMapper`` calls it; of a source in memory there is nothing to commit."""
+        if isinstance(self.fo, str):
+            self.commit()
 
     def discard(self) -> None:
         """Forget all that was written and not committed, and remove its objects; reads see the source as it is now."""
@@ -848,15 +889,29 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     # ------------------------------------------------------------------ references
 
     @property
-    def references(self) -> Mapping[str, Any]:
-        """The references as the mapping that their expanded JSON would be: text, object, bytes or ``[url, ...]``.
+    def references(self) -> MutableMapping[str, Any]:
+        """The references as the dict that their expanded JSON would be: text, bytes or ``[url, offset, length]``.
 
-        Opened to be written, a mutable one, with `flush`: what fsspec's ``LazyReferenceMapper`` is to kerchunk.
+        Nothing is made of it before it is asked for, and `copy` returns a plain dict. What is set is written, where
+        this filesystem takes writes. Where there is something to commit to, it is no dict but what fsspec's
+        ``LazyReferenceMapper`` is to kerchunk: `flush` commits.
+
+        >>> import json, refshard_fs
+        >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://bucket/x.nc", 100, 50]})
+        >>> fs.references["a/1"] = ["s3://bucket/x.nc", 150, 50]
+        >>> json.dumps(fs.references)
+        '{"a/0": ["s3://bucket/x.nc", 100, 50], "a/1": ["s3://bucket/x.nc", 150, 50]}'
         """
-        if self._writer is None:
-            return self._session.references()
-        overlay = self._writer.overlay
-        return WritableReferences(self, self._session.references, lambda: overlay.edits)
+        if self._session.mapper is not None:
+            return self._session.mapper
+        self._session.references()  # NotImplementedError if it has none
+
+        def edits() -> Edits | None:
+            overlay = self._session.options.overlay
+            return None if overlay is None else overlay.edits
+
+        kind = ReferenceDict if self._writes is None or not isinstance(self.fo, str) else WritableReferences
+        return kind(self, self._session.references, edits)
 
     def save(
         self,

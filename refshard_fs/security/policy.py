@@ -123,8 +123,9 @@ def locator(url: str) -> Callable[[str], str]:
     if is_http:
         head, mark, query = head.partition("?")
         query = mark + query
-    stem = head.rstrip("/") if not head.endswith("://") else head
-    slash = "" if stem.endswith("://") else "/"
+    protocol, mark, path = head.partition("://")
+    stem = protocol + mark + path.rstrip("/") if mark else head.rstrip("/")
+    slash = "" if mark and not path else "/"
 
     def locate(key: str) -> str:
         path = quote(key) if is_http else key

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Any, BinaryIO
 
 import msgspec
+from fsspec.implementations.reference import LazyReferenceMapper
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import with_marker_first
@@ -113,6 +114,8 @@ def source_of(
         case Mapping():
             from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 
+            if isinstance(fo, LazyReferenceMapper):
+                fo = _read_through(fo)
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
             return _remembered(refs, digest_of(refs))
         case _ if hasattr(fo, "read"):
@@ -124,6 +127,13 @@ def source_of(
             raise TypeError(
                 f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file"
             )
+
+
+def _read_through(mapper: LazyReferenceMapper) -> dict[str, Any]:
+    """Return all references of a set that fsspec reads. Its ``items`` are not those of its keys."""
+    found = {key: mapper[key] for key in mapper}
+    # Rows of a file that hold no reference have "not a number" where others have a URL.
+    return {key: value for key, value in found.items() if isinstance(value, bytes | str) or value[0] == value[0]}
 
 
 def _absolute(url: str, protocol: str | None) -> str:

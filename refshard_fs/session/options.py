@@ -14,6 +14,7 @@ import fsspec
 import msgspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.reference import LazyReferenceMapper
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.format import OpenOptions
@@ -181,6 +182,8 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         if known_by is not None:
             made._writer.overlay.arguments = known_by
         made._share(session or uuid.uuid4().hex)
+        if isinstance(fo, LazyReferenceMapper):  # whoever makes a set of it writes through the filesystem, too
+            made._session.mapper = fo
         return made
 
 

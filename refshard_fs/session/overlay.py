@@ -14,13 +14,14 @@ import warnings
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool
 from refshard_fs.core.forks import fork_safe, in_child
+from refshard_fs.core.keys import is_within
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
@@ -150,7 +151,7 @@ class _Uncommitted:
 class Overlay:
     """The edits of one source. Any thread may use it; ``lock`` is held by who commits."""
 
-    def __init__(self, identity: str, source: str) -> None:
+    def __init__(self, identity: str, source: str, *, is_durable: bool = True) -> None:
         self.id = identity
         self.arguments: object = None  # of the filesystem that it was made for, if others are to find it by them
         self.edits = Edits()
@@ -166,6 +167,7 @@ class Overlay:
         self.whole: frozenset[str] = frozenset()  # arrays that were written with shards of their own
         self.begun = False  # whether mode "w" has removed what the source held
         self.openings = 0  # how often the source was to be opened anew
+        self.mirror: MutableMapping[str, Any] | None = None  # what the source was read from, and is to follow it
         self._copy: OverlayCopy | None = None  # the latest, for other processes
         self._edited_base: Base | None = None  # what the edits were made on, if the source was opened anew since
         self._versions: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
@@ -173,7 +175,8 @@ class Overlay:
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._guard = fork_safe(threading.Lock())
         self._uncommitted = _Uncommitted(source)
-        weakref.finalize(self, self._uncommitted.warn)
+        if is_durable:  # a source in memory goes as it is, written to or not
+            weakref.finalize(self, self._uncommitted.warn)
 
     # ------------------------------------------------------------------ edits
 
@@ -182,6 +185,8 @@ class Overlay:
         with self._guard:
             self.edits.put(key, edit)
             self._uncommitted.count += self.worker is None
+            if self.mirror is not None:
+                _follow(self.mirror, key, edit)
         if is_metadata(key):
             self._tell_of(key)
 
@@ -190,6 +195,8 @@ class Overlay:
         with self._guard:
             self.edits.remove_below(prefix)
             self._uncommitted.count += self.worker is None
+            for key in [key for key in self.mirror or () if is_within(key, prefix)]:
+                _follow(self.mirror, key, REMOVED)
         self._tell_of(prefix)
 
     def made(self, url: str) -> None:
@@ -367,6 +374,19 @@ class Overlay:
         return left
 
 
+def _follow(mirror: Any, key: str, edit: Edit) -> None:
+    """Let ``mirror`` hold ``edit`` as fsspec's filesystem would have it."""
+    match edit:
+        case Inline(data):
+            mirror[key] = data
+        case Span(url, 0, None):
+            mirror[key] = [url]
+        case Span(url, start, int(stop)):
+            mirror[key] = [url, start, stop - start]
+        case _ if key in mirror:
+            del mirror[key]
+
+
 # ----------------------------------------------------------------------------------------------------
 # Which filesystems share an overlay: those made from one another, and those made from URLs with equal arguments.
 #
@@ -397,14 +417,17 @@ _workers: OrderedDict[str, Overlay] = OrderedDict()
 _registry = fork_safe(threading.Lock())
 
 
-def overlay_of(identity: str | OverlayCopy | None, source: str) -> Overlay:
-    """Return the overlay called ``identity``; a new one if there is none here, which may come from another process."""
+def overlay_of(identity: str | OverlayCopy | None, source: str, *, is_durable: bool = True) -> Overlay:
+    """Return the overlay called ``identity``; a new one if there is none here, which may come from another process.
+
+    ``is_durable`` tells whether there is something to commit to.
+    """
     name = identity.id if isinstance(identity, OverlayCopy) else identity
     with _registry:
         known = None if name is None else _known.get(name)
         is_new = known is None
         if known is None:
-            known = Overlay(name or uuid.uuid4().hex, source)
+            known = Overlay(name or uuid.uuid4().hex, source, is_durable=is_durable)
             _known[known.id] = known
         if isinstance(identity, OverlayCopy) and (is_new or known.worker is not None):
             known.become(identity)

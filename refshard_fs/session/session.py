@@ -7,10 +7,12 @@ import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
+import fsspec
 import msgspec
+from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import EditedKeySpace, Edits
@@ -32,7 +34,7 @@ from refshard_fs.session import recognition as catalog
 from refshard_fs.session.engines import INDEXES, Engines
 from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import SessionOptions
-from refshard_fs.session.overlay import Base
+from refshard_fs.session.overlay import Base, Overlay, overlay_of
 from refshard_fs.session.recognition import beneath, references_of
 
 T = TypeVar("T")
@@ -49,6 +51,7 @@ class Session(Engines):
     def __init__(self, options: SessionOptions) -> None:
         super().__init__(options)
         self.format = "references"  # those in memory; what another source is recognised as, once it is opened
+        self.mapper: MutableMapping[str, Any] | None = None  # of fsspec, which the source was read from
         self._arguments: object = None  # of the filesystems that share it
         self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[KeySpace]]
         self._opening = weakref.WeakKeyDictionary()
@@ -196,6 +199,36 @@ class Session(Engines):
                 for engine in self._engines.values():
                     engine.fetcher.requests.pool = self._pool(engine.pool.loop)
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
+
+    def edited(self) -> Overlay:
+        """Return what is written to a source in memory, which has an overlay from the first write on."""
+        with self._lock:
+            overlay = self.options.overlay
+            if overlay is None:
+                overlay = overlay_of(None, str(self.options.source), is_durable=False)
+                overlay.mirror = self.mapper
+                self.options = msgspec.structs.replace(self.options, overlay=overlay)
+                overlay.join(self)
+                if self._keyspace is not None:
+                    overlay.share(Base(self._keyspace, (), None), overlay.openings, self._take)
+        return overlay
+
+    def filesystems(self) -> dict[str | None, AbstractFileSystem]:
+        """Return protocol → the filesystem that was given for it, or one of the options that were.
+
+        Without any, that of the first protocol that references name, also for URLs that name none, as to `reference`.
+        """
+        given: dict[str | None, Any] = {**self._pool_options.by_protocol}
+        bare = self.options.open.protocol
+        if not given:
+            urls = self.run("", self.open().some_urls)
+            bare = next(filter(None, map(protocol_of, filter(None, urls))), None)
+            given = {} if bare is None else {bare: self.options.fallback}
+        found = {
+            name: fs if isinstance(fs, AbstractFileSystem) else fsspec.filesystem(name or "file", **fs)
+            for name, fs in given.items()
+        }
+        return {None: found[bare], **found} if bare in found else found
 
     # ------------------------------------------------------------------ what is forgotten
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ import fsspec
 from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.cached import SimpleCacheFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.spec import AbstractFileSystem
 
@@ -154,7 +156,22 @@ class FsspecTarget(Target):
         info = await self._call("info", path)
         if info.get("type") == "directory":
             raise FileNotFoundError(path)
-        return Facts(info.get("size"), *_version_in(info))
+        size, copied = info.get("size"), await self._copied_size(path)
+        if copied is not None and copied != size:
+            return Facts(copied)  # of a version that nothing is known of
+        return Facts(size, *_version_in(info))
+
+    async def _copied_size(self, path: str) -> int | None:
+        """Return the size of the copy that fsspec's ``simplecache`` reads instead of the object; None without one."""
+        fs = self.fs
+        if not isinstance(fs, SimpleCacheFileSystem):
+            return None
+
+        def size() -> int | None:
+            copy = fs._check_file(path)
+            return None if copy is None else os.path.getsize(copy)
+
+        return await in_thread(size)
 
     async def current_facts(self, path: str) -> Facts:
         for listed in (path, self.fs._parent(path)):  # some keep a listing by its own path, some by those below it

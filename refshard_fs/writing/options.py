@@ -69,7 +69,7 @@ def overlay_for(mode: str, identity: str | OverlayCopy | None, source: str | InM
         raise ValueError(f"mode={mode!r}: it is 'r', 'a' (reads and writes) or 'w' (begins with an empty source)")
     if mode == "r":
         return None
-    overlay = overlay_of(identity, str(source))
+    overlay = overlay_of(identity, str(source), is_durable=isinstance(source, str))
     if mode == "w" and not overlay.begun and overlay.worker is None:
         overlay.begun = True
         overlay.edits.remove_below("")

@@ -1,9 +1,9 @@
-"""References as a mapping that is written to: what fsspec's ``LazyReferenceMapper`` is to those who make sets."""
+"""References as a mapping that is written to: what the dict, or ``LazyReferenceMapper``, of fsspec's filesystem is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
@@ -18,28 +18,31 @@ class Writer(Protocol):
 
     def pipe_file(self, path: str, value: bytes) -> None: ...
 
-    def refer(self, path: str, url: str, offset: int = 0, length: int | None = None) -> None: ...
+    def refer(self, path: str, url: str | None, offset: int = 0, length: int | None = None) -> None: ...
 
     def rm_file(self, path: str) -> None: ...
 
-    def commit(self) -> None: ...
+    def flush(self) -> None: ...
 
 
 class WritableReferences(MutableMapping[str, Any]):
-    """Key → text, object, bytes or ``[url, offset, length]``, of the source and of what was written since.
+    """Key → text, bytes or ``[url, offset, length]``, of the source and of what was written since.
 
-    Values that are set are written as by the filesystem; lists become references.
+    Objects are the text that their JSON is. Nothing is made of a value before it is asked for. Values that are set are
+    written as by the filesystem; lists become references.
     """
 
-    def __init__(self, fs: Writer, base: Callable[[], Mapping[str, Any]], edits: Callable[[], Edits]) -> None:
+    def __init__(self, fs: Writer, base: Callable[[], Mapping[str, Any]], edits: Callable[[], Edits | None]) -> None:
         self._fs = fs
         self._base = base
         self._edits = edits
 
     def __getitem__(self, key: str) -> Any:
-        edit = self._edits().get(key)
+        edits = self._edits()
+        edit = None if edits is None else edits.get(key)
         if edit is None:
-            return self._base()[key]
+            value = self._base()[key]
+            return decode(value).decode() if isinstance(value, dict) else value
         match entry_of(edit):
             case Inline(data):
                 return _text(data)
@@ -49,9 +52,9 @@ class WritableReferences(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         match value:
-            case [str(url)]:
+            case [str() | None as url]:
                 self._fs.refer(key, url)
-            case [str(url), int() | np.integer() as offset, int() | np.integer() as length]:
+            case [str() | None as url, int() | np.integer() as offset, int() | np.integer() as length]:
                 self._fs.refer(key, url, int(offset), int(length))
             case bytes() if value.startswith(b"base64:"):  # as kerchunk leaves what it inlines
                 self._fs.pipe_file(key, from_base64(value.decode("latin-1")))
@@ -74,11 +77,15 @@ class WritableReferences(MutableMapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
             return False
-        edit = self._edits().get(key)
+        edits = self._edits()
+        edit = None if edits is None else edits.get(key)
         return key in self._base() if edit is None else edit is not REMOVED
 
     def __iter__(self) -> Iterator[str]:
         edits = self._edits()
+        if edits is None:
+            yield from self._base()
+            return
         for key in self._base():
             if edits.get(key) is None:
                 yield key
@@ -87,15 +94,59 @@ class WritableReferences(MutableMapping[str, Any]):
                 yield key
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._base()) if self._edits() is None else sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None  # to count the keys of a set that is read lazily loads all of it
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(list(self))
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Any) -> Any:
+        return dict(other) | self.copy() if isinstance(other, Mapping) else NotImplemented
+
+    def __ior__(self, other: Any) -> Self:
+        self.update(other)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self.copy(),)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._fs!r}>"
 
     def copy(self) -> dict[str, Any]:
         """Return them as a plain dict, whose changes are not written."""
         return dict(self)
 
     def flush(self) -> None:
-        """Commit what was written."""
-        self._fs.commit()
+        """Commit what was written; of a source in memory there is nothing to commit."""
+        self._fs.flush()
+
+
+class _Guard:
+    """The one entry that C code finds which reads a dict's own storage, and not what its methods say.
+
+    So `json.dumps` sees that there is something, and asks for the items; what never asks (orjson, msgspec) refuses the
+    key, and writes no empty document.
+    """
+
+
+_GUARD: Final[Any] = _Guard()
+
+
+class ReferenceDict(WritableReferences, dict[str, Any]):  # type: ignore[misc]  # their signatures differ
+    """The references of a filesystem with nothing to commit to as a dict, which kerchunk then takes them for."""
+
+    def __init__(self, fs: Writer, base: Callable[[], Mapping[str, Any]], edits: Callable[[], Edits | None]) -> None:
+        dict.__setitem__(self, _GUARD, None)
+        super().__init__(fs, base, edits)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 def _text(data: bytes) -> str | bytes:

@@ -144,8 +144,11 @@ class Writer:
         self._remove_objects(left)
 
     def end_transaction(self) -> None:
-        """Commit; in a process that writes for another one, whose commit it will be, do nothing."""
-        if self.overlay.worker is None:
+        """Commit, if there is something to commit to here.
+
+        A process that writes for another one leaves it to that, and a source in memory has what was written.
+        """
+        if self.overlay.worker is None and isinstance(self.session.options.source, str):
             self.commit()
 
     # ------------------------------------------------------------------ the source and the overlay

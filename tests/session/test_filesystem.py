@@ -171,7 +171,7 @@ def test_files_are_read_through_the_engine(fs: RefShardFileSystem) -> None:
     assert fs.tail("whole", 5) == DATA[-5:]
     assert fs.read_block("whole", 10, 5) == DATA[10:15]
     with pytest.raises(PermissionError, match="mode=.a."):
-        fs.open("new", "wb")
+        RefShardFileSystem({"a": "b"}, mode="r").open("new", "wb")
 
 
 def test_get_copies_files_and_trees(fs: RefShardFileSystem, tmp_path: Path) -> None:

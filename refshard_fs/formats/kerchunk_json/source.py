@@ -165,7 +165,7 @@ def _generate(builder: ReferenceBuilder, entries: list[object], templates: Templ
         while batch := list(islice(generated, BATCH)):
             builder.add_members({k: [u] if size is None else [u, start or 0, size] for k, u, start, size in batch})
     except ManifestError as e:
-        raise ManifestError(f"{where}: {e}") from e
+        raise type(e)(f"{where}: {e}") from e
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:

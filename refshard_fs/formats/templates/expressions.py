@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import DivisionByZero, ManifestError
 
 KIB: Final = 1024
 INTEGERS: Final = range(-(2**63), 2**63)  # what every integer must lie in, also between two operations
@@ -412,8 +412,9 @@ class _Expansion(msgspec.Struct):
                 return values
             row = next(row for row, value in enumerate(values) if value not in INTEGERS)
             reason = "the result is more than 64 bits hold"
-        except ZeroDivisionError:
-            row, reason = len(values), "division by zero"
+        except ZeroDivisionError as error:
+            where = self.rows.at(len(values))
+            raise DivisionByZero(str(self.source.error(position, f"{sign!r}: division by zero{where}"))) from error
         except ValueError as error:
             row, reason = len(values), str(error)
         raise self.source.error(position, f"{sign!r}: {reason}{self.rows.at(row)}")

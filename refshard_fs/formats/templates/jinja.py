@@ -13,7 +13,7 @@ from typing import Any, Final
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.formats.templates.expressions import Column, Rows, Source, Spent, TemplateLimits
 
 COMPILED: Final = 256  # templates that are remembered
@@ -47,6 +47,8 @@ class JinjaExpander:
             text = self._template(source.text).render({**self._names, **variables})
         except ManifestError:
             raise
+        except ZeroDivisionError as error:
+            raise DivisionByZero(str(source.error(None, str(error)))) from error
         except RecursionError:
             raise source.error(None, "its templates nest too deep, or one of them uses itself") from None
         except Exception as error:  # a template may raise what Python's operators and methods do

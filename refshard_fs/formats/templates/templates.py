@@ -250,7 +250,7 @@ def _generated(
             if field in ("offset", "length") and value is not None:
                 fields[field] = _numbers(fields[field], rows)
         except ManifestError as error:
-            raise ManifestError(f"{where}: {field}: {error}") from None
+            raise type(error)(f"{where}: {field}: {error}") from None
     return list(map(str, fields["key"])), list(map(str, fields["url"])), fields["offset"], fields["length"]
 
 
