@@ -34,7 +34,7 @@ ANONYMOUS: dict[str, dict[str, object]] = {
     "http": {},
     "https": {},
 }
-_UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 _DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all that is reachable from everywhere, but for what follows
@@ -69,7 +69,7 @@ def origin_of(url: str) -> tuple[str, str]:
 def canonical(url: str) -> str:
     """Return ``url`` in its one spelling; ValueError, saying why, if it has none that is safe to judge."""
     if _UNSAFE.search(url):
-        raise ValueError("it has a space, a control character or a backslash")
+        raise ValueError("it has a control character or a backslash")
     protocol = protocol_of(url)
     if protocol is None or "://" not in url:
         return url
@@ -91,12 +91,12 @@ def canonical(url: str) -> str:
             host = host.rstrip(".").encode("idna").decode("ascii").lower().rstrip(".")  # of any script's full stops
     except (ValueError, UnicodeError) as e:
         raise ValueError(f"its host is none ({e})") from e
-    if not host or "%" in host:
+    if not host or "%" in host or " " in host:
         raise ValueError("its host is none")
     spelled = f"[{host}]" if ":" in host else host
     if port is not None and port != _PORTS[protocol]:
         spelled += f":{port}"
-    return f"{protocol}://{spelled}{slash}{path}"
+    return f"{protocol}://{spelled}{slash}{path.replace(' ', '%20')}"  # as it is sent
 
 
 def is_private(host: str) -> bool:
