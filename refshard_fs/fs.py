@@ -568,8 +568,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         Those that are given as options are made when this asks for them: reading has connections of its own.
         """
-        found = self._session.filesystems()
-        return {**found, None: found[None] if None in found else fsspec.filesystem("file")}
+        return self._session.filesystems()
 
     @property
     def left_whole(self) -> dict[str, str]:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
-import fsspec
 import msgspec
 from fsspec.spec import AbstractFileSystem
 
@@ -36,6 +35,7 @@ from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.overlay import Base, Overlay, overlay_of
 from refshard_fs.session.recognition import beneath, references_of
+from refshard_fs.targets.pool import instance
 
 T = TypeVar("T")
 
@@ -224,11 +224,9 @@ class Session(Engines):
             urls = self.run("", self.open().some_urls)
             bare = next(filter(None, map(protocol_of, filter(None, urls))), None)
             given = {} if bare is None else {bare: self.options.fallback}
-        found = {
-            name: fs if isinstance(fs, AbstractFileSystem) else fsspec.filesystem(name or "file", **fs)
-            for name, fs in given.items()
-        }
-        return {None: found[bare], **found} if bare in found else found
+        if None not in given:
+            given[None] = given.get(bare, {})
+        return {name: instance(name or (bare if bare in given else None) or "file", fs) for name, fs in given.items()}
 
     # ------------------------------------------------------------------ what is forgotten
 

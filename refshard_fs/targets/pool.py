@@ -54,6 +54,11 @@ _NOBODY = (
 Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
 
 
+def instance(protocol: str, given: Given) -> AbstractFileSystem:
+    """Return the filesystem that is ``given`` for ``protocol``, or one of the options that are, to show."""
+    return given if isinstance(given, AbstractFileSystem) else fsspec.filesystem(protocol, **given)
+
+
 class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     """How targets are opened.
 

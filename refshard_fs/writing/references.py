@@ -138,7 +138,7 @@ class _Guard:
 _GUARD: Final[Any] = _Guard()
 
 
-class ReferenceDict(WritableReferences, dict[str, Any]):  # type: ignore[misc]  # their signatures differ
+class ReferenceDict(WritableReferences, dict[str, Any]):
     """The references of a filesystem with nothing to commit to as a dict, which kerchunk then takes them for."""
 
     def __init__(self, fs: Writer, base: Callable[[], Mapping[str, Any]], edits: Callable[[], Edits | None]) -> None:
