@@ -27,6 +27,7 @@ def main() -> int:
     """Run the modules that are named, or all; return how many failed."""
     own = {
         "__main__",
+        "bars",
         "peers",
         "server",
         *(module.__name__.rpartition(".")[2] for module in (held, measure, record, report)),

@@ -1,0 +1,196 @@
+"""Compressed chunks over HTTP: reading them takes no longer than the network, or decoding, whichever is slower.
+
+    python -m benchmarks.compressed [--quick]
+
+An array of 64 MB lies in chunks of 100 kB, 1 MB and 4 MB, compressed by zstd and by blosc, behind a loopback server in
+another process that delays each request by 10 ms and limits each connection to 60 MB/s. *network* is the ideal client
+of `benchmarks.engine`, which decodes nothing; *decoding* is the codec alone on the same chunks in memory, in as many
+threads as there are cores. The goal is 1.3 times the slower of both. Peaks of memory are ours, of one read in a process
+of its own, beyond the result: the goal is ``max_memory``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import fsspec
+import numcodecs
+import numpy as np
+import zarr
+from zarr.storage import FsspecStore
+
+from benchmarks.engine import MB, Link, Server
+from benchmarks.measure import used
+from benchmarks.record import Case, keep
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.plan import Limits, coalesce
+
+SIZE = 64 * MB  # of the array, decoded
+SIZES = {"100 kB": 100_000, "1 MB": MB, "4 MB": 4 * MB}
+CODECS = {
+    "zstd": {"id": "zstd", "level": 3},
+    "blosc": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
+}
+LINK = Link(0.010, 60e6)
+MEMORY = 16 * MB  # max_memory where peaks are measured
+GOAL = 1.3
+REPEATS, QUICK = 5, 2
+
+
+def write(path: Path, size: int, codec: dict[str, Any], url: str) -> dict[str, Any]:
+    """Write an array that compresses to about a half, and return references to its chunks."""
+    compressor = numcodecs.get_codec(codec)
+    width = size // 4
+    count = SIZE // size
+    meta = {"zarr_format": 2, "shape": [count * width], "chunks": [width], "dtype": "<u4", "order": "C"}
+    meta |= {"fill_value": 0, "filters": None, "compressor": codec}
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta)}
+    random = np.random.default_rng(0)
+    with path.open("wb") as file:
+        for number in range(count):
+            data = compressor.encode(random.integers(0, 1 << 16, width, np.uint32))
+            refs[f"a/{number}"] = [url, file.tell(), len(data)]
+            file.write(data)
+    return refs
+
+
+def ours(refs: dict[str, Any], **options: Any) -> float:
+    """Zarr over this filesystem."""
+    return _zarr(RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, **options))
+
+
+def reference(refs: dict[str, Any]) -> float:
+    """Zarr over fsspec's reference filesystem."""
+    options = {"remote_protocol": "http", "remote_options": {"asynchronous": True}, "asynchronous": True}
+    return _zarr(fsspec.filesystem("reference", fo=refs, skip_instance_cache=True, **options))
+
+
+def _zarr(fs: Any) -> float:
+    array = zarr.open_group(FsspecStore(fs, read_only=True, path=""), mode="r")["a"]
+    began = time.perf_counter()
+    values = array[:]
+    took = time.perf_counter() - began
+    assert int(values.max()) < 1 << 16
+    return took
+
+
+def network(refs: dict[str, Any]) -> float:
+    """A client that knows all ranges, and decodes nothing."""
+    url = refs["a/0"][0]
+    ranges = [(value[1], value[1] + value[2]) for key, value in refs.items() if key[2:].isdigit()]
+    blocks = coalesce(ranges, Limits(0, MB))
+
+    async def run() -> float:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
+
+            async def get(block: Any) -> int:
+                async with session.get(url, headers={"Range": f"bytes={block.start}-{block.stop - 1}"}) as answer:
+                    return len(await answer.read())
+
+            began = time.perf_counter()
+            assert sum(await asyncio.gather(*map(get, blocks))) == sum(stop - start for start, stop in ranges)
+            return time.perf_counter() - began
+
+    return asyncio.run(run())
+
+
+def decoding(refs: dict[str, Any], data: bytes) -> float:
+    """The codec alone, on all cores."""
+    meta = json.loads(refs["a/.zarray"])
+    codec = numcodecs.get_codec(meta["compressor"])
+    chunks = [data[value[1] : value[1] + value[2]] for key, value in refs.items() if key[2:].isdigit()]
+    out = np.empty(meta["shape"], "<u4").reshape(len(chunks), -1)
+
+    def decode(number: int) -> None:
+        out[number] = np.frombuffer(codec.decode(chunks[number]), "<u4")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        began = time.perf_counter()
+        list(pool.map(decode, range(len(chunks))))
+        return time.perf_counter() - began
+
+
+def _peak(path: str) -> None:
+    """Print how far memory grew beyond the result when it was read once before (a child process)."""
+    refs = json.loads(Path(path).read_text())
+    small = dict(refs)
+    meta = json.loads(refs["a/.zarray"])
+    small["a/.zarray"] = json.dumps(meta | {"shape": meta["chunks"]})
+    ours(small)
+    found: list[Any] = []
+    with used(found.append):
+        ours(refs, max_memory=MEMORY)
+    print(found[0].peak - SIZE)
+
+
+def main() -> None:
+    """Measure, and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compressed", description="Compressed chunks over HTTP.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, chunks of one size")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        _peak(options.child)
+        return
+    repeats = QUICK if options.quick else REPEATS
+    sizes = {"1 MB": MB} if options.quick else SIZES
+    print("median ms; memory beyond the result, MB\n")
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(folder)
+        server.pace(LINK)
+        try:
+            for codec, config in CODECS.items():
+                for name, size in sizes.items():
+                    file = Path(folder, f"{codec}-{size}.bin")
+                    refs = write(file, size, config, f"{server.url}/{file.name}")
+                    _compare(f"{codec}, chunks of {name}", refs, file.read_bytes(), repeats, folder)
+        finally:
+            server.close()
+
+
+def _compare(what: str, refs: dict[str, Any], data: bytes, repeats: int, folder: str) -> None:
+    contenders: dict[str, Callable[[], float]] = {
+        "reference": lambda: reference(refs),
+        "ours": lambda: ours(refs),
+        "network": lambda: network(refs),
+        "decoding": lambda: decoding(refs, data),
+    }
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, run in contenders.items():
+            times[name].append(run())
+    took = {name: statistics.median(some) for name, some in times.items()}
+    bound = max(took["network"], took["decoding"])
+    met = took["ours"] <= GOAL * bound
+    keep(Case("compressed", what, "s", took, ("ours",), "reference", goal=f"≤ {GOAL} × the slower", met=met))
+    document = Path(folder, "refs.json")
+    document.write_text(json.dumps(refs))
+    command = [sys.executable, "-m", "benchmarks.compressed", "--child", str(document)]
+    peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # noqa: S603  # its own
+    keep(
+        Case("compressed", f"{what}: memory", "B", {"ours": peak}, ("ours",), goal=f"≤ {MEMORY:,}", met=peak <= MEMORY)
+    )
+    print(
+        f"{what:24}"
+        + "".join(f"{name} {seconds * 1e3:7.1f}   " for name, seconds in took.items())
+        + f"{took['reference'] / took['ours']:4.1f} x faster   {took['ours'] / bound:4.2f} x the slower   "
+        + f"memory {peak / MB:5.1f} MB",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
