@@ -23,7 +23,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 # None of these looks at a character more than some hundred times, however long a text is and whatever it holds.
 _USERINFO: Final = re.compile(r"(?<=://)[^/?#\s@]++@")
 _PASSWORD: Final = re.compile(
-    r"(?<![\w/])[^\s/:@'\"()\[\]]{1,256}+:[^\s/:@'\"]{1,256}+@(?=[\w\[])"
+    r"(?<![\w/])[^\s/:@'\"()\[\]]{1,256}+:[^\s/:@'\"]++@(?=[\w\[])"
 )  # where another's text left the scheme out
 _PARAMETER: Final = re.compile(r"([?&;]([\w-]++)=)[^&;#\s\])'\"]++")
 _SECRET: Final = re.compile(

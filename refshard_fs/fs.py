@@ -260,7 +260,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                     max_manifest_bytes=max_manifest_bytes,
                 ),
                 format=None if format is None else READ_AS.get(format, format),
-                pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3),
+                pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3, routes.rule_of),
                 fallback=routes.fallback,
                 limits=Limits(max_gap, max_block),
                 budget=Budget(concurrency, max_memory),

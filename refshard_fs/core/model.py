@@ -46,6 +46,8 @@ class Span(msgspec.Struct, frozen=True):
     ``dense`` marks one of many ranges that lie together and tend to be read together, as a
     shard's chunks do: it is worth fetching with others over larger gaps. ``apart`` marks one that
     is fetched with others only where they touch or overlap: no byte between them is read.
+    ``origin`` is the server of the set that says so, where that is somebody else's part of a
+    set of the user's: what it may reach is judged when it is opened.
     """
 
     url: str
@@ -56,6 +58,7 @@ class Span(msgspec.Struct, frozen=True):
     pin: Pin | None = None
     dense: bool = False
     apart: bool = False
+    origin: str | None = None
 
     @property
     def size(self) -> int | None:
@@ -105,7 +108,7 @@ class Span(msgspec.Struct, frozen=True):
         return self._range(first, last)
 
     def _range(self, start: int, stop: int | None, *, exact: bool = True) -> Span:
-        return Span(self.url, start, stop, exact, self.optional, self.pin, self.dense, self.apart)
+        return Span(self.url, start, stop, exact, self.optional, self.pin, self.dense, self.apart, self.origin)
 
 
 class Inline(msgspec.Struct, frozen=True):
@@ -256,6 +259,7 @@ class Stat(msgspec.Struct, frozen=True):
 
     url: str
     fresh: bool = False
+    origin: str | None = None
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
@@ -275,9 +279,25 @@ class Names(msgspec.Struct, frozen=True):
     """Needed: the names directly below ``url``. Answer: tuple of `Listed`; None where the target cannot list."""
 
     url: str
+    origin: str | None = None
 
 
 Need = Load | Stat | Names
+
+
+def of_origin(what: T, origin: str) -> T:
+    """Return a need, several of them, or an entry, as one of the set at ``origin``; whatever else it is, as it is."""
+    match what:
+        case Span() | Stat() | Names():
+            return msgspec.structs.replace(what, origin=origin)
+        case Packed(source):
+            return msgspec.structs.replace(what, source=of_origin(source, origin))
+        case Load(entry):
+            return msgspec.structs.replace(what, entry=of_origin(entry, origin))
+        case tuple() if what and isinstance(what[0], Need):
+            return tuple(of_origin(one, origin) for one in what)  # type: ignore[return-value]
+    return what
+
 
 # Yields one need, or a tuple of needs that can be met together (and is sent a tuple of answers).
 Steps = Generator[Need | tuple[Need, ...], Any, T]

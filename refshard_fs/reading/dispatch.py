@@ -223,7 +223,7 @@ class Dispatch:
     async def _answer(self, job: Job) -> Answer:
         span, host = job.block.span, job.host
         began = asyncio.get_running_loop().time()
-        place = self.pool.place(span.url)
+        place = self.pool.place(span.url, span.origin)
         if place is None:
             raise RuntimeError(f"{span.url} cannot be opened on this event loop")
         target, path = place

@@ -86,7 +86,7 @@ class Engine(Lookups):
         stats: Stats,
         token: object,
         readahead: int,
-        near: Callable[[str], bool] = lambda url: False,
+        near: Callable[[Span], bool] = lambda url: False,
         longest: int | None = None,
     ) -> None:
         """``longest`` is the most bytes that a document or an index may have; a larger one is an error."""
@@ -213,7 +213,7 @@ class Engine(Lookups):
         except ValueError:
             if not isinstance(entry, Span):
                 raise
-            facts = await self.need(Stat(entry.url))
+            facts = await self.need(Stat(entry.url, origin=entry.origin))
             if facts is None or facts.size is None:
                 raise FileNotFoundError(entry.url) from None
             return entry.resized(facts.size).window(start, end)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from typing import NamedTuple
 
+import msgspec
+
 from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
@@ -108,7 +110,7 @@ class Fetcher:
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Have each reader's future set, and fetch the (exact) spans ``ahead`` to hold them until they are read."""
-        fresh: dict[tuple[str, Pin | None], list[tuple[Span, Reader | None]]] = {}
+        fresh: dict[tuple[str, Pin | None, str | None], list[tuple[Span, Reader | None]]] = {}
         keys = 0
         for reader in readers:
             span = reader.span
@@ -124,24 +126,24 @@ class Fetcher:
                 continue
             block = self._known.covering(span)
             if block is None:
-                fresh.setdefault((span.url, span.pin), []).append((span, reader))
+                fresh.setdefault((span.url, span.pin, span.origin), []).append((span, reader))
             else:
                 self._join(block, reader)
         self._stats.count("keys", keys)
         for span in ahead:
             block = self._known.covering(span)
             if block is None:
-                fresh.setdefault((span.url, span.pin), []).append((span, None))
+                fresh.setdefault((span.url, span.pin, span.origin), []).append((span, None))
             else:
                 block.expect(span)
-        for (url, pin), members in fresh.items():
+        for (url, pin, origin), members in fresh.items():
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits
             if any(span.apart for span, _ in members):
                 limits = limits.apart
             for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], limits):
                 some = [members[i] for i in places]
-                self._open(Span(url, start, stop, pin=pin, dense=dense), some, shared=True)
+                self._open(Span(url, start, stop, pin=pin, dense=dense, origin=origin), some, shared=True)
         self.requests.pump()
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
@@ -149,10 +151,10 @@ class Fetcher:
         begun = []
         for span in spans:
             stop = span.start + FIRST if span.size is None else min(span.stop or 0, span.start + FIRST)
-            start = Span(span.url, span.start, stop, exact=False, pin=span.pin, dense=True)
+            start = Span(span.url, span.start, stop, exact=False, pin=span.pin, dense=True, origin=span.origin)
             if span.start < 0:
                 continue
-            block = self._known.covering(Span(span.url, start.start, start.start + 1, pin=span.pin))
+            block = self._known.covering(msgspec.structs.replace(start, stop=start.start + 1))
             if block is None:
                 block = self._open(start, (), shared=True)
             elif not block.begun:
@@ -381,7 +383,7 @@ class Fetcher:
         """Set the end of ``block``, which was not known; who reads beyond it gets a request of his own."""
         span = block.span
         stop = span.start + size
-        block.span = Span(span.url, span.start, stop, pin=span.pin, dense=True)
+        block.span = Span(span.url, span.start, stop, pin=span.pin, dense=True, origin=span.origin)
         beyond = [reader for reader in block.readers if (reader.span.stop or 0) > stop]
         if beyond:
             block.readers = [reader for reader in block.readers if reader not in beyond]
@@ -445,6 +447,6 @@ class BlockIndex:
             return None
         i = bisect_right(starts, span.start)
         for block in reversed(self._blocks[span.url][max(i - NEAREST, 0) : i]):
-            if span.stop <= (block.span.stop or 0) and block.span.pin == span.pin:
+            if span.stop <= (block.span.stop or 0) and (block.span.pin, block.span.origin) == (span.pin, span.origin):
                 return block
         return None

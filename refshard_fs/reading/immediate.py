@@ -60,7 +60,7 @@ class Immediate:
             most = None
             if request.start is not None or request.end is not None:
                 if entry.size is None and isinstance(entry, Span):
-                    whole = self._fetch(Span(entry.url, 0, 0, optional=entry.optional))
+                    whole = self._fetch(Span(entry.url, 0, 0, optional=entry.optional, origin=entry.origin))
                     if whole is None or whole.size is None:
                         return None
                     entry = entry.resized(whole.size)
@@ -81,7 +81,7 @@ class Immediate:
         """Whether `take` would keep an event loop from its other work: then a thread is to call it."""
         if isinstance(entry, Inline) or not (self._slow_reads > 1 or (entry.size or 0) > LARGE):
             return False
-        return self.reaches(entry.spans[0].url)
+        return self.reaches(entry.spans[0])
 
     async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
         """Return the same as `take`, from a thread where that would block."""
@@ -91,11 +91,11 @@ class Immediate:
 
     def together(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Return the places of ``jobs`` by what one read serves: small ranges that lie together, or one alone."""
-        small: dict[tuple[str, Pin | None], list[int]] = {}
+        small: dict[tuple[str, Pin | None, str | None], list[int]] = {}
         found: list[list[int]] = []
         for place, (request, entry) in enumerate(jobs):
             if type(entry) is Span and entry.exact and request.is_whole and (entry.size or SMALL + 1) <= SMALL:
-                small.setdefault((entry.url, entry.pin), []).append(place)
+                small.setdefault((entry.url, entry.pin, entry.origin), []).append(place)
             else:
                 found.append([place])
         for places in small.values():
@@ -110,7 +110,7 @@ class Immediate:
             spans = [entry for _, entry in jobs if isinstance(entry, Span)]
             first, last = min(span.start for span in spans), max(span.stop or 0 for span in spans)
             with contextlib.suppress(OSError, RefShardError):  # reading each alone tells why
-                answer = self._fetch(Span(spans[0].url, first, last, pin=spans[0].pin))
+                answer = self._fetch(Span(spans[0].url, first, last, pin=spans[0].pin, origin=spans[0].origin))
                 if answer is not None:
                     parts = [bytes(answer.data[span.start - first : (span.stop or 0) - first]) for span in spans]
                     wanted = sum(map(len, parts))
@@ -140,13 +140,13 @@ class Immediate:
             raise FileNotFoundError(key)
         return entry
 
-    def reaches(self, url: str) -> bool:
-        """Whether the bytes at ``url`` need no event loop."""
-        return self._pool.place(url) is not None
+    def reaches(self, span: Span) -> bool:
+        """Whether the bytes of ``span`` need no event loop."""
+        return self._pool.place(span.url, span.origin) is not None
 
     def has(self, entry: Entry) -> bool:
         """Whether the bytes of ``entry`` need no event loop."""
-        return isinstance(entry, Inline) or self.reaches(entry.spans[0].url)
+        return isinstance(entry, Inline) or self.reaches(entry.spans[0])
 
     def run(self, steps: Steps[Any], *, may_load: bool = True) -> Found | None:
         """Return what ``steps`` return, if all that they need is remembered.
@@ -217,7 +217,7 @@ class Immediate:
         return entry.finish(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
-        place = self._pool.place(span.url)
+        place = self._pool.place(span.url, span.origin)
         if place is None:
             return None
         began = time.perf_counter()

@@ -183,7 +183,7 @@ def _return_memory() -> None:
 def _pieces(entry: Span, size: int, step: int) -> list[Span]:
     """Return ``entry``, of ``size`` bytes, as spans of ``step`` bytes."""
     starts = range(0, size, step)
-    return [Span(entry.url, start, min(start + step, size), pin=entry.pin) for start in starts]
+    return [Span(entry.url, start, min(start + step, size), pin=entry.pin, origin=entry.origin) for start in starts]
 
 
 def _name(entry: Entry, index: Packable, keep: Keep) -> str | None:
@@ -240,6 +240,7 @@ class _Bound(NamedTuple):
 
     value: Any
     url: str
+    origin: str | None
     seen: Seen
 
 
@@ -261,7 +262,7 @@ class Answers:
         found = self.cache.get((self.token, need))
         if type(found) is not _Bound:
             return found
-        place = pool.place(found.url)
+        place = pool.place(found.url, found.origin)
         if place is None:  # nothing is opened without an event loop; the session may have seen it in one
             version = pool.versions.of(found.url)
             return found.value if version.seen is not None and version.is_like(found.seen) else None
@@ -269,22 +270,22 @@ class Answers:
 
     def put(self, need: Need, value: Any, weight: int, pool: Pool) -> None:
         """Remember ``value``, of ``weight`` bytes, as the answer to ``need``."""
-        url = _source(need)
+        url, origin = _source(need)
         seen = None if url is None else pool.versions.of(url).seen
         quota = getattr(need.index, "quota", None) if isinstance(need, Load) else None
-        kept = value if url is None or seen is None else _Bound(value, url, seen)
+        kept = value if url is None or seen is None else _Bound(value, url, origin, seen)
         self.cache.put((self.token, need), kept, weight, quota)
 
 
-def _source(need: Need) -> str | None:
-    """Return the URL whose version decides; None where what is asked for names the version itself."""
+def _source(need: Need) -> tuple[str | None, str | None]:
+    """Return the URL whose version decides (None where what is asked for names the version itself), and its origin."""
     match need:
-        case Load(Span(url=url, pin=None) | Packed(source=Span(url=url, pin=None)), index):
-            return None if isinstance(index, Streamed) else url
-        case Stat(url):
-            return url
+        case Load((Span(pin=None) as span) | Packed(source=Span(pin=None) as span), index):
+            return None if isinstance(index, Streamed) else span.url, span.origin
+        case Stat(url, origin=origin):
+            return url, origin
         case _:
-            return None
+            return None, None
 
 
 def sized(need: Load, pool: Pool) -> Index:
@@ -292,7 +293,7 @@ def sized(need: Load, pool: Pool) -> Index:
     tell = getattr(need.index, "sized", None)
     if tell is None or not isinstance(need.entry, Span):
         return need.index
-    place = pool.place(need.entry.url)
+    place = pool.place(need.entry.url, need.entry.origin)
     size = None if place is None else place[0].size
     index: Index = need.index if size is None else tell(size)
     return index

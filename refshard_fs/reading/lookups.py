@@ -172,10 +172,10 @@ class Lookups:
                     if isinstance(entry, Span) and entry.optional:
                         return None
                     raise
-            case Stat(url):
-                value, weight = await self._asked(url, VersionedObject.facts), 256
-            case Names(url):
-                return await self._asked(url, VersionedObject.names)
+            case Stat(url, origin=origin):
+                value, weight = await self._asked(url, origin, VersionedObject.facts), 256
+            case Names(url, origin):
+                return await self._asked(url, origin, VersionedObject.names)
         if value is not None:
             self._answers.put(need, value, weight, self.pool)
         return value
@@ -209,9 +209,11 @@ class Lookups:
         readers, self._soon = self._soon, []
         self.fetcher.read(readers)
 
-    async def _asked(self, url: str, ask: Callable[[VersionedObject, str], Awaitable[T]]) -> T | None:
+    async def _asked(
+        self, url: str, origin: str | None, ask: Callable[[VersionedObject, str], Awaitable[T]]
+    ) -> T | None:
         """Return what an object's server answers to ``ask``; None if there is no such object."""
-        place = self.pool.place(url)
+        place = self.pool.place(url, origin)
         if place is None:
             raise RuntimeError(f"{url} cannot be opened on this event loop")
         try:

@@ -63,7 +63,7 @@ class Ahead:
     ``most`` bounds guesses, in bytes (0: none); what is ``near`` is read at once, and never fetched ahead.
     """
 
-    def __init__(self, lookups: Lookups, most: int, near: Callable[[str], bool]) -> None:
+    def __init__(self, lookups: Lookups, most: int, near: Callable[[Span], bool]) -> None:
         self._lookups = lookups
         self._fetcher = lookups.fetcher
         self._most = most
@@ -162,7 +162,7 @@ class Ahead:
     def _is_fetched(self, span: Span) -> bool:
         """Whether ``span`` is worth a request ahead; whoever reads what may not be read is told so then."""
         try:
-            return bool(span.size) and not self._near(span.url)
+            return bool(span.size) and not self._near(span)
         except TargetNotAllowed:
             return False
 

@@ -1,10 +1,11 @@
 """May a manifest make this machine fetch that URL, and with whose credentials? Decided here, pure, on canonical URLs.
 
 A manifest that came from elsewhere is somebody else's document. By default it may point to
-where it came from, to other web servers and to object stores; never to this machine's files
+the server or bucket that it came from, to other web servers and to object stores; never to this machine's files
 and memory, through chains of filesystems, or into private networks. What the user names in
 an option is the user's word, and allowed. The string that is judged is the string that is
-opened: what cannot be made canonical is refused.
+opened: what cannot be made canonical is refused. Names are judged again when they are resolved,
+by the targets: `Network` says where an address leads.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import ipaddress
 import re
 import socket
 from collections.abc import Callable, Iterable
-from enum import Enum
+from enum import Enum, IntEnum
 from urllib.parse import urlsplit
 
 import msgspec
 
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.security.policy import LOCAL, links, longest_prefix, protocol_of
+from refshard_fs.security.policy import LOCAL, climbs, links, longest_prefix, protocol_of
 
 WEB = frozenset(["http", "https"])
 # Protocols of object stores, and the options that open them without credentials.
@@ -55,15 +56,19 @@ def is_trusted(source: str) -> bool:
     return protocol_of(last) in (None, "memory", "data", *LOCAL)
 
 
-def origin_of(url: str) -> tuple[str, str]:
-    """Return protocol and host (without its port) or bucket of a URL; of a chain, of its last link."""
+def origin_of(url: str) -> tuple[str, str, int | None]:
+    """Return protocol, host or bucket, and port of a URL; of a chain, of its last link."""
     last = links(url)[-1]
     protocol = protocol_of(last) or "file"
     rest = last.partition("://")[2]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
     if protocol not in WEB:
-        return protocol, authority
-    return protocol, (urlsplit(f"//{authority}").hostname or "").rstrip(".")
+        return protocol, authority, None
+    try:
+        parts = urlsplit(f"//{authority}")
+        return protocol, (parts.hostname or "").rstrip("."), parts.port or _PORTS[protocol]
+    except ValueError:  # no server is there
+        return protocol, authority, None
 
 
 def canonical(url: str) -> str:
@@ -99,22 +104,43 @@ def canonical(url: str) -> str:
     return f"{protocol}://{spelled}{slash}{path.replace(' ', '%20')}"  # as it is sent
 
 
-def is_private(host: str) -> bool:
-    """Whether ``host`` is spelled as an address of this machine or of a private or link-local network, in any way."""
-    if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
-        return True
+class Network(IntEnum):
+    """Where an address leads: the further down, the less a stranger may send anybody there."""
+
+    PUBLIC = 0
+    PRIVATE = 1
+    MACHINE = 2  # this one, or its link
+
+
+def network_of(host: str) -> Network:
+    """Return where ``host`` leads, in whatever way an address is spelled; a name that is none leads anywhere."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return Network.MACHINE
+    if host.endswith((".local", ".internal")):
+        return Network.PRIVATE
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         try:  # what the system's resolver takes for an address: 127.1, 0x7f000001, 2130706433
             address = ipaddress.ip_address(socket.inet_aton(host))
         except OSError:
-            return False
+            return Network.PUBLIC
     if isinstance(address, ipaddress.IPv4Address):
-        return not _is_public(address)
+        return Network.PUBLIC if _is_public(address) else _not_public(address)
     inner = _within(address)
     public = address.is_global if address in _UNICAST else bool(inner)
-    return not (public and all(map(_is_public, inner)))
+    within = [Network.PUBLIC if _is_public(one) else _not_public(one) for one in inner]
+    return max([Network.PUBLIC if public else _not_public(address), *within])
+
+
+def is_private(host: str) -> bool:
+    """Whether ``host`` is spelled as an address of this machine or of a private or link-local network, in any way."""
+    return network_of(host) is not Network.PUBLIC
+
+
+def _not_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> Network:
+    near = address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
+    return Network.MACHINE if near else Network.PRIVATE
 
 
 def _is_public(address: ipaddress.IPv4Address) -> bool:
@@ -156,27 +182,10 @@ class Admission(msgspec.Struct, frozen=True):
             return cls()
         return cls(source, listed, frozenset(p.lower() for p in protocols), tuple(map(_prefix, prefixes)))
 
-    def naming(self, protocol: str) -> Admission:
-        """Return the rule where the user's options turn out to be for ``protocol``: a word only for what is remote."""
-        if self.admits_all or protocol not in ANONYMOUS:
-            return self
-        return msgspec.structs.replace(self, protocols=self.protocols | {protocol})
-
     @property
     def admits_all(self) -> bool:
         """Whether there is nothing to judge."""
         return self.source is None and self.allow is None
-
-    @property
-    def own_hosts(self) -> frozenset[str]:
-        """Hosts that may be in a private network: where the manifest came from, and those that the user named."""
-        named = [*(self.allow or ()), *self.prefixes, *([self.source] if self.source is not None else [])]
-        return frozenset(host for protocol, host in map(origin_of, named) if protocol in WEB)
-
-    @property
-    def guards_networks(self) -> bool:
-        """Whether names are to be checked that resolve to private addresses."""
-        return not self.admits_all and not WEB & self.protocols
 
     @property
     def trusts_source(self) -> bool:
@@ -226,9 +235,7 @@ class Admission(msgspec.Struct, frozen=True):
             same = protocol_of(url) == protocol_of(source)
             return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
         below = source.rstrip("/") + "/"
-        return url == source or (
-            url.startswith(below) and not any(map(_DOTS.fullmatch, url[len(below) :].split("/"))) and "\\" not in url
-        )
+        return url == source or (url.startswith(below) and not climbs(url))
 
     def _with_own_login(self, url: str) -> str | None:
         """Return ``url``, canonical, where it has the name and password that the user gave for the source's server."""
@@ -263,7 +270,7 @@ class Admission(msgspec.Struct, frozen=True):
         if protocol not in ANONYMOUS:
             rule = f"a manifest from elsewhere may point to web servers and object stores, not to {protocol}://"
             raise TargetNotAllowed(url, rule, _remedy(url))
-        if protocol in WEB and is_private(host := origin_of(url)[1]) and host not in self.own_hosts:
+        if protocol in WEB and is_private(origin_of(url)[1]):
             rule = "a manifest from elsewhere may not point into private networks"
             raise TargetNotAllowed(url, rule, _remedy(url))
         return Access.NONE

@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 T = TypeVar("T")
 
 LOCAL = ("file", "local")
 ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")  # protocols whose paths are members
+
+_DECODED = 4  # times that servers, one behind the other, may decode a path
 
 _LITERAL = re.compile(r"https?://\[[0-9a-f:.]+\](?=[:/?#]|$)", re.IGNORECASE | re.ASCII)
 
@@ -87,12 +89,37 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
     ``s3://data`` and ``s3://data/`` are the same prefix; neither matches ``s3://data-private/x``.
     """
     best: tuple[str, T] | None = None
+    if table and climbs(url):
+        url = server_of(url)
     for prefix, value in table.items():
         stem = prefix.rstrip("/") if not prefix.endswith("://") else prefix
         fits = url == stem or url.startswith(stem if stem.endswith("://") else stem + "/")
         if fits and (best is None or len(stem) > len(best[0])):
             best = stem, value
     return best
+
+
+def climbs(url: str) -> bool:
+    """Whether a server may take ``url`` to lead out of the directories that it names, however that is spelled.
+
+    Percent-encoded once or more, with backslashes, or with parameters that some servers cut off: ``..;x``.
+    """
+    if ".." not in url and "/." not in url and "%" not in url and "\\" not in url:
+        return False
+    path = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0] if "://" in url else url
+    for _ in range(_DECODED):
+        before, path = path, unquote(path, errors="replace")
+        if path == before:
+            break
+    return any(step.partition(";")[0] in (".", "..") for step in re.split(r"[/\\]", path))
+
+
+def server_of(url: str) -> str:
+    """Return the protocol with the server or bucket of ``url``; a chain, or a bare path, as it is."""
+    protocol, separator, rest = url.partition("://")
+    if not separator or len(links(url)) > 1:
+        return url
+    return protocol + separator + re.split(r"[/?#]", rest, maxsplit=1)[0]
 
 
 def directory_of(url: str | PurePath) -> str:

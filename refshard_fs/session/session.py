@@ -28,7 +28,8 @@ from refshard_fs.reading.failures import blame, said
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.reading.selection import WORKERS, Take, decode, read_selection
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.security.policy import LOCAL, protocol_of
+from refshard_fs.security.admission import is_trusted
+from refshard_fs.security.policy import LOCAL, protocol_of, server_of
 from refshard_fs.session import recognition as catalog
 from refshard_fs.session.engines import INDEXES, Engines
 from refshard_fs.session.in_memory_source import InMemorySource
@@ -189,13 +190,20 @@ class Session(Engines):
                 self._take(base, None)
 
     def _take(self, base: Base, edits: Edits | None) -> None:
-        """Read ``base``, edited. Options without a protocol go to the first that its references name."""
+        """Read ``base``, edited. Options without a protocol go to the first that its references name.
+
+        Of a set from elsewhere, they go to its own server alone, if that is of the same protocol.
+        """
         if self.options.fallback:
             protocol = next(filter(None, map(protocol_of, filter(None, base.urls))), None)
-            if protocol is not None and protocol not in self._pool_options.by_protocol:
-                known = {**self._pool_options.by_protocol, protocol: self.options.fallback}
-                admission = self._pool_options.admission.naming(protocol)
-                self._pool_options = msgspec.structs.replace(self._pool_options, by_protocol=known, admission=admission)
+            source, pool = self.options.source, self._pool_options
+            if protocol is not None and protocol not in pool.by_protocol:
+                if isinstance(source, str) and not is_trusted(source):
+                    given = {server_of(source): self.options.fallback} if protocol_of(source) == protocol else {}
+                    self._pool_options = msgspec.structs.replace(pool, by_prefix={**given, **pool.by_prefix})
+                else:
+                    known = {**pool.by_protocol, protocol: self.options.fallback}
+                    self._pool_options = msgspec.structs.replace(pool, by_protocol=known)
                 for engine in self._engines.values():
                     engine.fetcher.requests.pool = self._pool(engine.pool.loop)
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)

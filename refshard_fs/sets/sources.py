@@ -251,12 +251,8 @@ def _check_targets(fo: Any, urls: Iterable[str | None], options: Mapping[str, An
         return
     given = {name: options.get(name) for name in ("fs", "remote_protocol", "remote_options", "options", "allow")}
     routes = route(fo, source_options=options.get("ref_storage_args", options.get("target_options")), **given)
-    known = [url for url in urls if url is not None]
-    rule = routes.admission
-    if routes.fallback and known:
-        rule = rule.naming(protocol_of(known[0]) or "file")
-    for url in known:
-        rule.admit(url)
+    for url in filter(None, urls):
+        routes.admission.admit(url)
 
 
 def _documents(sets: Sequence[Any], options: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:

@@ -15,7 +15,7 @@ import socket
 import ssl
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import certifi
@@ -23,7 +23,18 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from refshard_fs.core.forks import in_child
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.security.admission import is_private
+from refshard_fs.security.admission import Network, network_of
+
+
+def most_open() -> int:
+    """Return half of the files that this process may have open: so many connections leave room for all else."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return 4096
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if soft == resource.RLIM_INFINITY else max(soft // 2, 16)
+
 
 CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `VersionedObject` bounds
 _BUFFER = 1 << 18  # bytes of a body that are received before they are taken; fewer would stop long bodies often
@@ -38,7 +49,7 @@ class LoopConnections:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Use `of`."""
         self._loop = weakref.ref(loop)
-        self._connectors: dict[frozenset[str] | None, aiohttp.TCPConnector] = {}
+        self._connectors: dict[Guard | None, aiohttp.TCPConnector] = {}
         # By identity, for instances of fsspec that have the same options are equal.
         self._others: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -55,18 +66,29 @@ class LoopConnections:
             _all.add(found)
         return found
 
-    def connector(self, exempt: frozenset[str] | None = None) -> aiohttp.TCPConnector:
-        """Return what leads anywhere, or into private networks only to the hosts in ``exempt``."""
-        connector = self._connectors.get(exempt)
+    def connector(self, guard: Guard | None = None) -> aiohttp.TCPConnector:
+        """Return what leads anywhere, or where ``guard`` lets it."""
+        connector = self._connectors.get(guard)
         if connector is None or connector.closed:
-            resolver = None if exempt is None else GuardedResolver(exempt)
-            connector = self._connectors[exempt] = aiohttp.TCPConnector(
-                limit=0,  # how many requests are under way is the engine's to decide
+            resolver = None if guard is None else GuardedResolver(guard)
+            connector = self._connectors[guard] = aiohttp.TCPConnector(
+                limit=most_open(),  # else, how many requests are under way is the engine's to decide
                 keepalive_timeout=KEPT,
                 resolver=resolver,
                 ssl=_default_context(),
             )
         return connector
+
+    def make_room(self) -> None:
+        """Close the connections that nobody uses, if the process has as many as there may be."""
+        every = [connector for loop in list(_all) for connector in loop._connectors.values()]
+        if sum(len(c._acquired) + sum(map(len, c._conns.values())) for c in every) < most_open():
+            return
+        for connector in self._connectors.values():
+            for kept in connector._conns.values():
+                for protocol, *_ in kept:
+                    protocol.close()
+            connector._conns.clear()
 
     def close_too(self, holder: Any) -> None:
         """Close ``holder``, a session or an fsspec instance, with the loop if it is still there."""
@@ -113,14 +135,26 @@ def _close_loop(loop: asyncio.AbstractEventLoop, close: Callable[[], None], conn
 # ---------------------------------------------------------------------------------------- where connections may lead
 
 
-class GuardedResolver(AbstractResolver):
-    """Resolves names as the system does, and refuses those of private addresses, but for ``exempt``.
+class Guard(NamedTuple):
+    """Where names may lead for a set from elsewhere.
 
-    That holds hosts, or hosts with a port: a proxy that the user named.
+    ``own``: they are servers that the user named, which may be in a private network, and stay where they were when they
+    were first asked. All others are public. ``proxies`` (host and port) are wherever they are.
     """
 
-    def __init__(self, exempt: frozenset[str]) -> None:
-        self._exempt = exempt
+    own: bool
+    proxies: frozenset[str] = frozenset()
+
+
+# Where the servers that the user named were when they were first asked, by name and port.
+_first: dict[tuple[str, int], Network] = {}
+
+
+class GuardedResolver(AbstractResolver):
+    """Resolves names as the system does, and refuses those that lead where they may not."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self._resolver = aiohttp.DefaultResolver()
 
     async def resolve(
@@ -128,11 +162,15 @@ class GuardedResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         found = await self._resolver.resolve(host, port, family)
         name = host.lower().rstrip(".")
-        if self._exempt.isdisjoint([name, f"{name}:{port}"]):
-            private = [place["host"] for place in found if is_private(place["host"].partition("%")[0])]
-            if private:
-                rule = f"a manifest from elsewhere may not point into private networks, and {host} is {private[0]}"
-                raise TargetNotAllowed(f"//{host}:{port}/", rule, f"Add 'https://{host}/' to allow= if you trust it")
+        if f"{name}:{port}" in self._guard.proxies:
+            return found
+        network, address = max((network_of(place["host"].partition("%")[0]), place["host"]) for place in found)
+        most = _first.setdefault((name, port), network) if self._guard.own else Network.PUBLIC
+        if network > most:
+            rule = f"a manifest from elsewhere may not point into private networks, and {host} is {address}"
+            if self._guard.own:
+                rule += ", which it was not when it was first asked"
+            raise TargetNotAllowed(f"//{host}:{port}/", rule, f"Add 'https://{host}/' to allow= if you trust it")
         return found
 
     async def close(self) -> None:
@@ -159,15 +197,24 @@ def _default_context() -> ssl.SSLContext | bool:
 # ---------------------------------------------------------------------------------------- sessions
 
 
-def open_session(owner: object, exempt: frozenset[str] | None = None, **options: Any) -> aiohttp.ClientSession:
+async def _before_connecting(*_: object) -> None:
+    LoopConnections.of(asyncio.get_running_loop()).make_room()
+
+
+_TRACE: Final = aiohttp.TraceConfig()
+_TRACE.on_connection_create_start.append(_before_connecting)
+
+
+def open_session(owner: object, guard: Guard | None = None, **options: Any) -> aiohttp.ClientSession:
     """Return a session of the running loop, with aiohttp's ``options``, that is closed when ``owner`` is collected.
 
     What it receives, and cookies, are its own; connections are those of the loop, unless there is a ``connector``.
     """
     shared = "connector" not in options
     if shared:
-        options["connector"] = LoopConnections.of(asyncio.get_running_loop()).connector(exempt)
+        options["connector"] = LoopConnections.of(asyncio.get_running_loop()).connector(guard)
         options["connector_owner"] = False
+        options["trace_configs"] = [_TRACE, *options.get("trace_configs", ())]
     session = aiohttp.ClientSession(**{"timeout": CONNECTING, "read_bufsize": _BUFFER, **options})
     if shared:
         weakref.finalize(owner, session.detach)

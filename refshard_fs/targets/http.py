@@ -20,9 +20,9 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from refshard_fs.core.model import Facts
-from refshard_fs.security.admission import Admission
+from refshard_fs.security.admission import Access
 from refshard_fs.targets.answer import Answer, Target, failure_of, range_header, read_answer
-from refshard_fs.targets.connections import close_with, open_session
+from refshard_fs.targets.connections import Guard, close_with, open_session
 from refshard_fs.targets.failures import Unreadable
 
 T = TypeVar("T")
@@ -49,18 +49,27 @@ class _Location(NamedTuple):
     """Where an object is to be asked for: ``away`` from the server that its URL names, until a time of the loop."""
 
     url: URL
+    access: Access
     away: bool = False
     until: float | None = None
 
 
+Judge = Callable[[str], tuple[str, Access]]
+
+
 class HttpTarget(Target):
-    """The objects of all HTTP servers, by URL. ``admission`` judges each address that a redirect leads to, too."""
+    """The objects of all HTTP servers, by URL.
+
+    ``judge`` is the rule of a set from elsewhere (None: there is none): it judges each address that a redirect leads to
+    as well. ``access`` is what it said of the objects themselves.
+    """
 
     patience = 60.0
 
-    def __init__(self, fs: HTTPFileSystem, admission: Admission | None = None) -> None:
+    def __init__(self, fs: HTTPFileSystem, judge: Judge | None = None, access: Access = Access.OWN) -> None:
         self.fs = fs
-        self._admission = Admission() if admission is None else admission
+        self._judge = judge
+        self._access = access
         options = dict(fs.kwargs)
         self._follows = options.pop("allow_redirects", True)
         self._headers = CIMultiDict({"Accept-Encoding": "identity"})
@@ -69,8 +78,7 @@ class HttpTarget(Target):
         self._home_headers.update(options.pop("headers", None) or {})
         self._home_options: dict[str, Any] = {"allow_redirects": False, **options}
         self._away_options = {k: v for k, v in self._home_options.items() if k in _HARMLESS or k == "allow_redirects"}
-        self._home: aiohttp.ClientSession | None = None
-        self._away: aiohttp.ClientSession | None = None
+        self._sessions: dict[tuple[bool, Access], aiohttp.ClientSession] = {}  # by whether it is away
         self._opening = asyncio.Lock()
         self._locations: dict[str, _Location] = {}
 
@@ -100,8 +108,8 @@ class HttpTarget(Target):
         return facts
 
     async def close(self) -> None:
-        sessions = {session for session in (self._home, self._away) if session is not None}
-        self._home = self._away = None
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
         for session in sessions:
             await session.close()
 
@@ -134,18 +142,15 @@ class HttpTarget(Target):
 
     async def _send(self, method: str, location: _Location, headers: Mapping[str, str]) -> Any:
         """Return the context of a response."""
-        session = self._home
+        which = location.away, location.access
+        session = self._sessions.get(which)
         if session is None:
             async with self._opening:
-                session = self._home = self._home or await self._open()
-        if location.away:
-            given, options = self._headers, self._away_options
-            if self._away is None:
-                self._away = self._open_away(session)
-            session = self._away
-        else:
-            given, options = self._home_headers, self._home_options
-        every = given.copy()
+                session = self._sessions.get(which)
+                if session is None:
+                    session = self._sessions[which] = await self._open(*which)
+        options = self._away_options if location.away else self._home_options
+        every = (self._headers if location.away else self._home_headers).copy()
         every.update(headers)
         return session.request(method, location.url, headers=every, **options)
 
@@ -154,7 +159,7 @@ class HttpTarget(Target):
         if location is None or (location.until is not None and location.until < asyncio.get_running_loop().time()):
             if len(self._locations) >= _LOCATIONS:
                 self._locations.clear()
-            location = self._locations[path] = _Location(self._url(path))
+            location = self._locations[path] = _Location(self._url(path), self._access)
         return location
 
     def _url(self, path: str) -> URL:
@@ -172,10 +177,13 @@ class HttpTarget(Target):
             raise Unreadable("the server redirects to what is no URL") from e
         if not where or url.scheme not in ("http", "https") or not url.host:
             raise Unreadable("the server redirects to where no HTTP server is")
-        url = URL(self._admission.admit(str(url))[0], encoded=True)
+        access = Access.OWN
+        if self._judge is not None:
+            spelled, access = self._judge(str(url))
+            url = URL(spelled, encoded=True)
         # Never back among friends: the one in between chose where to go, and what for.
         away = location.away or url.origin() != home.url.origin()
-        return _Location(url, away, asyncio.get_running_loop().time() + _REMEMBERED)
+        return _Location(url, access, away, asyncio.get_running_loop().time() + _REMEMBERED)
 
     # ------------------------------------------------------------------ sessions
 
@@ -188,30 +196,28 @@ class HttpTarget(Target):
         parts = [urlsplit(str(proxy)) for proxy in named if proxy is not None]
         return frozenset(f"{part.hostname}:{part.port or 80}" for part in parts)
 
-    async def _open(self) -> aiohttp.ClientSession:
-        """Return the session for the servers that URLs name."""
+    async def _open(self, away: bool, access: Access) -> aiohttp.ClientSession:
+        """Return a session for the servers that URLs name, or one that carries nothing which was given for those."""
         fs = self.fs
-        if fs.get_client is plain_client:
-            return self._make({name: value for name, value in fs.client_kwargs.items() if name != "headers"})
-        session: aiohttp.ClientSession = await fs.set_session()
-        close_with(self, fs)
-        return session
-
-    def _open_away(self, home: aiohttp.ClientSession) -> aiohttp.ClientSession:
-        """Return a session that carries nothing which was given for the servers that URLs name."""
-        if self.fs.get_client is plain_client:
-            harmless = {name: value for name, value in self.fs.client_kwargs.items() if name in _HARMLESS}
-            return home if harmless.keys() | {"headers"} >= self.fs.client_kwargs.keys() else self._make(harmless)
-        # The way to other servers is the user's own, but for what their session sends.
-        way = {name: getattr(home, name) for name in ("connector", "trust_env") if hasattr(home, name)}
-        return self._make({**way, "connector_owner": False})
-
-    def _make(self, options: dict[str, Any]) -> aiohttp.ClientSession:
-        exempt = None
-        if self._admission.guards_networks:  # which no connector of the user's does
-            exempt = self._admission.own_hosts | self._proxies()
-            options.pop("connector", None)
-        return open_session(self, exempt, **options)
+        if not away and fs.get_client is not plain_client:
+            session: aiohttp.ClientSession = await fs.set_session()
+            close_with(self, fs)
+            return session
+        given = {name: value for name, value in fs.client_kwargs.items() if name != "headers"}
+        home = self._sessions.get((False, self._access))
+        if away:
+            harmless = {name: value for name, value in given.items() if name in _HARMLESS}
+            if home is not None and fs.get_client is not plain_client:
+                # The way to other servers is the user's own, but for what their session sends.
+                harmless = {name: getattr(home, name) for name in ("connector", "trust_env") if hasattr(home, name)}
+                harmless["connector_owner"] = False
+            elif home is not None and harmless == given:
+                harmless["cookie_jar"] = home.cookie_jar  # nobody put anything into it but servers
+            given = harmless
+        guard = None if self._judge is None else Guard(access is Access.OWN, self._proxies())
+        if guard is not None and (away or not guard.own):  # the user's connector is for what the user named
+            given = {name: value for name, value in given.items() if not name.startswith("connector")}
+        return open_session(self, guard, **given)
 
 
 async def _facts_in(response: aiohttp.ClientResponse) -> Facts | None:

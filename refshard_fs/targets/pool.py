@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import fsspec
@@ -20,11 +21,11 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security import policy
-from refshard_fs.security.admission import ANONYMOUS, Access, Admission
+from refshard_fs.security.admission import ANONYMOUS, WEB, Access, Admission
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.failures import Retry
 from refshard_fs.targets.generic import ChainTarget, FsspecTarget, has_coroutines
-from refshard_fs.targets.http import AsyncHttp, HttpTarget
+from refshard_fs.targets.http import AsyncHttp, HttpTarget, Judge
 from refshard_fs.targets.in_memory import DataTarget, MemoryTarget
 from refshard_fs.targets.local import LocalTarget
 from refshard_fs.targets.s3 import S3Target, has_own_hooks, is_s3fs
@@ -32,7 +33,7 @@ from refshard_fs.targets.versioned import VersionedObject, Versions
 
 # These belong to no event loop: the process shares them.
 LOCAL = LocalTarget()
-WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that were judged as they are: see `Pool._admitted`
+WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that were judged as they are: see `_admitted`
 IMMEDIATE: dict[type[AbstractFileSystem], Target] = {
     LocalFileSystem: LOCAL,
     MemoryFileSystem: MemoryTarget(),
@@ -71,6 +72,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     admission: Admission = Admission()
     retry: Retry = Retry()
     fast_s3: bool = True
+    rule_of: Callable[[str], Admission] | None = None  # for what somebody else's part of the source asks for
 
     def given(self, url: str) -> Given:
         """Return the instance or the options for ``url``."""
@@ -104,24 +106,27 @@ class Pool:
         self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
         self._targets: dict[object, Target] = {}
-        self._places: dict[str, tuple[VersionedObject, str] | None] = {}
+        self._of_origin: dict[str | None, tuple[Admission, ...]] = {}
+        self._places: dict[tuple[str, str | None], tuple[VersionedObject, str] | None] = {}
 
-    def place(self, url: str) -> tuple[VersionedObject, str] | None:
+    def place(self, url: str, origin: str | None = None) -> tuple[VersionedObject, str] | None:
         """Return the object at ``url`` and its path there; None where that takes an event loop.
 
-        Raises TargetNotAllowed if it may not be read.
+        Raises TargetNotAllowed if the source, or its part from ``origin``, may not read it.
         """
-        if url in self._places:
-            return self._places[url]
-        place = self._place(url)
+        which = url, origin
+        if which in self._places:
+            return self._places[which]
+        place = self._place(url, origin)
         if len(self._places) >= PLACES:
             self._places.clear()
-        self._places[url] = place
+        self._places[which] = place
         return place
 
-    def _place(self, url: str) -> tuple[VersionedObject, str] | None:
-        admitted, access = self._admitted(url)
-        found = self._find(admitted, access)
+    def _place(self, url: str, origin: str | None) -> tuple[VersionedObject, str] | None:
+        rules = self._rules(origin)
+        admitted, access = _admitted(url, rules)
+        found = self._find(admitted, access, rules)
         if found is None:
             return None
         target, path = found
@@ -137,24 +142,27 @@ class Pool:
         for target in targets:
             await target.close()
 
-    def _admitted(self, url: str) -> tuple[str, Access]:
-        """Return the spelling of ``url`` that is opened, links in a path followed, and with whose credentials."""
-        admission = self._options.admission
-        admitted, access = admission.admit(url)
-        if not admission.admits_all and policy.protocol_of(admitted) in (None, *policy.LOCAL):
-            path = os.path.realpath(LocalFileSystem._strip_protocol(admitted))
-            admission.admit_real(path, os.path.realpath)
-            return path, access
-        return admitted, access
+    def _rules(self, origin: str | None) -> tuple[Admission, ...]:
+        """Return the rules for what is asked for by the source, or by its part from ``origin``; none admits all."""
+        known = self._of_origin.get(origin)
+        if known is None:
+            rules = [self._options.admission]
+            if origin is not None and self._options.rule_of is not None:
+                rules.append(self._options.rule_of(origin))
+            known = self._of_origin[origin] = tuple(rule for rule in rules if not rule.admits_all)
+        return known
 
-    def _find(self, url: str, access: Access) -> tuple[Target, str] | None:
+    def _find(self, url: str, access: Access, rules: tuple[Admission, ...]) -> tuple[Target, str] | None:
         token, given = self._options.named(url)
         protocol = token[-1]
+        judge = partial(_admitted, rules=rules) if rules else None
         if access is Access.NONE:
             _check_ambient(protocol, url)
-            return self._own(("nobody", protocol), protocol, dict(ANONYMOUS.get(protocol, {})), url, configured=False)
+            given, token = ANONYMOUS.get(protocol, {}), ("nobody", protocol)
+        if protocol in WEB and rules:
+            token = (*token, repr(rules))  # by which redirects are judged
         if isinstance(given, AbstractFileSystem):
-            return self._instance(token, given, url)
+            return self._instance(token, given, url, judge)
         options = _portable(given)
         if others := policy.links(url)[1:]:
             given_of = {policy.protocol_of(link) or "file": self._options.given(link) for link in others}
@@ -164,20 +172,27 @@ class Pool:
             cls = fsspec.get_filesystem_class(protocol)
             immediate = IMMEDIATE.get(cls)
             if immediate is not None:
-                judged = immediate is LOCAL and not self._options.admission.admits_all
-                return WITHOUT_LINKS if judged else immediate, cls._strip_protocol(url)
-        return self._own(token, protocol, options, url)
+                return WITHOUT_LINKS if immediate is LOCAL and rules else immediate, cls._strip_protocol(url)
+        return self._own(token, protocol, options, url, judge, access)
 
-    def _instance(self, token: tuple[str, ...], fs: AbstractFileSystem, url: str) -> tuple[Target, str] | None:
+    def _instance(
+        self, token: tuple[str, ...], fs: AbstractFileSystem, url: str, judge: Judge | None
+    ) -> tuple[Target, str] | None:
         while type(fs) is AsyncFileSystemWrapper:
             fs = fs.sync_fs
         immediate = IMMEDIATE.get(type(fs))
         if immediate is not None:
             return immediate, fs._strip_protocol(url)
-        return self._kept((*token, "instance"), lambda loop: self._for_loop(fs, loop), fs._strip_protocol(url))
+        return self._kept((*token, "instance"), lambda loop: self._for_loop(fs, loop, judge), fs._strip_protocol(url))
 
     def _own(
-        self, token: tuple[str, ...], protocol: str, options: dict[str, Any], url: str, *, configured: bool = True
+        self,
+        token: tuple[str, ...],
+        protocol: str,
+        options: dict[str, Any],
+        url: str,
+        judge: Judge | None,
+        access: Access,
     ) -> tuple[Target, str] | None:
         cls = fsspec.get_filesystem_class(protocol)
         named = cls._get_kwargs_from_urls(url)  # a host or a user
@@ -185,12 +200,12 @@ class Pool:
         options = {**named, **options}
 
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
-            if not configured:
+            if access is Access.NONE:
                 fs = _unconfigured(_lean(cls), options, loop)
-                return self._target(fs, owned=bool(fs.async_impl))
+                return self._target(fs, judge, access, owned=bool(fs.async_impl))
             if issubclass(cls, AsyncFileSystem) and cls.async_impl:
                 fs = _lean(cls)(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
-                return self._target(fs, owned=True)
+                return self._target(fs, judge, access, owned=True)
             return FsspecTarget(fsspec.filesystem(protocol, **options))
 
         return self._kept(identity, opened, cls._strip_protocol(url))
@@ -205,7 +220,7 @@ class Pool:
             target = self._targets[token] = make(self.loop)
         return target, path
 
-    def _for_loop(self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop) -> Target:
+    def _for_loop(self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop, judge: Judge | None) -> Target:
         """Return a target of ``fs``, or of its like on ``loop``: where it is needed, or lets us read for ourselves."""
         if not has_coroutines(fs):
             return FsspecTarget(fs)
@@ -219,15 +234,28 @@ class Pool:
                 return FsspecTarget(fs)
         bound = {"asynchronous": True, "loop": loop, "skip_instance_cache": True}
         like = _lean(type(fs))(*fs.storage_args, **_portable(fs), **bound)
-        return self._target(like, owned=True)
+        return self._target(like, judge, Access.OWN, owned=True)
 
-    def _target(self, fs: AbstractFileSystem, *, owned: bool) -> Target:
+    def _target(self, fs: AbstractFileSystem, judge: Judge | None, access: Access, *, owned: bool) -> Target:
         """Return the target of an asynchronous instance on this loop."""
         if type(fs) in (AsyncHttp, HTTPFileSystem):
-            return HttpTarget(fs, self._options.admission)
-        if self._options.fast_s3 and is_s3fs(fs):
-            return S3Target(fs)
+            return HttpTarget(fs, judge, access)
+        if owned and is_s3fs(fs):
+            return S3Target(fs, fast=self._options.fast_s3)
         return FsspecTarget(fs, owned=owned)
+
+
+def _admitted(url: str, rules: tuple[Admission, ...]) -> tuple[str, Access]:
+    """Return the spelling of ``url`` that is opened, links in a path followed, and with whose credentials."""
+    access = Access.OWN
+    for rule in rules:
+        url, granted = rule.admit(url)
+        access = granted if granted is Access.NONE else access
+    if rules and policy.protocol_of(url) in (None, *policy.LOCAL):
+        url = os.path.realpath(LocalFileSystem._strip_protocol(url))
+        for rule in rules:
+            rule.admit_real(url, os.path.realpath)
+    return url, access
 
 
 def _check_ambient(protocol: str, url: str) -> None:

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 from urllib.request import getproxies, proxy_bypass
@@ -103,12 +104,13 @@ class _Ready(NamedTuple):
 
 
 class S3Target(Target):
-    """The objects of one `S3FileSystem`, by ``bucket/key``."""
+    """The objects of one `S3FileSystem`, by ``bucket/key``; all requests are s3fs's unless they are to be ``fast``."""
 
     patience = 60.0
 
-    def __init__(self, fs: AbstractFileSystem) -> None:
+    def __init__(self, fs: AbstractFileSystem, *, fast: bool = True) -> None:
         self.fs = fs
+        self._fast = fast
         self._theirs = FsspecTarget(fs, owned=True)
         self._session: aiohttp.ClientSession | None = None
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
@@ -148,6 +150,7 @@ class S3Target(Target):
         return Facts(answer.size, answer.etag, answer.last_modified)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
+        await self._client(path.partition("/")[0])
         try:
             return await self._theirs.names(path)
         except FileNotFoundError as e:
@@ -183,7 +186,7 @@ class S3Target(Target):
     async def _prepare(self, path: str) -> _Ready | None:
         """Return the request for an object, with a new signature; None where s3fs is to make it."""
         name, _, key = path.partition("/")
-        if name in self._left_to_s3fs or not key or "?versionId=" in key:
+        if not self._fast or name in self._left_to_s3fs or not key or "?versionId=" in key:
             return None
         task = self._buckets.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -204,8 +207,7 @@ class S3Target(Target):
         fs = self.fs
         if fs.version_aware or ":" in name or name.endswith("--x-s3"):
             return None
-        await fs.set_session()
-        client = await fs.get_s3(name)
+        client = await self._client(name)
         config = client.meta.config
         verify = _verified(client)
         if config.proxies or config.client_cert or verify is None or has_own_hooks(client):
@@ -238,11 +240,35 @@ class S3Target(Target):
         self._left_to_s3fs.add(path.partition("/")[0])
         self._ready.clear()
 
+    async def _client(self, bucket: str) -> Any:
+        """Return s3fs's client for a bucket. What it signs goes to no other host, wherever a server redirects it."""
+        await self.fs.set_session()
+        client = await self.fs.get_s3(bucket)
+        http: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)
+        opened = getattr(http, "_get_session", None)
+        if opened is not None and getattr(opened, "func", None) is not _staying:
+            http._get_session = partial(_staying, opened)
+        return client
+
     async def _read_theirs(self, path: str, start: int, stop: int | None, most: int | None) -> Answer:
+        await self._client(path.partition("/")[0])
         try:
             return await self._theirs.read(path, start, stop, most=most)
         except FileNotFoundError as e:
             raise _absent(e) from e
+
+
+class _Staying(NamedTuple):
+    """A session of botocore's that follows no redirects: it is for botocore to sign for another host, or not."""
+
+    session: aiohttp.ClientSession
+
+    def request(self, *arguments: Any, **options: Any) -> Any:
+        return self.session.request(*arguments, **{**options, "allow_redirects": False})
+
+
+async def _staying(opened: Callable[[Any], Awaitable[aiohttp.ClientSession]], proxy: Any) -> _Staying:
+    return _Staying(await opened(proxy))
 
 
 async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str]:

@@ -170,7 +170,7 @@ def test_what_fsspec_is_configured_with_for_a_protocol_stays_at_home(
     given = {"headers": {"X-Token": "HUSHHUSH"}, "client_kwargs": {"headers": {"Authorization": "HUSHHUSH"}}}
     monkeypatch.setitem(fsspec.config.conf, "http", given)
     for module in (admission, guarded):
-        monkeypatch.setattr(module, "is_private", lambda host: False)
+        monkeypatch.setattr(module, "network_of", lambda host: admission.Network.PUBLIC)
     with RangeServer() as other:
         other.put("/x", b"public")
         url = other.url.replace("127.0.0.1", "localhost") + "/x"

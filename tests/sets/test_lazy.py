@@ -7,14 +7,16 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import refshard_fs
-from refshard_fs import ManifestError, NotListable, RefShardFileSystem, TargetNotAllowed
+from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.formats.virtual_concat import keyspace as concat_keyspace
+from refshard_fs.security import admission
 from tests.servers.http import RangeServer
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
 
@@ -306,13 +308,45 @@ def test_a_remote_document_may_not_have_local_parts(http_server: RangeServer, tm
         opened(url).ls("")
 
 
-def test_a_remote_part_is_not_read_with_credentials_elsewhere(http_server: RangeServer, tmp_path: Path) -> None:
-    part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
-    part |= {"air/0.0": ["s3://somebody-elses/x", 0, 24]}
-    url = http_server.put("data/part.json", json.dumps(part).encode())
-    document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]}
-    with pytest.raises(TargetNotAllowed, match="beside itself"):
-        opened(document).cat_file("air/0.0")
+def test_a_remote_part_is_not_read_with_credentials_elsewhere(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody's, as what a remote set points to: neither by a chunk, nor where its server leads."""
+    monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": "HUSHHUSH"}})
+    monkeypatch.setattr(admission, "_is_public", lambda address: True)
+    with RangeServer() as other:
+        part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
+        part |= {"air/0.0": [other.put("/x", bytes(24)), 0, 24], "air/0.1": [f"{http_server.url}/moved", 0, 3]}
+        url = http_server.put("data/part.json", json.dumps(part).encode())
+        http_server.put("/moved", b"abc")
+        http_server.fault("redirect", "/moved", to=other.url + "/x")
+        document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]}
+        fs = opened(document)
+        assert fs.cat_file("air/0.0") == bytes(24)
+        assert fs.cat_file("air/0.1") == bytes(3)
+        assert "HUSHHUSH" not in repr([request.headers for request in other.requests()])
+        assert "HUSHHUSH" in repr([request.headers for request in http_server.requests()])
+
+
+def test_a_remote_part_is_not_led_into_a_private_network(http_server: RangeServer) -> None:
+    with RangeServer() as inside:
+        target = inside.put("/secret", bytes(24))
+        part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
+        part |= {"air/0.0": [f"{http_server.url}/r", 0, 24], "air/0.1": [target, 0, 24]}
+        http_server.put("/r", bytes(24))
+        http_server.fault("redirect", "/r", to=target)
+        url = http_server.put("data/part.json", json.dumps(part).encode())
+        fs = opened({"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]})
+        for key in ("air/0.0", "air/0.1"):
+            with pytest.raises(TargetNotAllowed, match="private networks"):
+                fs.cat_file(key)
+            fs.prefetch([key])
+        assert inside.requests() == []
+        moved = http_server.put("data/moved.json", b"{}")
+        http_server.fault("redirect", "/data/moved.json", to=target)
+        with pytest.raises(RefShardError, match="private networks"):
+            opened({"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [moved]}).ls("")
+        assert inside.requests() == []
 
 
 def test_xarray_opens_the_first_part_only(http_server: RangeServer, tmp_path: Path) -> None:

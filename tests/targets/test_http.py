@@ -433,7 +433,7 @@ def test_a_redirect_can_be_refused(http_server: RangeServer) -> None:
 
     async def go() -> None:
         rule = Admission.of(None, [http_server.url + "/home"], (), ())
-        target = HttpTarget(HTTPFileSystem(asynchronous=True, skip_instance_cache=True), rule)
+        target = HttpTarget(HTTPFileSystem(asynchronous=True, skip_instance_cache=True), rule.admit)
         try:
             with pytest.raises(TargetNotAllowed, match="/x"):
                 await target.read(http_server.url + "/home", 0, 5)

@@ -25,16 +25,16 @@ from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps, toge
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.document import (
-    AdmittedView,
     ConcatDocument,
     ConcatIndex,
     Described,
-    admitted,
+    PartView,
     check_metadata,
+    of_part,
 )
 from refshard_fs.references.values import METADATA, resolver
-from refshard_fs.security.admission import Admission
-from refshard_fs.security.policy import directory_of
+from refshard_fs.security.admission import is_trusted
+from refshard_fs.security.policy import directory_of, server_of
 
 DEEPEST: Final = 8  # documents within documents
 LISTED: Final = 10_000_000  # names in a directory: documents of documents promise any number in some lines
@@ -332,15 +332,16 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         raise ManifestError(f"{probe.url} joins sets that join sets, more than {DEEPEST} deep")
     if options.open_other is None:
         raise ManifestError(f"{probe.url} joins other sets, which cannot be opened here")
-    open_other, rule_of = options.open_other, options.rule_of
+    open_other = options.open_other
     resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     theirs = msgspec.structs.replace(options, shards="whole", base_url=None, depth=options.depth + 1)
 
     def open_part(number: int) -> Steps[KeySpace]:
         url = resolve(document.parts[number].url)
-        rule = Admission() if rule_of is None else rule_of(url)
-        opened = yield from admitted(open_other(url, theirs), rule)
-        return opened if rule.admits_all else AdmittedView(opened, rule)
+        if is_trusted(url):
+            return (yield from open_other(url, theirs))
+        origin = server_of(url)
+        return PartView((yield from of_part(open_other(url, theirs), origin)), origin)
 
     first = yield from open_part(0)
     space = ConcatKeySpace(document, probe.url, first, open_part, resolve, options.cache_size)

@@ -1,0 +1,225 @@
+"""One rule goes with every target: where names and redirects lead, and with whose credentials, wherever it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp import DefaultResolver
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refshard_fs import RefShardError, RefShardFileSystem, TargetNotAllowed
+from refshard_fs.security import admission
+from refshard_fs.security.admission import Access, Admission, Network, network_of
+from refshard_fs.security.policy import climbs, longest_prefix, server_of
+from refshard_fs.targets import connections
+from tests.servers.http import RangeServer
+
+SECRET = "HUSHHUSH"
+OWN = connections.Guard(own=True)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Host names and the addresses that they have now; 127.0.0.9 counts as a public one, and is served by us."""
+    known: dict[str, str] = {}
+    is_public, resolve = admission._is_public, DefaultResolver.resolve
+
+    async def resolved(self: Any, host: str, port: int = 0, family: Any = socket.AF_INET) -> Any:
+        found = await resolve(self, "127.0.0.1", port, family)
+        shown = known.get(host)
+        return found if shown is None else [{**place, "host": shown} for place in found]
+
+    monkeypatch.setattr(DefaultResolver, "resolve", resolved)
+    monkeypatch.setattr(admission, "_is_public", lambda found: str(found) == "127.0.0.9" or is_public(found))
+    connections._first.clear()
+    yield known
+    connections._first.clear()
+
+
+def manifest(server: RangeServer, refs: dict[str, Any]) -> str:
+    return server.put("/set/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
+
+
+# ------------------------------------------------------------------------------- host and port
+
+
+def test_another_port_of_the_sets_own_host_is_not_its_own(http_server: RangeServer) -> None:
+    with RangeServer() as other:
+        url = other.put("/x", b"inside")
+        fs = RefShardFileSystem(manifest(http_server, {"k": [url]}))
+        with pytest.raises(TargetNotAllowed, match="private networks"):
+            fs.cat_file("k")
+        assert other.requests() == []
+        assert RefShardFileSystem(manifest(http_server, {"k": [url]}), allow=[other.url]).cat_file("k") == b"inside"
+
+
+def test_an_option_names_its_prefix_and_no_other_path_or_port(http_server: RangeServer) -> None:
+    with RangeServer() as named:
+        refs = {"in": [named.put("/data/x", b"data")], "out": [named.put("/admin", b"admin")]}
+        fs = RefShardFileSystem(manifest(http_server, refs), options={f"{named.url}/data/": {"headers": {"A": "b"}}})
+        assert fs.cat_file("in") == b"data"
+        with pytest.raises(TargetNotAllowed, match="private networks"):
+            fs.cat_file("out")
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1"])
+def test_a_name_that_was_public_stays_public(where: str, names: dict[str, str]) -> None:
+    names["stranger.test"] = "127.0.0.9"
+    assert _resolved(OWN, "stranger.test") == "127.0.0.9"
+    names["stranger.test"] = where
+    with pytest.raises(TargetNotAllowed, match="not when it was first asked"):
+        _resolved(OWN, "stranger.test")
+
+
+def test_a_name_of_a_private_network_may_move_within_it_and_not_onto_this_machine(names: dict[str, str]) -> None:
+    names["intranet.test"] = "10.0.0.1"
+    assert _resolved(OWN, "intranet.test") == "10.0.0.1"
+    names["intranet.test"] = "10.0.0.2"
+    assert _resolved(OWN, "intranet.test") == "10.0.0.2"
+    for where in ("127.0.0.1", "169.254.169.254"):
+        names["intranet.test"] = where
+        with pytest.raises(TargetNotAllowed):
+            _resolved(OWN, "intranet.test")
+    with pytest.raises(TargetNotAllowed):
+        _resolved(connections.Guard(own=False), "other.test")
+
+
+def _resolved(guard: connections.Guard, host: str) -> str:
+    async def go() -> str:
+        return (await connections.GuardedResolver(guard).resolve(host, 80))[0]["host"]
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("8.8.8.8", Network.PUBLIC), ("10.0.0.1", Network.PRIVATE), ("192.168.1.1", Network.PRIVATE),
+        ("127.0.0.1", Network.MACHINE), ("169.254.169.254", Network.MACHINE), ("0.0.0.0", Network.MACHINE),
+        ("localhost", Network.MACHINE), ("x.internal", Network.PRIVATE), ("fd00::1", Network.PRIVATE),
+        ("::1", Network.MACHINE), ("::ffff:127.0.0.1", Network.MACHINE), ("fe80::1", Network.MACHINE),
+        ("64:ff9b::a9fe:a9fe", Network.MACHINE), ("64:ff9b::a00:1", Network.PRIVATE), ("example.org", Network.PUBLIC),
+    ],
+)  # fmt: skip
+def test_where_an_address_leads(host: str, network: Network) -> None:
+    assert network_of(host) is network
+
+
+# ------------------------------------------------------------------------------- options without a protocol
+
+
+@pytest.mark.parametrize("options", [{"headers": {"Authorization": SECRET}}, {"cookies": {"a": SECRET}}])
+def test_options_for_no_protocol_go_to_a_remote_sets_own_server_alone(
+    options: dict[str, Any], http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_is_public", lambda address: True)
+    with RangeServer() as other:
+        refs = {"k": [other.put("/x", b"public"), 0, 6], "own": [http_server.put("/own", b"own"), 0, 3]}
+        fs = RefShardFileSystem(manifest(http_server, refs), remote_options=options)
+        assert fs.cat(["k", "own"]) == {"k": b"public", "own": b"own"}
+        assert SECRET not in repr([request.headers for request in other.requests()])
+        assert SECRET in repr([request.headers for request in http_server.requests("/own")])
+        fs = RefShardFileSystem(manifest(http_server, refs), remote_options=options, remote_protocol="http")
+        assert fs.cat_file("k") == b"public"
+        assert SECRET in repr([request.headers for request in other.requests()])
+
+
+@pytest.mark.parametrize("options", [{"asynchronous": True}, {"skip_instance_cache": True}, {"timeout": 5}])
+def test_options_that_are_no_credential_loosen_nothing(
+    options: dict[str, Any], http_server: RangeServer, names: dict[str, str]
+) -> None:
+    with RangeServer() as inside:
+        target = inside.put("/secret", b"inside")
+        named = target.replace("127.0.0.1", "intranet.test")
+        http_server.put("/r", b"x")
+        http_server.fault("redirect", "/r", to=target)
+        refs = {"name": [named], "address": [target], "redirect": [f"{http_server.url}/r"]}
+        fs = RefShardFileSystem(manifest(http_server, refs), remote_options=options, retries=0)
+        for key in refs:
+            with pytest.raises(TargetNotAllowed):
+                fs.cat_file(key)
+        assert inside.requests() == []
+    rule = Admission.of("https://pub.example/refs.json", None, (), ())
+    assert rule.admit("s3://b/k")[1] is Access.NONE
+
+
+# ------------------------------------------------------------------------------- paths that climb
+
+
+CLIMBING = [
+    "/a/../b/x", "/a/./../b/x", "/a/%2e%2e/b/x", "/a/.%2E/b/x", "/a/..%2fb/x", "/a/%2e%2e%2fb/x", "/a/%2e%2e%5cb/x",
+    "/a/..\\b/x", "/a/..;/b/x", "/a/..;v=1/b/x", "/a/%252e%252e%252fb/x", "/a/%25252e%25252e/b/x", "/a/x%2f..%2f..%2fb",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CLIMBING)
+def test_a_path_that_a_server_may_take_to_climb_is_in_no_prefix(path: str, http_server: RangeServer) -> None:
+    assert climbs(f"https://h{path}")
+    assert longest_prefix({"https://h/a/": 1}, f"https://h{path}") is None
+    assert longest_prefix({"https://h/a/": 1, "https://h/": 2}, f"https://h{path}") == ("https://h", 2)
+    options = {f"{http_server.url}/a/": {"headers": {"Authorization": SECRET}}}
+    refs = {"k": [http_server.url + path, 0, 1]}
+    with contextlib.suppress(RefShardError, FileNotFoundError):
+        RefShardFileSystem(refs, retries=0, options=options).cat_file("k")
+    assert SECRET not in repr([request.headers for request in http_server.requests()])
+    http_server.clear()
+    with pytest.raises(TargetNotAllowed):
+        RefShardFileSystem(refs, allow=[f"{http_server.url}/a/"]).cat_file("k")
+    assert http_server.requests() == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/a/x", "/a/..x", "/a/x..", "/a/.../x", "/a/%20x", "/a/x%2fy", "/a/v1.0/x", "/a/x?q=../y"]
+)
+def test_other_paths_are_in_their_prefix(path: str) -> None:
+    assert not climbs(f"https://h{path}")
+    assert longest_prefix({"https://h/a/": 1}, f"https://h{path}") == ("https://h/a", 1)
+
+
+@given(st.text(alphabet="./%2eEfF5cC;\\ab", max_size=24))
+def test_what_decodes_to_a_step_up_climbs(path: str) -> None:
+    from urllib.parse import unquote
+
+    decoded = unquote(unquote(path)).replace("\\", "/")
+    if any(step.partition(";")[0] == ".." for step in decoded.split("/")):
+        assert climbs(f"https://h/{path}")
+
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        ("https://h:8/a/b?c", "https://h:8"), ("https://h", "https://h"), ("s3://b/k", "s3://b"), ("/a/b", "/a/b"),
+        ("zip://a::https://h/x.zip", "zip://a::https://h/x.zip"), ("http://[::1]:9/x", "http://[::1]:9"),
+    ],
+)  # fmt: skip
+def test_the_server_of_a_url(url: str, server: str) -> None:
+    assert server_of(url) == server
+
+
+# ------------------------------------------------------------------------------- what is signed
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("status", [301, 302, 307])
+def test_a_signed_request_follows_no_redirect(status: int, fast: bool, http_server: RangeServer) -> None:
+    """Neither ours nor s3fs's: signature and session token stay with the endpoint that the user named."""
+    pytest.importorskip("s3fs")
+    with RangeServer() as other:
+        other.put("/bucket/x", b"0123")
+        http_server.put("/bucket/x", b"0123")
+        http_server.fault("redirect", "/bucket/x", to=other.url + "/bucket/x", status=status)
+        given = {"key": "AKIAOWN", "secret": "x", "token": SECRET, "endpoint_url": http_server.url}
+        fs = RefShardFileSystem(
+            {"k": ["s3://bucket/x", 0, 4]}, options={"s3://bucket/": given}, retries=0, timeout=10, fast_s3=fast
+        )
+        with pytest.raises(RefShardError):
+            fs.cat_file("k")
+        assert SECRET in repr([request.headers for request in http_server.requests()])
+        assert other.requests() == []
