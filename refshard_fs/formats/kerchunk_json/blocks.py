@@ -7,7 +7,6 @@ end there as JSON, and is read again with what follows it. So nothing is taken t
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")
 
 _CUT = re.compile(rb'[\]"}]\s*,\s*"')
 _SPACE = re.compile(rb"[ \t\r\n]*")
-_SPECIAL_MEMBER = re.compile(rb'"(version|templates|gen|refs|refshard)"[ \t\r\n]*:[ \t\r\n]*')
+_REFS_MEMBER = re.compile(rb'"refs"[ \t\r\n]*:[ \t\r\n]*\{')
 _SPECIAL: Final = [name.encode() for name in SPECIAL]
 _COMPACT = re.compile(rb'"[^"\\]*": ?(?:\["[^"]*"[],]|")')
 _REFS = re.compile(rb',[ \t\r\n]*(?="refs"[ \t\r\n]*:[ \t\r\n]*\{)')
@@ -129,11 +128,12 @@ class Reader:
 
     def _members(self, *, final: bool) -> None:
         """Read on from the beginning of a member; `_Short` if there is not enough text."""
-        if not self._within_refs:
-            special = _SPECIAL_MEMBER.match(self._text, self._at)
-            if special is not None:
-                self._header(special[1].decode(), special.end(), final=final)
-                return
+        refs = None if self._within_refs else _REFS_MEMBER.match(self._text, self._at)
+        if refs is not None:
+            self.refs = ReferenceBuilder(self._where)
+            self.header.pop("refs", None)
+            self._within_refs, self._state, self._at = True, "first", refs.end()
+            return
         end = self._cut(self._at + BLOCK)
         if end is None:
             self._slowly(final=final)
@@ -230,36 +230,6 @@ class Reader:
         else:  # the brace that ended it is the document's own
             self._at += len(string[:stop].encode()) - 1
             self._close()
-
-    def _header(self, name: str, begin: int, *, final: bool) -> None:
-        if name == "refs" and self._text.startswith(b"{", begin):
-            self.refs = ReferenceBuilder(self._where)
-            self.header.pop("refs", None)
-            self._within_refs, self._state, self._at = True, "first", begin + 1
-            return
-        size = PART
-        while True:
-            text = self._text[begin : begin + size]
-            whole = begin + size >= len(self._text)
-            try:
-                string = codecs.getincrementaldecoder("utf-8")().decode(text, final=whole)
-                value, stop = _LAX.raw_decode(string)
-            except json.JSONDecodeError as e:
-                if whole and (final or e.pos < len(string) - 16) and not e.msg.startswith("Unterminated"):
-                    raise self._wrong(f"{name!r}: {e.msg}") from None
-            except UnicodeDecodeError:
-                if final:
-                    raise self._wrong(f"{name!r} is not UTF-8") from None
-            except RecursionError:
-                raise self._wrong(f"{name!r} nests too deep") from None
-            else:
-                if stop < len(string) or (whole and final):
-                    break
-            if whole:
-                raise _Short
-            size *= 4
-        self.take({name: value})
-        self._advance(begin + len(string[:stop].encode()))
 
     def take(self, members: Mapping[Any, Any]) -> None:
         """Take members of the document as Python values."""
