@@ -9,13 +9,14 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from refshard_fs.core.array_group import ArrayDescription
-from refshard_fs.core.zarrmeta import COUNTABLE, integer, integers, object_in, shown
+from refshard_fs.core.zarrmeta import COUNTABLE, object_in, shown
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.nested import MortonCode
@@ -29,7 +30,9 @@ _TYPES |= {name: np.dtype(name).newbyteorder("<") for name in ("int8", "int16", 
 _RESERVED = frozenset({"info", "zarr.json"})
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
-_Axes = tuple[int, int, int]
+_Extent = Annotated[int, Meta(ge=0, le=COUNTABLE - 1)]
+_Step = Annotated[int, Meta(ge=1, le=COUNTABLE - 1)]
+_Offset = Annotated[int, Meta(ge=1 - COUNTABLE, le=COUNTABLE - 1)]
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -41,7 +44,7 @@ class Scale(msgspec.Struct, frozen=True):
     key: str
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
-    step: _Axes
+    step: tuple[int, int, int]
     offset: tuple[int, ...]
     dtype: np.dtype[Any]
     sharding: Sharding | None
@@ -79,29 +82,45 @@ class _NotShown(Exception):
     """A scale of a kind that is not read here; the text says which."""
 
 
+class _Scale(msgspec.Struct, frozen=True):
+    """One scale as ``info`` spells it."""
+
+    key: str
+    size: tuple[_Extent, _Extent, _Extent]
+    chunk_sizes: Annotated[list[tuple[_Step, _Step, _Step]], Meta(min_length=1)]
+    encoding: str = ""
+    voxel_offset: tuple[_Offset, _Offset, _Offset] = (0, 0, 0)
+    resolution: Any = None
+    sharding: Any = None
+
+
+class _Info(msgspec.Struct, frozen=True):
+    data_type: str
+    num_channels: Annotated[int, Meta(ge=1, le=COUNTABLE - 1)]
+    scales: list[_Scale]
+
+
 def parse_info(data: bytes, where: str) -> Volume:
     """Return what ``info`` says; ManifestError where it contradicts itself, or nothing in it can be shown."""
     doc = object_in(data, where)
     kind = doc.get("@type", "neuroglancer_multiscale_volume")
     if kind != "neuroglancer_multiscale_volume":
         raise ManifestError(f"{where} describes {shown(kind)}, and no volume")
-    match doc.get("scales"):
-        case [*scales] if all(isinstance(scale, dict) for scale in scales):
-            pass
-        case other:
-            raise ManifestError(f"{where}: its 'scales' is {shown(other)}, no list of objects")
-    dtype = _TYPES.get(str(doc.get("data_type")).lower())
+    try:
+        info = msgspec.convert(doc, _Info)
+    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
+        raise ManifestError(f"{where} is not as specified: {e}") from None
+    dtype = _TYPES.get(info.data_type.lower())
     if dtype is None:
-        raise ManifestError(f"{where}: its 'data_type' {shown(doc.get('data_type'))} is not known")
-    channels = integer(doc.get("num_channels"), "num_channels", where, 1)
+        raise ManifestError(f"{where}: its 'data_type' {shown(info.data_type)} is not known")
     found: dict[str, Scale] = {}
     reports: dict[str, str] = {}
     names: set[str] = set()
-    for number, scale in enumerate(scales):
-        name = _name(scale.get("key"), number, names)
+    for number, scale in enumerate(info.scales):
+        name = _name(scale.key, number, names)
         names.add(name)
         try:
-            found[name] = _scale(scale, dtype, channels, f"{where}, scale {number}")
+            found[name] = _scale(scale, dtype, info.num_channels, f"{where}, scale {number}")
         except _NotShown as e:
             reports[name] = str(e)
     if not found:
@@ -111,27 +130,17 @@ def parse_info(data: bytes, where: str) -> Volume:
     return Volume(found, reports, attributes)
 
 
-def _scale(doc: Mapping[str, Any], dtype: np.dtype[Any], channels: int, where: str) -> Scale:
-    key = doc.get("key")
-    if not isinstance(key, str) or "::" in key or "\\" in key or "\0" in key:
+def _scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: str) -> Scale:
+    key, size, step = scale.key, scale.size, scale.chunk_sizes[0]
+    if "::" in key or "\\" in key or "\0" in key:
         raise ManifestError(f"{where}: its 'key' is {shown(key)}, no path")
     if key.startswith("/") or ".." in key.split("/") or "://" in key:
         raise _NotShown(f"its key {key!r} leads out of the volume's folder; open that volume by itself")
-    encoding = str(doc.get("encoding")).lower()
-    if encoding != "raw":
-        raise _NotShown(f"its chunks are encoded as {encoding!r}; only 'raw' ones are plain zarr chunks")
-    size = _axes(integers(doc.get("size"), "size", where), where)
-    sharding = _sharding(doc.get("sharding"), where)
-    match doc.get("chunk_sizes"):
-        case [first] if sharding is not None:
-            steps = [first]
-        case [first, *_] if sharding is None:
-            steps = [first]
-        case other:
-            raise ManifestError(f"{where}: its 'chunk_sizes' is {shown(other)}")
-    step = _axes(integers(steps[0], "chunk_sizes", where), where)
-    if 0 in step:
-        raise ManifestError(f"{where}: its 'chunk_sizes' hold a zero")
+    if scale.encoding.lower() != "raw":
+        raise _NotShown(f"its chunks are encoded as {scale.encoding!r}; only 'raw' ones are plain zarr chunks")
+    sharding = _sharding(scale.sharding, where)
+    if sharding is not None and len(scale.chunk_sizes) > 1:
+        raise ManifestError(f"{where}: its 'chunk_sizes' are several, and it is sharded")
     chunks = (*(min(s, max(n, 1)) for s, n in zip(step, size, strict=True)), channels)
     if math.prod(chunks) * dtype.itemsize > LARGEST:
         raise _NotShown(f"its chunks of {list(chunks)} are more than {LARGEST} bytes each")
@@ -142,14 +151,8 @@ def _scale(doc: Mapping[str, Any], dtype: np.dtype[Any], channels: int, where: s
             MortonCode([-(-n // s) for n, s in zip(size, step, strict=True)])
         except ValueError as e:
             raise _NotShown(str(e)) from None
-    offset = doc.get("voxel_offset", [0, 0, 0])
-    match offset:
-        case [int(x), int(y), int(z)] if max(abs(x), abs(y), abs(z)) < COUNTABLE:
-            pass
-        case _:
-            raise ManifestError(f"{where}: its 'voxel_offset' is {shown(offset)}, not three integers of 64 bits")
-    attributes = {"resolution": doc.get("resolution"), "voxel_offset": offset, "key": key}
-    return Scale(key, (*size, channels), chunks, step, tuple(offset), dtype, sharding, attributes)
+    attributes = {"resolution": scale.resolution, "voxel_offset": list(scale.voxel_offset), "key": key}
+    return Scale(key, (*size, channels), chunks, step, scale.voxel_offset, dtype, sharding, attributes)
 
 
 def _sharding(doc: object, where: str) -> Sharding | None:
@@ -159,7 +162,7 @@ def _sharding(doc: object, where: str) -> Sharding | None:
         case {"@type": "neuroglancer_uint64_sharded_v1"}:
             try:
                 found = msgspec.convert(doc, Sharding)
-            except (msgspec.ValidationError, UnicodeEncodeError) as e:
+            except msgspec.ValidationError as e:
                 raise ManifestError(f"{where}: its 'sharding' is not as specified: {e}") from None
         case _:
             raise _NotShown(f"its sharding {shown(doc)} is not known")
@@ -169,16 +172,9 @@ def _sharding(doc: object, where: str) -> Sharding | None:
     return found
 
 
-def _axes(values: tuple[int, ...], where: str) -> _Axes:
-    match values:
-        case (x, y, z):
-            return x, y, z
-    raise ManifestError(f"{where}: {list(values)} is not one number each for x, y and z")
-
-
-def _name(key: object, number: int, names: set[str]) -> str:
+def _name(key: str, number: int, names: set[str]) -> str:
     """Return the name of a scale's array: its key, with ``_`` for all but letters, digits, ``.``, ``_`` and ``-``."""
-    name = _PLAIN.sub("_", key).strip(".") if isinstance(key, str) else ""
+    name = _PLAIN.sub("_", key).strip(".")
     if not name or name in names or name in _RESERVED:
         name = f"{name}_{number}"
     while name in names:
