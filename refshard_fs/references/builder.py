@@ -20,7 +20,7 @@ from refshard_fs.core.swar import Positions
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
 from refshard_fs.references.json_scan import Irregular, Records, block_texts, scan
-from refshard_fs.references.key_table import KeyTable, Members, Value
+from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.url_column import NotExpanded, Urls
 from refshard_fs.references.values import METADATA, GridReader
@@ -37,7 +37,7 @@ EACH: Final = 16  # members
 class _Kept:
     """Members that are kept by key, looked through when the arrays had changed ``grids_seen`` times."""
 
-    def __init__(self, order: int, members: Members, grids_seen: int, *, is_read: bool) -> None:
+    def __init__(self, order: int, members: KeyTable, grids_seen: int, *, is_read: bool) -> None:
         self.order = order
         self.members = members
         self.grids_seen = grids_seen
@@ -173,7 +173,7 @@ class ReferenceBuilder:
             sizes = np.fromiter(map(len, names), np.int64, len(names))
             spelled = b"".join([name + b'"' for name in names])
         kept = ranges if len(left) == len(records) else ranges.take(left)
-        members = Members(spelled, sizes, kept, self._data)
+        members = KeyTable.of_rows(spelled, sizes, kept, self._data)
         self._keep(order, members, is_placed=not is_odd and not is_inline)
 
     def _place(self, order: int, keys: Keys, ranges: Ranges) -> Positions:
@@ -199,11 +199,11 @@ class ReferenceBuilder:
             self._parts.setdefault(path, []).append((order, Part(smaller, taken)))
         return np.flatnonzero(left | is_inline)
 
-    def _without_chunks(self, order: int, members: Members) -> Members:
-        left = self._place(order, members.keys, members.ranges)
-        return members if len(left) == len(members.sizes) else members.take(left)
+    def _without_chunks(self, order: int, members: KeyTable) -> KeyTable:
+        left = self._place(order, members.keys_in_rows, members.ranges)
+        return members if len(left) == len(members) else members.take(left)
 
-    def _keep(self, order: int, members: Members, *, is_placed: bool = True) -> None:
+    def _keep(self, order: int, members: KeyTable, *, is_placed: bool = True) -> None:
         seen = self._grids_seen if is_placed else -1
         self._kept.append(_Kept(order, members, seen, is_read=self._reads_metadata))
 
@@ -229,7 +229,7 @@ class ReferenceBuilder:
         """Read the metadata that was passed over."""
         for item in [item for item in self._kept if not item.is_read]:
             item.is_read = True
-            keys = item.members.keys
+            keys = item.members.keys_in_rows
             for row in keys.named(METADATA).tolist():
                 value = item.members.value(row)
                 if type(value) is not Row:
@@ -250,7 +250,7 @@ class ReferenceBuilder:
             for order, part in self._parts.pop(path, ()):
                 rows = {join(path, old.tail(int(part.numbers[i]))): i for i in range(len(part.numbers))}
                 there = {key: row for key, i in rows.items() if (row := part.ranges.row(i)) is not None}
-                self._keep(order, Members.of(there), is_placed=False)
+                self._keep(order, KeyTable.of_mapping(there), is_placed=False)
         if grid.size > SMALL:
             self._grids[path] = grid
 
@@ -276,7 +276,7 @@ class ReferenceBuilder:
                     return join(path, self._grids[path].tail(int(part.numbers[row])))
         for item in self._kept:
             for row in np.flatnonzero(item.members.ranges.targets == target)[:1]:
-                return item.members.keys.key(int(row))
+                return item.members.key(int(row))
         return ""
 
     # ------------------------------------------------------------------ single members
@@ -300,7 +300,7 @@ class ReferenceBuilder:
         if self._count(len(members), len(documents)):
             for name in documents:
                 self._learn(name, found[name])
-        columns = Members.of(found)
+        columns = KeyTable.of_mapping(found)
         self._keep(order, self._without_chunks(order, columns) if self._grids else columns)
 
     def _checked_key(self, key: str) -> str:

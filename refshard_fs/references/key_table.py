@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -48,71 +48,13 @@ def text_at(data: Buffer, offset: int, length: int) -> str:
     return _TEXT(b'"%b"' % piece) if place != offset else piece.decode("utf-8", "surrogatepass")
 
 
-def _value(ranges: Ranges, data: Buffer, objects: Mapping[int, Value], row: int) -> Value:
-    reference = ranges.row(row)
-    if reference is not None:
-        return reference
-    if row in objects:
-        return objects[row]
-    return text_at(data, int(ranges.offsets[row]), int(ranges.lengths[row]))
-
-
-class Members(NamedTuple):
-    """Some members: ``spelled`` has their keys in UTF-8, each with a quote behind it, ``sizes`` bytes without that.
-
-    Where there is no reference, the value is text at these bytes of ``data`` (see `ESCAPED`), or one of ``objects``.
-    """
-
-    spelled: bytes
-    sizes: Positions
-    ranges: Ranges
-    data: Buffer  # which many may share
-    objects: Mapping[int, Value] = {}  # values that are neither references nor text, by place
-
-    @classmethod
-    def of(cls, members: Mapping[str, Value]) -> Members:
-        """Return members as columns."""
-        keys = [key.encode("utf-8", "surrogatepass") for key in members]
-        rows = list[tuple[int, int, int]]()
-        data, end, objects = list[bytes](), 0, dict[int, Value]()
-        for value in members.values():
-            match value:
-                case Row(target, offset, length):
-                    rows.append((target, offset, WHOLE if length is None else length))
-                case str():
-                    encoded = value.encode("utf-8", "surrogatepass")
-                    rows.append((ABSENT, end, len(encoded)))
-                    data.append(encoded)
-                    end += len(encoded)
-                case _:
-                    objects[len(rows)] = value
-                    rows.append((ABSENT, 0, 0))
-        targets, offsets, lengths = zip(*rows, strict=True) if rows else ((), (), ())
-        ranges = Ranges(np.array(targets, np.uint32), np.array(offsets, np.uint64), np.array(lengths, np.uint64))
-        sizes = np.fromiter(map(len, keys), np.int64, len(keys))
-        return cls(b"".join([key + b'"' for key in keys]), sizes, ranges, b"".join(data), objects)
-
-    @property
-    def keys(self) -> Keys:
-        return Keys.of(self.spelled, self.sizes)
-
-    def take(self, rows: Positions) -> Members:
-        """Return some of the members."""
-        keys = self.keys.take(rows)
-        spelled = join_pieces(keys.text, keys.starts, keys.stops + 1)
-        objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
-        return Members(spelled, self.sizes[rows], self.ranges.take(rows), self.data, objects)
-
-    def value(self, row: int) -> Value:
-        """Return the value of a row."""
-        return _value(self.ranges, self.data, self.objects, row)
-
-
 class KeyTable(Mapping[str, Value]):
     """An immutable mapping of keys to values.
 
-    ``spelled`` has `swar.PAD` on either side and a quote behind each key, ``ends`` is where keys end in it; ``index``
-    has for each key 32 bits of its hash, for ``seed``, and 32 of its row, ascending.
+    ``spelled`` has keys in UTF-8, `swar.PAD` on either side and a quote behind each; ``ends`` is where keys end in it.
+    Where there is no reference in ``ranges``, the value is one of ``objects``, by row, or text at these bytes of
+    ``data`` (see `ESCAPED`), which several tables may share. ``index`` has for each key 32 bits of its hash, for
+    ``seed``, and 32 of its row, ascending.
     """
 
     __slots__ = ("_index", "data", "ends", "objects", "ranges", "seed", "spelled")
@@ -136,20 +78,19 @@ class KeyTable(Mapping[str, Value]):
         self._index = index
 
     @classmethod
-    def of(cls, parts: Sequence[Members]) -> KeyTable:
-        """Return all members; the last one of a key counts."""
-        count = sum(len(part.sizes) for part in parts)
+    def of(cls, parts: Sequence[KeyTable]) -> KeyTable:
+        """Return the members of all ``parts``; the last one of a key counts."""
+        count = sum(map(len, parts))
         ends, index = np.empty(count, np.uint64), np.empty(count, np.uint64)
         ranges = Ranges(np.empty(count, np.uint32), np.empty(count, np.uint64), np.empty(count, np.uint64))
         objects, data = dict[int, Value](), list[Buffer]()
         shifts = dict[int, int]()  # of data, by its identity
         end = first = size = 0
         for part in parts:  # one after the other: what is made on the way is small
-            rows = slice(first, first + len(part.sizes))
-            keys = part.keys
-            index[rows] = hashes(*keys, SEED)
-            ends[rows] = keys.stops + size
-            size += len(part.spelled)
+            rows = slice(first, first + len(part))
+            index[rows] = hashes(*part.keys_in_rows, SEED)
+            ends[rows] = part.ends + np.uint64(size)
+            size += len(part.spelled) - 2 * len(PAD)
             shift = shifts.setdefault(id(part.data), end)
             if shift == end and len(part.data):
                 data.append(part.data)
@@ -159,42 +100,59 @@ class KeyTable(Mapping[str, Value]):
                 ranges.offsets[rows] += (part.ranges.targets == ABSENT) * np.uint64(shift)
             objects.update((first + place, value) for place, value in part.objects.items())
             first = rows.stop
-        spelled = b"".join((PAD, *(part.spelled for part in parts), PAD))
+        spelled = b"".join((PAD, *(memoryview(part.spelled)[len(PAD) : -len(PAD)] for part in parts), PAD))
         table = cls(spelled, ends, ranges, data[0] if len(data) == 1 else b"".join(data), objects, _index(index))
         repeated = table._repeated()
         return table.without_rows(repeated) if repeated else table
 
     @classmethod
-    def of_mapping(cls, members: Mapping[str, Value]) -> KeyTable:
-        """Return the members of a mapping."""
-        return cls._of_one(Members.of(members))
+    def of_rows(cls, spelled: bytes, sizes: Positions, ranges: Ranges, data: Buffer) -> KeyTable:
+        """Return members whose keys, all different, have so many bytes each in ``spelled``, and a quote behind each."""
+        keys = Keys.of(spelled, sizes)
+        return cls(keys.text, keys.stops.view(np.uint64), ranges, data, {})
 
     @classmethod
-    def _of_one(cls, part: Members) -> KeyTable:
-        """Return members of which all keys differ."""
-        keys = part.keys
-        return cls(keys.text, keys.stops.view(np.uint64), part.ranges, part.data, part.objects)
+    def of_mapping(cls, members: Mapping[str, Value]) -> KeyTable:
+        """Return the members of a mapping."""
+        keys = [key.encode("utf-8", "surrogatepass") for key in members]
+        rows = list[tuple[int, int, int]]()
+        data, end, objects = list[bytes](), 0, dict[int, Value]()
+        for value in members.values():
+            match value:
+                case Row(target, offset, length):
+                    rows.append((target, offset, WHOLE if length is None else length))
+                case str():
+                    encoded = value.encode("utf-8", "surrogatepass")
+                    rows.append((ABSENT, end, len(encoded)))
+                    data.append(encoded)
+                    end += len(encoded)
+                case _:
+                    objects[len(rows)] = value
+                    rows.append((ABSENT, 0, 0))
+        targets, offsets, lengths = zip(*rows, strict=True) if rows else ((), (), ())
+        ranges = Ranges(np.array(targets, np.uint32), np.array(offsets, np.uint64), np.array(lengths, np.uint64))
+        sizes = np.fromiter(map(len, keys), np.int64, len(keys))
+        table = cls.of_rows(b"".join([key + b'"' for key in keys]), sizes, ranges, b"".join(data))
+        table.objects = objects
+        return table
+
+    def take(self, rows: Positions) -> KeyTable:
+        """Return some of the members."""
+        keys = self.keys_in_rows.take(rows)
+        spelled = join_pieces(keys.text, keys.starts, keys.stops + 1)
+        table = self.of_rows(spelled, keys.stops - keys.starts, self.ranges.take(rows), self.data)
+        table.objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
+        return table
 
     def without_rows(self, rows: Iterable[int]) -> KeyTable:
         """Return the table without some of its rows."""
         chosen = np.ones(len(self), np.bool_)
         chosen[list(rows)] = False
-        return self if chosen.all() else self._of_one(self.members().take(np.flatnonzero(chosen)))
+        return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
     def rows_of(self, keys: Iterable[str]) -> set[int]:
         """Return the rows of those ``keys`` that there are."""
         return {row for row in map(self._row, keys) if row is not None}
-
-    def members(self) -> Members:
-        """Return all members."""
-        keys = self.keys_in_rows
-        return Members(
-            keys.text[len(PAD) : len(keys.text) - len(PAD)],
-            keys.stops - keys.starts,
-            self.ranges,
-            self.data,
-            self.objects,
-        )
 
     def check(self) -> None:
         """Raise ValueError unless the columns are of one length, and what they say lies in keys and data."""
@@ -250,7 +208,12 @@ class KeyTable(Mapping[str, Value]):
 
     def value(self, row: int) -> Value:
         """Return the value of a row."""
-        return _value(self.ranges, self.data, self.objects, row)
+        reference = self.ranges.row(row)
+        if reference is not None:
+            return reference
+        if row in self.objects:
+            return self.objects[row]
+        return text_at(self.data, int(self.ranges.offsets[row]), int(self.ranges.lengths[row]))
 
     @property
     def index(self) -> UInt64s:

@@ -21,7 +21,7 @@ from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
 from refshard_fs.references import binary as compiled
 from refshard_fs.references import binary as pickled
 from refshard_fs.references import builder, key_table
-from refshard_fs.references.key_table import KeyTable, Members, Value
+from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.values import decode
@@ -47,7 +47,7 @@ def test_a_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[
         if all_alike:  # hashes
             patch.setattr(key_table, "hashes", lambda text, starts, stops, seed: np.zeros(len(starts), np.uint64))
             patch.setattr(key_table, "hash_of", lambda piece, seed: 0)
-        table = KeyTable.of([Members.of({}), *map(Members.of, runs)])
+        table = KeyTable.of([KeyTable.of_mapping({}), *map(KeyTable.of_mapping, runs)])
         assert dict(table.items()) == expected == dict(table)
         assert sorted(table) == sorted(expected)
         assert all(table[key] == value for key, value in expected.items())
@@ -57,13 +57,13 @@ def test_a_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[
         assert dict(table.without_rows(table.rows_of(gone))) == {
             key: value for key, value in expected.items() if key not in gone
         }
-        assert dict(KeyTable.of([table.members()])) == expected
+        assert dict(KeyTable.of([table])) == expected
 
 
 @settings(deadline=None)
 @given(members)
 def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> None:
-    table = KeyTable.of([Members.of(found)])
+    table = KeyTable.of([KeyTable.of_mapping(found)])
     for name in ((".zarray", "zarr.json"), ("a",), ("a", ".zarray")):
         assert {table.key(row) for row in table.keys_in_rows.named(name)} == {
             key for key in found if parent(key)[1] in name
@@ -115,7 +115,7 @@ def size_of(value: Value) -> int | None:
 @settings(deadline=None)
 @given(members)
 def test_tables_survive_the_compiled_form_and_pickles(found: dict[str, Value]) -> None:
-    refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of([Members.of(found)]))
+    refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of([KeyTable.of_mapping(found)]))
     try:
         packed, shrunk = b"".join(compiled.pack(refs)), pickled.shrink(refs)
     except ValueError:  # half a surrogate pair in an object
@@ -126,7 +126,7 @@ def test_tables_survive_the_compiled_form_and_pickles(found: dict[str, Value]) -
 
 
 def test_a_damaged_compiled_form_is_an_error() -> None:
-    refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of([Members.of({f"k{i}": "text" * 9 for i in range(50)})]))
+    refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of_mapping({f"k{i}": "text" * 9 for i in range(50)}))
     packed = bytearray(b"".join(compiled.pack(refs)))
     for at in range(0, len(packed), 7):
         damaged = packed.copy()
