@@ -12,7 +12,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row
 from refshard_fs.core.keys import ChunkGrid, join
-from refshard_fs.core.keyspace import chunk_names
+from refshard_fs.core.keyspace import Grids, chunk_names
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.chunk_keys import place_chunks
@@ -127,7 +127,7 @@ def _grids_in(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
     return found
 
 
-class _Grids(Mapping[str, ChunkGrid]):
+class _Grids(Grids):
     """The grids of arrays, of which none is known before it is asked for."""
 
     def __init__(self, refs: ReferenceSet) -> None:
@@ -135,14 +135,7 @@ class _Grids(Mapping[str, ChunkGrid]):
         self._known: dict[str, ChunkGrid | None] = {}
         self._read = GridReader(refs.where).grid
 
-    def __getitem__(self, path: str) -> ChunkGrid:
-        grid = self.get(path)
-        if grid is None:
-            raise KeyError(path)
-        found: ChunkGrid = grid
-        return found
-
-    def get(self, path: str, default: Any = None) -> Any:
+    def find(self, path: str) -> ChunkGrid | None:
         table = self._refs.chunks.get(path)
         if table is not None:
             return table.grid
@@ -151,11 +144,7 @@ class _Grids(Mapping[str, ChunkGrid]):
                 self._known.clear()
                 self._read = GridReader(self._refs.where).grid
             self._known[path] = self._find(path)
-        grid = self._known[path]
-        return default if grid is None else grid
-
-    def __contains__(self, path: object) -> bool:
-        return self.get(path) is not None if isinstance(path, str) else False
+        return self._known[path]
 
     def _find(self, path: str) -> ChunkGrid | None:
         keys = self._refs.keys

@@ -128,10 +128,8 @@ class ShardView(View):
         if self._documents.is_document(key):
             return (yield from self._documents.lookup(key))
         path, layout = yield from self._array_of(key)
-        if layout is None:
-            return (yield from self.base.lookup(key))
-        coords = chunk_coords(layout, path, key)
-        if coords is None:
+        coords = None if layout is None else chunk_coords(layout, path, key)
+        if layout is None or coords is None:
             return (yield from self.base.lookup(key))
         if not layout.grid.contains(coords):
             return None
