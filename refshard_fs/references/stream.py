@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Ranges, Row
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Row
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Steps
@@ -59,15 +59,14 @@ class Partition(msgspec.Struct, frozen=True):
         found: list[int] = (np.flatnonzero(there[start:stop]) + start).tolist()
         return found
 
-    def sizes(self, rows: Sequence[int]) -> list[int | None]:
-        """Return the lengths in bytes of ``rows``, which exist; None for whole targets."""
-        out: list[int | None] = [None if length == WHOLE else length for length in self.ranges.lengths[rows].tolist()]
-        if self.inline:
-            for i, row in enumerate(rows):
-                data = self.inline.get(row)
-                if data is not None:
-                    out[i] = len(data)
-        return out
+    def part(self, start: int) -> Part:
+        """Return the chunks that exist, the first row being number ``start``, with the bytes that each has."""
+        lengths = self.ranges.lengths.copy()
+        for row, data in self.inline.items():
+            lengths[row] = len(data)
+        rows = np.array(self.present(), np.uint64)
+        places = np.zeros(len(rows), np.uint64)
+        return Part(rows + np.uint64(start), Ranges(places.astype(np.uint32), places, lengths[rows]))
 
 
 class PartitionBuilder:

@@ -18,10 +18,10 @@ from functools import lru_cache
 from typing import Any
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import Row
+from refshard_fs.core.columns import ChunkTable, Part, Row
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, join, normalise, parent
-from refshard_fs.core.keyspace import KeySpace, by_name, place
+from refshard_fs.core.keys import ChunkGrid, join, normalise, parent, splits
+from refshard_fs.core.keyspace import KeySpace, by_name, chunks_below, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
@@ -238,7 +238,7 @@ class ParquetKeySpace(KeySpace):
         documents = yield from self._documents.children(prefix)
         found = {listed.name: listed for listed in documents or ()}
         for array, rest in self._arrays_at(prefix):
-            for listed in (yield from self._chunks_below(array, rest)):
+            for listed in (yield from self._chunks_below(array, rest, prefix + "/" if prefix else "")):
                 found.setdefault(listed.name, listed)
         return None if documents is None and not found else sorted(found.values(), key=by_name)
 
@@ -251,34 +251,24 @@ class ParquetKeySpace(KeySpace):
                 return True
         return False
 
-    def _chunks_below(self, array: str, rest: str) -> Steps[list[Listed]]:
-        level = self.grids[array].directory(rest)
+    def _chunks_below(self, array: str, rest: str, stem: str) -> Steps[Sequence[Listed]]:
+        grid = self.grids[array]
+        level = grid.directory(rest)
         if level is None or not level.numbers:
             return []
-        start, stop, step = level.numbers.start, level.numbers.stop, level.numbers.step
+        start, stop = level.numbers.start, level.numbers.stop
         if len(level.numbers) == 1 and not level.is_leaf:
             there = yield from self._any(array, start, stop)
             return [Listed(level.child(start), None, True)] if there else []
-        out: list[Listed] = []
-        seen = -1
+        parts: list[Part] = []
         numbers = yield from self.stored(array, start, stop)
         for i in range(0, len(numbers), BATCH):
             batch = numbers[i : i + BATCH]
             partitions = yield from self.partitions(array, batch)
             for number, partition in zip(batch, partitions, strict=True):
-                if partition is None:
-                    continue
-                base = number * self.layout.record_size
-                rows = partition.present(max(start - base, 0), min(stop - base, len(partition)))
-                if level.is_leaf:
-                    sizes = partition.sizes(rows)
-                    out += [Listed(level.child(base + r), size) for r, size in zip(rows, sizes, strict=True)]
-                    continue
-                for child in dict.fromkeys((base + row - start) // step for row in rows):
-                    if child > seen:
-                        seen = child
-                        out.append(Listed(level.child(start + child * step), None, True))
-        return out
+                if partition is not None:
+                    parts.append(partition.part(number * self.layout.record_size))
+        return chunks_below(ChunkTable.from_parts(grid, parts), rest, stem)
 
     def _any(self, array: str, start: int, stop: int) -> Steps[bool]:
         """Return whether any chunk numbered ``[start, stop)`` exists."""
@@ -290,15 +280,8 @@ class ParquetKeySpace(KeySpace):
         return False
 
     def _arrays_at(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yield (array, rest) for each array that directory ``prefix`` may be part of."""
-        path, rest = prefix, ""
-        while True:
-            if path in self.grids:
-                yield path, rest
-            if not path:
-                return
-            path, name = parent(path)
-            rest = join(name, rest)
+        """Return (array, rest) for each array that directory ``prefix`` may be part of."""
+        return (at for at in ((prefix, ""), *splits(prefix)) if at[0] in self.grids)
 
 
 def _partition_number(name: str) -> int | None:
