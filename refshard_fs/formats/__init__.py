@@ -12,6 +12,7 @@ from refshard_fs.core.format import Format, plugins
 from refshard_fs.formats import (
     bcolz,
     chunk_manifest,
+    fits,
     hdf5,
     kerchunk_json,
     kerchunk_parquet,
@@ -33,6 +34,7 @@ BUILT_IN = (
     neuroglancer.FORMAT,
     hdf5.FORMAT,
     netcdf3.FORMAT,
+    fits.FORMAT,
     zip.FORMAT,
 )
 

@@ -1,0 +1,12 @@
+"""FITS files: their images as arrays. Told by the card that every one begins with."""
+
+from __future__ import annotations
+
+from refshard_fs.core.format import Format, Probe
+
+
+def _recognises(probe: Probe) -> bool:
+    return probe.head[:10] == b"SIMPLE  = " and b"T" in probe.head[10:30]
+
+
+FORMAT = Format("fits", _recognises, "refshard_fs.formats.fits.source")

@@ -1,0 +1,97 @@
+"""What a FITS header says of an image: shape, data type, scale, missing values and attributes, as zarr has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.array_group import ArrayDescription
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.fits.header import Header
+
+_AXES: Final = "xyz"  # names of the first axes, the fastest first
+_DTYPES: Final = {8: ">u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
+# BZERO by which numbers are stored that have, or have not, a sign unlike those of their BITPIX.
+_OTHER_SIGN: Final = {8: (-(1 << 7), "i1"), 16: (1 << 15, "<u2"), 32: (1 << 31, "<u4"), 64: (1 << 63, "<u8")}
+
+
+class Image(msgspec.Struct, frozen=True):
+    """An image, compressed or not; ``stored`` is the data type of what lies in chunks."""
+
+    where: str
+    shape: tuple[int, ...]
+    stored: np.dtype[Any]
+    dtype: np.dtype[Any]
+    filters: Sequence[Mapping[str, Any]]
+    attributes: Mapping[str, Any]
+    fill_value: int | None
+
+    def described(self, chunks: Sequence[int], dimensions: Sequence[str]) -> ArrayDescription:
+        """Return what zarr's metadata says of it."""
+        return ArrayDescription(
+            self.where,
+            self.shape,
+            tuple(chunks),
+            self.dtype,
+            "C",
+            None,
+            dimensions,
+            self.attributes,
+            fill_value=self.fill_value,
+            filters=self.filters,
+            is_masked=True,
+        )
+
+
+def image_of(header: Header, prefix: str = "") -> Image:
+    """Return the image that a header describes; ``prefix`` is Z where it is compressed."""
+    bitpix = header.bitpix(prefix)
+    shape = header.axes(prefix)
+    scale, zero = header.number("BSCALE", 1), header.number("BZERO", 0)
+    stored = dtype = np.dtype(_DTYPES[bitpix])
+    filters: list[Mapping[str, Any]] = []
+    attributes = header.attributes
+    blank: int | None = None
+    if bitpix > 0 and type(header.cards.get("BLANK")) is int:
+        blank = header.cards["BLANK"]
+    other_zero, other = _OTHER_SIGN.get(bitpix, (None, ""))
+    if scale == 1 and zero == other_zero:
+        if bitpix == 64:
+            raise ManifestError(f"{header.where}: unsigned numbers of 64 bits are not shown")
+        dtype = np.dtype(other)
+        filters = [{"id": "fixedscaleoffset", "offset": zero, "scale": 1, "dtype": dtype.str, "astype": stored.str}]
+        blank = None if blank is None else blank + int(zero)
+    elif (scale, zero) != (1, 0):
+        attributes |= {"scale_factor": scale, "add_offset": zero}
+    if blank is not None and not np.iinfo(dtype).min <= blank <= np.iinfo(dtype).max:
+        blank = None  # which no number equals
+    return Image(header.where, shape, stored, dtype, filters, attributes, blank)
+
+
+def axis_names(images: Mapping[str, Image]) -> dict[str, list[str]]:
+    """Return the names of each image's axes: x, y and z from the fastest on.
+
+    Where lengths differ, the name is that of the length which most images have. Another length's has the name of the
+    first image with it in front: `SCI_x`, which all images of that length share.
+    """
+    lengths: dict[str, list[int]] = {}
+    firsts: dict[tuple[str, int], str] = {}
+    for name, image in images.items():
+        for number, length in enumerate(reversed(image.shape)):
+            lengths.setdefault(_axis(number), []).append(length)
+            firsts.setdefault((_axis(number), length), name)
+    for axis, found in lengths.items():
+        firsts[axis, max(found, key=found.count)] = ""
+    return {name: _names(image.shape, firsts) for name, image in images.items()}
+
+
+def _names(shape: tuple[int, ...], firsts: Mapping[tuple[str, int], str]) -> list[str]:
+    axes = map(_axis, reversed(range(len(shape))))
+    return [f"{firsts[axis, length]}_{axis}".removeprefix("_") for axis, length in zip(axes, shape, strict=True)]
+
+
+def _axis(number: int) -> str:
+    return _AXES[number] if number < len(_AXES) else f"axis_{number + 1}"

@@ -1,0 +1,133 @@
+"""FITS files as a group with an array for each image. No I/O here.
+
+HDUs follow one another, and each header tells where the next one begins. They are read some at a time, since many files
+repeat HDUs of one size. Images are cut into pieces of about four MiB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, pieces
+from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, Short, parse_header
+from refshard_fs.formats.fits.images import Image, axis_names, image_of
+from refshard_fs.formats.fits.tiles import TileChunks, Tiles, tiles_of
+
+GUESS: Final = 20 * BLOCK  # bytes that are read for a header
+AHEAD: Final = 4  # headers that are read together, where the last HDU's size puts them
+
+_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a FITS file."""
+    size = None if probe.facts is None else probe.facts.size
+    if probe.facts is None or size is None:
+        raise ManifestError(f"{probe.url} is no file whose size is told: it is no FITS file that can be read")
+    source = Inline(probe.head) if probe.is_in_memory else Span(probe.url, 0, size, pin=probe.facts.pin)
+    headers, reports = yield from _headers(probe, size)
+    images: dict[str, Image] = {}
+    tiles: dict[str, Tiles] = {}
+    begins: dict[str, int] = {}
+    for number, header in enumerate(headers):
+        name = _name(header, number, {*images, *reports})
+        compressed = header.cards.get("ZIMAGE") is True
+        reason = _unshown(header)
+        if reason is None:
+            try:
+                images[name] = image_of(header, "Z" if compressed else "")
+                begins[name] = header.stop
+                if compressed:
+                    tiles[name] = tiles_of(header, images[name], size)
+            except ManifestError as e:
+                images.pop(name, None)
+                reason = str(e)
+        if reason is not None and (number or header.data_size):
+            reports[name] = reason
+    if not images:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(reports.items())[:10]) or "it has no data"
+        raise ManifestError(f"{probe.url}: it has no image that can be shown ({why})")
+    arrays: dict[str, ArrayDescription] = {}
+    chunks: dict[str, Chunks] = {}
+    dimensions = axis_names(images)
+    for name, image in images.items():
+        if name in tiles:
+            arrays[name] = image.described(tiles[name].chunks, dimensions[name])
+            chunks[name] = TileChunks(source, tiles[name], image)
+            continue
+        itemsize = image.stored.itemsize
+        arrays[name] = array = image.described(pieces(image.shape, itemsize), dimensions[name])
+        chunks[name] = Contiguous(source, begins[name], image.shape, array.chunks, itemsize, image.where)
+    return ArrayGroup(arrays, chunks, options.zarr_format, headers[0].attributes, reports)
+
+
+def _headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str, str]]]:
+    """Return the headers of all HDUs, and what is said of bytes behind the last one."""
+    pin = None if probe.facts is None else probe.facts.pin
+    read = {0: probe.head}  # pieces of the file, by where they begin
+    found: list[Header] = []
+    at, length = 0, GUESS
+    while at < size:
+        where = f"{probe.url}, HDU {len(found)}"
+        start, data = next(((b, d) for b, d in read.items() if b <= at < b + len(d)), (at, b""))
+        data = data[at - start :]
+        try:
+            if found and len(data) >= 8 and data[:8] != b"XTENSION":
+                return found, {f"{len(found)}": f"the {size - at} bytes from {at} on begin like no HDU"}
+            header = parse_header(data, at, size, where)
+        except Short:
+            if len(data) >= MOST_HEADER:
+                raise ManifestError(f"{where}: its header has no end within {MOST_HEADER} bytes") from None
+            places = [at, *_guesses(found, size)]
+            spans = [Span(probe.url, place, min(place + length, size), pin=pin) for place in places]
+            answers = yield tuple(Load(span, Raw()) for span in spans)
+            read = dict(zip(places, answers, strict=True))
+            length *= 4
+            continue
+        if header.stop + header.data_size > size:
+            end = header.stop + header.data_size
+            raise ManifestError(f"{where} is cut short: its data end at byte {end}, the file at {size}")
+        found.append(header)
+        at, length = header.end, GUESS
+    return found, {}
+
+
+def _guesses(found: list[Header], size: int) -> Iterator[int]:
+    """Yield where headers would be if HDUs like the last one followed the one that is to be read."""
+    if len(found) > 1:
+        last = found[-1]
+        for number in range(1, AHEAD):
+            place = last.end + number * (last.end - last.start)
+            if place < size:
+                yield place
+
+
+def _name(header: Header, number: int, taken: set[str]) -> str:
+    """Return the name of an HDU's array: its EXTNAME, its EXTVER where that is not 1; else PRIMARY, or its number."""
+    given = header.cards.get("EXTNAME")
+    name = _PLAIN.sub("_", given).strip(".") if isinstance(given, str) else ""
+    if name and header.cards.get("EXTVER", 1) != 1:
+        name = f"{name}_{header.cards['EXTVER']}"
+    if not name or name == "zarr.json":
+        name = str(number) if number else "PRIMARY"
+    return f"{name}_{number}" if name in taken else name
+
+
+def _unshown(header: Header) -> str | None:
+    """Return why an HDU is no image that can be shown; None if it is one."""
+    kind = header.cards.get("XTENSION", "IMAGE")
+    if header.cards.get("ZIMAGE") is True and kind == "BINTABLE":
+        return None
+    if kind not in ("IMAGE", "IUEIMAGE"):
+        return f"it is a table or the like ({kind}): images alone are shown"
+    if header.cards.get("GROUPS") is True and header.axes()[-1:] == (0,):
+        return "it has random groups, a kind of table: images alone are shown"
+    if not header.axes():
+        return "it has no data"
+    return None

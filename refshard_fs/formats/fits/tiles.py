@@ -1,0 +1,271 @@
+"""Tile-compressed images: binary tables whose rows say where in the heap behind them the tiles lie. No I/O here.
+
+astropy decodes them: a recipe makes a small FITS file of some tiles, which has the image that they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.array_group import Chunks
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.model import Entry, Inline, Load, Packed, Raw, Span, Steps
+from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.formats.fits.header import BLOCK, CARD, Header
+from refshard_fs.formats.fits.images import Image
+
+SMALL: Final = 1 << 20  # bytes of pixels: so many of tiles that follow one another are one chunk
+LARGEST: Final = 1 << 27  # bytes of pixels of one tile
+ROWS: Final = 1 << 16  # bytes of the table's rows that are read at a time
+
+_CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS")
+# Whose decoders believe the sizes that the tiles themselves tell: a flipped bit ended the process.
+_TRUSTING: Final = ("HCOMPRESS_1", "PLIO_1")
+_GZIP: Final = b"\x1f\x8b"
+_MOST_BYTES: Final = 8  # of a pixel
+_FORM: Final = re.compile(r"(\d*)([LXBIJKAEDCMPQ])(?:([LXBIJKAEDCM])\(?|$)?")
+_WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8, "C": 8, "M": 16, "P": 8, "Q": 16}
+# What astropy has to know of how the tiles are compressed.
+_KEPT: Final = re.compile(
+    r"TFIELDS|TTYPE\d+|TFORM\d+|ZIMAGE|ZCMPTYPE|ZBITPIX|ZNAME\d+|ZVAL\d+|ZQUANTIZ|ZBLANK|BLANK|ZSCALE|ZZERO"
+)
+
+
+class Column(NamedTuple):
+    """A column of descriptors at byte ``at`` of each row, ``width`` bytes each, of elements of ``itemsize`` bytes."""
+
+    at: int
+    width: int
+    itemsize: int
+
+
+class Tiles(NamedTuple):
+    """How an image is cut into tiles: one for each of ``rows`` rows of ``row_size`` bytes, from byte ``begin`` on.
+
+    A chunk is ``together`` tiles, those that follow one another along the axis ``axis``.
+    """
+
+    begin: int
+    rows: int
+    row_size: int
+    heap: int
+    heap_size: int
+    tile: tuple[int, ...]
+    counts: tuple[int, ...]
+    chunks: tuple[int, ...]
+    axis: int
+    together: int
+    columns: tuple[Column, ...]
+    cards: Mapping[str, Any]
+    seed: int
+
+
+def tiles_of(header: Header, image: Image, size: int) -> Tiles:
+    """Return the tiles of a compressed image; ManifestError where they cannot be decoded here."""
+    where = header.where
+    kind = header.cards.get("ZCMPTYPE")
+    if kind in _TRUSTING:
+        raise ManifestError(f"{where}: its tiles are compressed as {kind}, whose decoder is not safe on damaged files")
+    if kind not in _CODECS:
+        raise ManifestError(f"{where}: its tiles are compressed as {kind!r}, none of {', '.join(_CODECS)}")
+    if importlib.util.find_spec("astropy") is None:
+        raise ManifestError(f'{where}: its tiles are decoded by astropy: pip install "refshard_fs[fits]"')
+    shape = image.shape
+    if not shape or not all(shape):
+        raise ManifestError(f"{where}: its image has the axes {shape}, and so no tiles")
+    tile = tuple(
+        header.integer(f"ZTILE{len(shape) - axis}", shape[axis] if axis == len(shape) - 1 else 1, least=1)
+        for axis in range(len(shape))
+    )
+    tile = tuple(min(extent, max(length, 1)) for extent, length in zip(tile, shape, strict=True))
+    counts = tuple(-(-length // extent) for length, extent in zip(shape, tile, strict=True))
+    row_size, rows = header.axes()[::-1] if len(header.axes()) == 2 else (0, 0)
+    if not rows or rows != math.prod(counts):
+        raise ManifestError(f"{where}: {math.prod(counts)} tiles are its image, and its table has {rows} rows")
+    pixels = math.prod(tile) * image.stored.itemsize
+    if pixels > LARGEST:
+        raise ManifestError(f"{where}: its tiles have {pixels} bytes each, more than {LARGEST}")
+    heap = header.integer("THEAP", row_size * rows, least=row_size * rows)
+    heap_size = header.data_size - heap
+    if heap_size < 0 or header.stop + header.data_size > size:
+        raise ManifestError(f"{where}: its heap begins at byte {heap} of {header.data_size} that its table has")
+    cut = [axis for axis, count in enumerate(counts) if count > 1]
+    axis = cut[-1] if cut else 0
+    is_grid = len(cut) > 1 and axis == len(shape) - 1  # squares are left as they are
+    together = 1 if is_grid else max(min(counts[axis], SMALL // pixels), 1)
+    chunks = tuple(extent * (together if at == axis else 1) for at, extent in enumerate(tile))
+    kept = {name: value for name, value in header.cards.items() if _KEPT.fullmatch(name)}
+    cards = {name: value for name, value in kept.items() if isinstance(value, (bool, int, float, str))}
+    return Tiles(
+        header.stop,
+        rows,
+        row_size,
+        header.stop + heap,
+        heap_size,
+        tile,
+        counts,
+        chunks,
+        axis,
+        together,
+        _columns(header, row_size),
+        cards,
+        header.integer("ZDITHER0", 0),
+    )
+
+
+def _columns(header: Header, row_size: int) -> tuple[Column, ...]:
+    found = []
+    at = 0
+    for number in range(1, min(header.integer("TFIELDS"), 999) + 1):
+        form = _FORM.match(str(header.cards.get(f"TFORM{number}")))
+        if form is None:
+            raise ManifestError(f"{header.where}: its TFORM{number} is {header.cards.get(f'TFORM{number}')!r}")
+        repeat, kind = int(form[1] or 1), form[2]
+        if kind in "PQ" and repeat == 1 and form[3]:
+            found.append(Column(at, _WIDTHS[kind], _WIDTHS.get(form[3], 1)))
+        at += -(-repeat // 8) if kind == "X" else repeat * _WIDTHS[kind]
+    if at != row_size:
+        raise ManifestError(f"{header.where}: its columns have {at} bytes, its rows (NAXIS1) {row_size}")
+    return tuple(found)
+
+
+class TileChunks(Chunks):
+    """The chunks of one tile-compressed image."""
+
+    def __init__(self, source: Span | Inline, tiles: Tiles, image: Image) -> None:
+        self._source = source
+        self._tiles = tiles
+        self._image = image
+        self._tile_grid = ChunkGrid(tiles.counts, ChunkKeyEncoding("v2", "."))
+        self._grid = ChunkGrid.regular(image.shape, tiles.chunks, ChunkKeyEncoding("v2", "."))
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        tiles, shape = self._tiles, self._image.shape
+        coords = list(self._grid.coords(number))
+        extents = tuple(min(c, s - c * at) for c, s, at in zip(tiles.chunks, shape, coords, strict=True))
+        coords[tiles.axis] *= tiles.together
+        first = self._tile_grid.number_of(coords) or 0
+        count = -(-extents[tiles.axis] // tiles.tile[tiles.axis])
+        rows = yield from self._rows(first, count)
+        cuts = []
+        total = 0
+        for column in tiles.columns:
+            descriptors = rows[:, column.at : column.at + column.width].copy().view(f">i{column.width // 2}")
+            for row, (length, offset) in enumerate(descriptors.tolist()):
+                size = length * column.itemsize
+                if length < 0 or offset < 0 or offset + size > tiles.heap_size:
+                    place = f"bytes [{offset}, {offset + size}) of a heap of {tiles.heap_size}"
+                    raise DamagedIndex("", self._image.where, f"tile {first + row} has {place}")
+                if size:
+                    cuts.append((offset, size))
+                    descriptors[row, 1] = total
+                    total += size
+            rows[:, column.at : column.at + column.width] = descriptors.view(np.uint8)
+        begin = min((offset for offset, _ in cuts), default=0)
+        end = max((offset + size for offset, size in cuts), default=0)
+        cards = self._cards(extents, count, total, first)
+        sizes = tuple(size for _, size in cuts)
+        largest = math.prod(tiles.tile) * _MOST_BYTES
+        recipe = Decoded(cards, rows.tobytes(), sizes, largest, tiles.chunks, self._image.stored.str)
+        source = self._source.part(tiles.heap + begin, end - begin)
+        made = math.prod(tiles.chunks) * self._image.stored.itemsize
+        pieces = tuple((offset - begin, size) for offset, size in cuts)
+        match source:
+            case Span():
+                return Packed(source, recipe, made, cuts=pieces)
+            case Inline(data):
+                try:
+                    return Inline(recipe.make(b"".join(data[at : at + size] for at, size in pieces)))
+                except ValueError as e:
+                    raise DamagedIndex("", self._image.where, f"tile {first}: {e}") from e
+        return source
+
+    def _rows(self, first: int, count: int) -> Steps[np.ndarray[Any, Any]]:
+        """Return some rows of the table, which are read in blocks."""
+        tiles = self._tiles
+        block = max(ROWS // max(tiles.row_size, 1), 1)
+        begins = range(first // block * block, first + count, block)
+        ends = [min(begin + block, tiles.rows) for begin in begins]
+        entries = [
+            self._source.part(tiles.begin + begin * tiles.row_size, (end - begin) * tiles.row_size)
+            for begin, end in zip(begins, ends, strict=True)
+        ]
+        answers = yield tuple(Load(entry, Raw()) for entry in entries)
+        rows = np.frombuffer(b"".join(answers), np.uint8).reshape(-1, tiles.row_size)
+        return rows[first - begins.start :][:count].copy()
+
+    def _cards(self, extents: tuple[int, ...], count: int, heap: int, first: int) -> bytes:
+        """Return the header of a table of ``count`` tiles, from ``first`` on: an image of ``extents``."""
+        tiles = self._tiles
+        cards: dict[str, Any] = {"XTENSION": "BINTABLE", "BITPIX": 8, "NAXIS": 2}
+        cards |= {"NAXIS1": tiles.row_size, "NAXIS2": count, "PCOUNT": heap, "GCOUNT": 1}
+        cards |= {name: tiles.cards[name] for name in sorted(tiles.cards, key=lambda name: name != "TFIELDS")}
+        cards["ZNAXIS"] = len(extents)
+        for axis, (extent, tile) in enumerate(zip(reversed(extents), reversed(tiles.tile), strict=True), 1):
+            cards |= {f"ZNAXIS{axis}": extent, f"ZTILE{axis}": tile}
+        return header_block(cards | {"ZDITHER0": tiles.seed + first})
+
+
+def header_block(cards: Mapping[str, Any]) -> bytes:
+    """Return the blocks of a header."""
+    lines = [f"{name:8}= {_spelled(value)}" for name, value in cards.items()]
+    text = "".join(f"{line[:CARD]:{CARD}}" for line in [*lines, "END"])
+    return text.encode("latin-1").ljust(-(-len(text) // BLOCK) * BLOCK)
+
+
+def _spelled(value: Any) -> str:
+    match value:
+        case bool():
+            return f"{'FT'[value]:>20}"
+        case str():
+            return "'" + value.replace("'", "''").ljust(8) + "'"
+        case float():
+            return f"{value!r:>20}".upper()
+    return f"{value:>20}"
+
+
+class Decoded(msgspec.Struct, frozen=True):
+    """The pixels of some tiles, big-endian, with zeros up to the shape ``chunks``.
+
+    Their ``sizes`` are those of the pieces that lie in the heap, none of which inflates to more than ``largest`` bytes.
+    """
+
+    cards: bytes
+    rows: bytes
+    sizes: tuple[int, ...]
+    largest: int
+    chunks: tuple[int, ...]
+    dtype: str
+
+    def make(self, raw: bytes) -> bytes:
+        fits = importlib.import_module("astropy.io.fits")
+        primary = header_block({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
+        table = self.rows + raw
+        data = primary + self.cards + table.ljust(-(-len(table) // BLOCK) * BLOCK, b"\0")
+        try:
+            self._check_inflated(raw)
+            with fits.open(io.BytesIO(data), do_not_scale_image_data=True, memmap=False) as hdus:
+                found = np.asarray(hdus[1].data)
+            full = np.zeros(self.chunks, self.dtype)
+            full[tuple(map(slice, found.shape))] = found
+        except Exception as e:  # noqa: BLE001  # whatever its decoders raise on damaged bytes
+            raise ValueError(f"astropy cannot decode a tile: {type(e).__name__}: {e}") from None
+        return full.tobytes()
+
+    def _check_inflated(self, raw: bytes) -> None:
+        at = 0
+        for size in self.sizes:
+            piece = raw[at : at + size]
+            if piece[:2] == _GZIP and len(zlib.decompressobj(31).decompress(piece, self.largest + 1)) > self.largest:
+                raise ValueError(f"a tile inflates to more than {self.largest} bytes")
+            at += size

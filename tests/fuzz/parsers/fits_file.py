@@ -1,0 +1,69 @@
+"""FITS files: images whose pieces or tiles lie in the file and are of bounded size, or an error of ours."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as configured
+
+from refshard_fs.core.format import HEAD, OpenOptions, Probe
+from refshard_fs.core.model import Facts, Packed
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats.fits.header import BLOCK
+from refshard_fs.formats.fits.source import open_
+from refshard_fs.formats.fits.tiles import LARGEST, Decoded, header_block
+from tests.sharding.in_memory import ROOT, Files
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = tuple(
+    word.encode()
+    for word in (
+        "NAXIS   =                    3",
+        "BITPIX  =                  -64",
+        "BZERO   =                32768",
+        "ZTILE1  =           2000000000",
+        "THEAP   =                   64",
+        "1QB(9)",
+        "XTENSION",
+        "END" + " " * 77,
+        "CONTINUE  'more'",
+        "HIERARCH A B = 4",
+        "-",
+        "9223372036854775807",
+    )
+)
+_LARGEST = 1 << 20  # bytes of a chunk that is read
+
+
+def seeds() -> list[bytes]:
+    primary = header_block({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
+    axes = {"NAXIS": 2, "NAXIS1": 5, "NAXIS2": 3, "PCOUNT": 0, "GCOUNT": 1}
+    image = header_block({"XTENSION": "IMAGE", "BITPIX": 16, **axes, "EXTNAME": "SCI", "BLANK": -1, "BZERO": 32768})
+    pixels = bytes(range(30)).ljust(BLOCK, b"\0")
+    table = {"XTENSION": "BINTABLE", "BITPIX": 8, "NAXIS": 2, "NAXIS1": 8, "NAXIS2": 3, "PCOUNT": 30, "GCOUNT": 1}
+    column = {"TFIELDS": 1, "TTYPE1": "COMPRESSED_DATA", "TFORM1": "1PB(10)"}
+    tiles = {"ZIMAGE": True, "ZBITPIX": 16, "ZNAXIS": 2, "ZNAXIS1": 5, "ZNAXIS2": 3, "ZTILE1": 5, "ZTILE2": 1}
+    rows = b"".join((10).to_bytes(4, "big") + (10 * row).to_bytes(4, "big") for row in range(3))
+    heap = (rows + bytes(range(30))).ljust(BLOCK, b"\0")
+    compressed = header_block({**table, **column, **tiles, "ZCMPTYPE": "NOCOMPRESS", "EXTNAME": "TILES"}) + heap
+    return [primary + image + pixels, primary + compressed, primary + image + pixels + compressed + image + pixels]
+
+
+def one_input(data: bytes) -> None:
+    files = Files({ROOT: data})
+    try:
+        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
+    except RefShardError:
+        return
+    for path, grid in keys.grids.items():
+        for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():
+            try:
+                entry = files.run(keys.lookup(f"{path}/{grid.tail(number)}"))
+            except RefShardError:
+                continue
+            assert entry is not None
+            assert (entry.size or 0) <= 8 * max(LARGEST, len(data))
+            if isinstance(entry, Packed) and isinstance(entry.recipe, Decoded):
+                assert all(span.stop is not None and span.stop <= len(data) for span in entry.spans)
+            elif (entry.size or 0) <= _LARGEST:
+                files.bytes(entry)
