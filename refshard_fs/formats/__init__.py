@@ -18,6 +18,7 @@ from refshard_fs.formats import (
     kerchunk_parquet,
     netcdf3,
     neuroglancer,
+    tiff,
     virtual_concat,
     zarr_hierarchy,
     zip,
@@ -35,6 +36,7 @@ BUILT_IN = (
     hdf5.FORMAT,
     netcdf3.FORMAT,
     fits.FORMAT,
+    tiff.FORMAT,
     zip.FORMAT,
 )
 

@@ -1,0 +1,208 @@
+"""The directories (IFDs) of a TIFF or BigTIFF file and the values of their tags, read in few rounds. No I/O here.
+
+IFDs are a chain: each says where the next one lies. What the head of the file holds costs no read, and IFDs that
+follow at equal distances, as those of uncompressed pages do, are read many at a time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
+from refshard_fs.errors import ManifestError
+
+HEAD: Final = 1 << 16  # bytes of the file that are read first: IFDs and their values lie there in a COG
+WINDOW: Final = 1 << 14  # bytes that are read of an IFD elsewhere: itself, small values, and often its neighbours
+AT_ONCE: Final = 64  # windows that are read in one round: 1 MiB
+MOST_IFDS: Final = 1 << 16  # in a file; with more, opening would take minutes
+MOST_TAGS: Final = 1 << 12  # in an IFD; writers make about 30
+
+# Data types by their number in a file; fractions are pairs.
+_NAMES = ("u1", "S1", "u2", "u4", "u4,u4", "i1", "u1", "i2", "i4", "i4,i4", "f4", "f8")
+_TYPES: Final = {**dict(enumerate(_NAMES, 1)), 13: "u4", 16: "u8", 17: "i8", 18: "u8"}
+
+
+class Tag(msgspec.Struct):
+    """``count`` values of ``dtype`` that lie at ``start`` in the file; ``data`` is their bytes, if they are known."""
+
+    dtype: np.dtype[Any]
+    count: int
+    start: int
+    data: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        """The values, whose bytes are known."""
+        return np.frombuffer(self.data or b"", self.dtype)
+
+
+class Integers(msgspec.Struct, frozen=True):
+    """Decodes a piece of a tag that has many values."""
+
+    dtype: str
+
+    def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(data, self.dtype).astype(np.uint64)
+
+
+class Ifd(msgspec.Struct):
+    """One directory: its tags by number, and where the next one lies."""
+
+    following: int
+    tags: dict[int, Tag]
+
+    def integers(self, number: int, *default: int) -> list[int]:
+        """Return the values of a tag of whole numbers; ``default`` where it is absent; ValueError if there are none."""
+        tag = self.tags.get(number)
+        if tag is None:
+            return list(default)
+        if tag.dtype.kind not in "iu" or not tag.count:
+            raise ValueError(f"its tag {number} holds {tag.count} values of {tag.dtype}, no whole numbers")
+        found: list[int] = tag.values.tolist()
+        return found
+
+    def integer(self, number: int, default: int) -> int:
+        """Return the first value of a tag of whole numbers."""
+        return self.integers(number, default)[0]
+
+    def numbers(self, number: int) -> list[float]:
+        """Return the values of a tag of numbers; none where it is absent, or holds others."""
+        tag = self.tags.get(number)
+        return [] if tag is None or tag.dtype.kind not in "iuf" else list(map(float, tag.values.tolist()))
+
+    def text(self, number: int) -> str:
+        """Return the text of a tag, up to its first NUL; empty where it is absent."""
+        tag = self.tags.get(number)
+        return "" if tag is None else (tag.data or b"").split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+class Tiff:
+    """A file of ``size`` bytes, of which ``head`` is known: ``source`` gives the others."""
+
+    def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
+        self.url = url
+        self.source = source
+        self.size = size
+        self._windows = [(0, head)]  # where known bytes begin, and they; the head first
+        self.order: Literal["<", ">"] = "<" if head[:1] == b"I" else ">"
+        self.is_big = head[2:4] in (b"+\0", b"\0+")
+        short = 16 if self.is_big else 8
+        if len(head) < short:
+            raise ManifestError(f"{url}: it is cut short: a TIFF's header has {short} bytes, there are {len(head)}")
+        if self.is_big and struct.unpack_from(f"{self.order}HH", head, 4) != (8, 0):
+            raise ManifestError(f"{url}: its offsets are of another size than 8 bytes, which BigTIFF has")
+        # The forms of the header's and each IFD's link to the next, of the number of tags, and of a tag.
+        self._link, self._count, self._tag = (
+            struct.Struct(self.order + form) for form in (("Q", "Q", "HHQQ") if self.is_big else ("I", "H", "HHII"))
+        )
+        self.first: int = self._link.unpack_from(head, short - self._link.size)[0]
+
+    def chain(self) -> Steps[list[Ifd]]:
+        """Return the IFDs of all pages; ManifestError where the chain loops or leaves the file."""
+        found: list[Ifd] = []
+        seen: set[int] = set()
+        offset, gap, run = self.first, 0, 1
+        while offset:
+            if offset in seen or len(seen) == MOST_IFDS:
+                reason = f"loops at byte {offset}" if offset in seen else f"has more than {MOST_IFDS}"
+                raise ManifestError(f"{self.url}: its chain of IFDs {reason}: it is damaged")
+            seen.add(offset)
+            if self._known(offset, self._count.size) is None:
+                yield from self._read(
+                    [offset, *(range(offset + gap, self.size, gap)[: run - 1] if gap > WINDOW else ())]
+                )
+                run = min(run * 2, AT_ONCE)
+            (ifd,) = yield from self._parsed([offset])
+            found.append(ifd)
+            gap, run = ifd.following - offset, run if ifd.following - offset == gap else 1
+            offset = ifd.following
+        if not found:
+            raise ManifestError(f"{self.url}: it has no IFD, and so no image: was it written to the end?")
+        return found
+
+    def at(self, offsets: Sequence[int]) -> Steps[list[Ifd]]:
+        """Return the IFDs at ``offsets``, which others name."""
+        found: list[Ifd] = []
+        for start in range(0, len(offsets), AT_ONCE):
+            some = offsets[start : start + AT_ONCE]
+            if any(self._known(offset, self._count.size) is None for offset in some):
+                yield from self._read(some)
+            found += yield from self._parsed(some)
+        return found
+
+    def fill(self, wanted: Iterable[Tag]) -> Steps[None]:
+        """Have the ``wanted`` tags hold their values: those that are not known are read at once."""
+        missing = [tag for tag in wanted if tag.data is None]
+        ranges = {(tag.start, tag.size) for tag in missing}
+        total = sum(size for _, size in ranges)
+        if total > self.size:
+            raise ManifestError(f"{self.url}: its tags have {total} bytes of values, of {self.size}: they overlap")
+        known = dict(zip(ranges, (yield from self._load(list(ranges))), strict=True))
+        for tag in missing:
+            tag.data = known[tag.start, tag.size]
+
+    def _read(self, offsets: Sequence[int]) -> Steps[None]:
+        """Have windows that begin at ``offsets`` known; those of earlier reads are let go."""
+        most = HEAD if len(self._windows) == 1 else WINDOW
+        ranges = [(offset, max(min(most, self.size - offset), self._count.size)) for offset in offsets]
+        self._windows[1:] = zip(offsets, (yield from self._load(ranges)), strict=True)
+
+    def _parsed(self, offsets: Sequence[int]) -> Steps[list[Ifd]]:
+        """Return the IFDs at ``offsets``, of each of which a window is known."""
+        counts = [self._count.unpack(self._known(offset, self._count.size) or b"")[0] for offset in offsets]
+        for offset, count in zip(offsets, counts, strict=True):
+            if not 0 < count <= MOST_TAGS:
+                raise ManifestError(f"{self.url}: its IFD at byte {offset} has {count} tags: it is damaged")
+        sizes = [self._count.size + self._tag.size * count + self._link.size for count in counts]
+        whole = yield from self._load(list(zip(offsets, sizes, strict=True)))
+        return [self._ifd(*known) for known in zip(offsets, counts, whole, strict=True)]
+
+    def _ifd(self, offset: int, count: int, data: bytes) -> Ifd:
+        ifd = Ifd(self._link.unpack_from(data, len(data) - self._link.size)[0], {})
+        for at in range(self._count.size, self._count.size + self._tag.size * count, self._tag.size):
+            number, kind, values, start = self._tag.unpack_from(data, at)
+            if kind not in _TYPES or number in ifd.tags:  # readers skip what they do not know
+                continue
+            tag = Tag(np.dtype(_TYPES[kind]).newbyteorder(self.order), values, start)
+            if tag.size <= self._link.size:  # then they stand in the place of where they lie
+                start = at + self._tag.size - self._link.size
+                tag.start, tag.data = offset + start, data[start : start + tag.size]
+            else:
+                self.part(tag.start, tag.size)
+                tag.data = self._known(tag.start, tag.size)
+            ifd.tags[number] = tag
+        return ifd
+
+    def part(self, start: int, size: int) -> Entry:
+        """Return bytes of the file; ManifestError where they lie outside."""
+        if start + size > self.size:
+            raise ManifestError(
+                f"{self.url}: it is cut short: what it names ends at byte {start + size} of {self.size}"
+            )
+        return self.source.part(start, size)
+
+    def _load(self, ranges: Sequence[tuple[int, int]]) -> Steps[list[bytes]]:
+        """Return the bytes of (start, size) ``ranges``: those that are not known are read in one round."""
+        found = {r: self._known(*r) for r in ranges}
+        missing = [r for r, data in found.items() if data is None]
+        if missing:
+            answers = yield tuple(Load(self.part(*r), Raw()) for r in missing)
+            found.update(zip(missing, answers, strict=True))
+        return [found[r] or b"" for r in ranges]
+
+    def _known(self, start: int, size: int) -> bytes | None:
+        for first, data in self._windows:
+            if first <= start and start + size <= first + len(data):
+                return data[start - first : start - first + size]
+        return None

@@ -1,0 +1,260 @@
+"""What one IFD says of its image, and where the chunks of an image lie: a strip or a tile is one. No I/O here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, pieces
+from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps
+from refshard_fs.errors import DamagedIndex
+from refshard_fs.formats.tiff.decoding import CODECS, NATIVE, Decoded
+from refshard_fs.formats.tiff.ifds import Ifd, Integers, Tag, Tiff
+
+LARGEST: Final = 1 << 31  # bytes of a strip or tile, decoded, that is shown: zarr makes an array of it in memory
+PIECE: Final = 1 << 12  # strips or tiles whose places are read at a time: 16 to 32 KiB of each table
+
+# Tags, as the specification numbers them.
+SUBFILE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES = 254, 256, 257, 258, 259, 262, 266, 277
+STRIP_OFFSETS, ROWS, STRIP_SIZES, PLANAR, PREDICTOR, TILE_WIDTH, TILE_HEIGHT = 273, 278, 279, 284, 317, 322, 323
+TILE_OFFSETS, TILE_SIZES, SUB_IFDS, EXTRA, FORMAT, JPEG_TABLES, SUBSAMPLING = 324, 325, 330, 338, 339, 347, 530
+DEPTH, LERC = 32997, 50674
+PRIVATE: Final = frozenset([DEPTH, LERC])  # of the tags above 32767, those that are read here
+
+_KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of SampleFormat
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One image: strips or tiles of shape ``chunk`` that ``recipe`` decodes, or zarr itself (``is_native``)."""
+
+    height: int
+    width: int
+    samples: int
+    is_planar: bool
+    dtype: np.dtype[Any]
+    subfile: int
+    photometric: int
+    chunk: tuple[int, int]
+    is_tiled: bool
+    is_native: bool
+    recipe: Decoded
+    tables: tuple[Tag, ...]  # where strips or tiles begin, and how many bytes they have, if that is said
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of its dimensions."""
+        return ("y", "x") if self.samples == 1 else ("band", "y", "x") if self.is_planar else ("y", "x", "band")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array that shows it."""
+        return tuple({"y": self.height, "x": self.width, "band": self.samples}[axis] for axis in self.axes)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The shape of its chunks."""
+        sizes = dict(zip(("y", "x", "band"), self.recipe.shape, strict=True))
+        return tuple(sizes[axis] for axis in self.axes)
+
+    @property
+    def count(self) -> int:
+        """How many strips or tiles there are; they are numbered as chunks are."""
+        return math.prod(-(-extent // chunk) for extent, chunk in zip(self.shape, self.chunks, strict=True))
+
+    @property
+    def look(self) -> tuple[Any, ...]:
+        """What images must have in common to be one array."""
+        return self.shape, self.chunks, self.dtype, self.is_tiled, self.is_native, self.recipe.compression
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether it is an overview of another image."""
+        return bool(self.subfile & 1)
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it says which pixels of another image are valid."""
+        return bool(self.subfile & 4) or self.photometric == 4
+
+    def rows(self, tile: int) -> int:
+        """Return the rows that are stored in a tile, or in a strip, of which the last may be shorter."""
+        height = self.chunk[0]
+        return height if self.is_tiled else min(height, self.height - tile % -(-self.height // height) * height)
+
+
+def page_of(ifd: Ifd, order: str) -> Page:
+    """Return what an IFD says; ValueError, which names the tag and its value, where that is not shown."""
+    height, width, samples = ifd.integer(HEIGHT, 0), ifd.integer(WIDTH, 0), ifd.integer(SAMPLES, 1)
+    if not height or not width or not 0 < samples < 1 << 16:
+        raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples")
+    compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
+    bits, dtype = _dtype(ifd, order)
+    is_planar = samples > 1 and ifd.integer(PLANAR, 1) == 2
+    if compression not in CODECS:
+        raise ValueError(f"its Compression is {compression}, for which there is no decoder here")
+    if ifd.integer(DEPTH, 1) != 1:
+        raise ValueError(f"its ImageDepth is {ifd.integer(DEPTH, 1)}: volumes in one page are not shown")
+    if compression == 34887 and any(ifd.integers(LERC)[1:]):
+        raise ValueError("its LERC blocks are compressed once more, which is not shown")
+    is_image = CODECS[compression].is_image
+    if photometric == 6 and not is_image and ifd.integers(SUBSAMPLING, 2, 2) != [1, 1]:
+        raise ValueError("its YCbCr samples are subsampled and not compressed as JPEG, which is not shown")
+    is_tiled = TILE_WIDTH in ifd.tags
+    chunk = (
+        (ifd.integer(TILE_HEIGHT, 0), ifd.integer(TILE_WIDTH, 0)) if is_tiled else (ifd.integer(ROWS, height), width)
+    )
+    chunk = chunk if is_tiled else (min(chunk[0] or height, height), width)
+    stored = 1 if is_planar else samples
+    if not 0 < math.prod(chunk) * stored * dtype.itemsize < LARGEST:
+        raise ValueError(
+            f"its strips or tiles have {chunk[0]} rows of {chunk[1]} columns: {LARGEST} bytes are the limit"
+        )
+    predictor = 1 if is_image or compression == 1 else ifd.integer(PREDICTOR, 1)
+    if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (
+        predictor > 1 and bits != dtype.itemsize * 8
+    ):
+        raise ValueError(f"its Predictor is {predictor}, with samples of {bits} bits as {dtype}, which is not shown")
+    is_reversed = ifd.integer(FILL_ORDER, 1) == 2
+    is_native = compression in NATIVE and predictor == 1 and bits == dtype.itemsize * 8 and not is_reversed
+    recipe = Decoded(
+        compression=compression,
+        predictor=predictor,
+        bits=bits,
+        dtype=dtype.str,
+        shape=(*chunk, stored),
+        rows=chunk[0],
+        is_reversed=is_reversed,
+        photometric=photometric if EXTRA not in ifd.tags else -1,
+        tables=ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b"",
+        encoded=is_native,
+    )
+    offsets = ifd.tags.get(TILE_OFFSETS) or ifd.tags.get(STRIP_OFFSETS)
+    sizes = ifd.tags.get(TILE_SIZES) or ifd.tags.get(STRIP_SIZES)
+    if offsets is None or (sizes is None and compression != 1):
+        raise ValueError("it does not say where its strips or tiles lie: TileOffsets or TileByteCounts are missing")
+    tables = (offsets,) if sizes is None else (offsets, sizes)
+    subfile = ifd.integer(SUBFILE, 0)
+    kind = (height, width, samples, is_planar, dtype, subfile, photometric, chunk, is_tiled, is_native)
+    page = Page(*kind, recipe, tables)
+    for tag in tables:
+        if tag.dtype.kind != "u" or tag.count < page.count:
+            raise ValueError(f"its tables have {tag.count} entries, where it has {page.count} strips or tiles")
+    return page
+
+
+def _dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
+    """Return how many bits a sample has in the file, and as which type it is shown."""
+    every, formats = set(ifd.integers(BITS, 1)), set(ifd.integers(FORMAT, 1))
+    if len(every) != 1 or len(formats) != 1:
+        raise ValueError(f"its samples differ: BitsPerSample {sorted(every)}, SampleFormat {sorted(formats)}")
+    bits, kind = every.pop(), _KINDS.get(formats.pop(), "?")
+    if kind == "u" and 0 < bits < 32 and bits not in (8, 16):  # shown as the smallest type that holds it
+        return bits, np.dtype(f"{order}u{1 if bits < 8 else 2 if bits < 16 else 4}")
+    if f"{kind}{bits}" not in (
+        "u8",
+        "u16",
+        "u32",
+        "u64",
+        "i8",
+        "i16",
+        "i32",
+        "i64",
+        "f16",
+        "f32",
+        "f64",
+        "c64",
+        "c128",
+    ):
+        raise ValueError(
+            f"its samples have {bits} bits of SampleFormat {ifd.integers(FORMAT, 1)[0]}, which are not shown"
+        )
+    return bits, np.dtype(f"{order}{kind}{bits // 8}")
+
+
+class TileChunks(Chunks):
+    """The chunks of ``pages`` that look alike, one after the other: a strip or a tile is a chunk.
+
+    A strip or tile that was not written is no chunk, and so has the fill value. An array without one (not
+    ``has_fill``) has zeros there, for xarray would mask the fill value of version 2. So has a page that is missing.
+    """
+
+    def __init__(self, tiff: Tiff, pages: Sequence[Page | None], grid: ChunkGrid, *, has_fill: bool) -> None:
+        self._tiff = tiff
+        self._pages = pages
+        self._grid = grid
+        self._has_fill = has_fill
+        self._first = next(page for page in pages if page is not None)
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        page, offset, size = yield from self._place(number)
+        if page is None:
+            return None if self._has_fill else Inline(self._first.recipe.finished(bytes(self._first.recipe.size)))
+        recipe = page.recipe
+        if offset + size > self._tiff.size:
+            reason = f"a strip or tile ends at byte {offset + size} of {self._tiff.size}: it is cut short, or damaged"
+            raise DamagedIndex("", self._tiff.url, reason)
+        found = self._tiff.source.part(offset, size)
+        rows = page.rows(number % page.count)
+        if page.is_native and rows == page.chunk[0] and (recipe.compression != 1 or size == recipe.size):
+            return found
+        recipe = msgspec.structs.replace(recipe, rows=rows)
+        if isinstance(found, Span):
+            return Packed(found, recipe, None if recipe.encoded else recipe.size)
+        try:
+            return Inline(recipe.make(found.data if isinstance(found, Inline) else b""))
+        except ValueError as e:
+            raise DamagedIndex("", self._tiff.url, str(e)) from e
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        if not self._has_fill or self._grid.size > LISTABLE:
+            return None
+        found = []
+        for number in range(self._grid.size):
+            page, _, _ = yield from self._place(number)
+            if page is not None:
+                found.append(Listed(self._grid.tail(number), None))
+        return found
+
+    def _place(self, number: int) -> Steps[tuple[Page | None, int, int]]:
+        """Return the page that a chunk is in, and where it begins and how many bytes it has; no page if it has none."""
+        index, tile = divmod(number, self._first.count)
+        page = self._pages[index]
+        if page is None:
+            return None, 0, 0
+        if all(tag.data is not None for tag in page.tables):
+            found = [int(tag.values[tile]) for tag in page.tables]
+        else:
+            first = tile - tile % PIECE
+            count = min(PIECE, page.count - first)
+            sizes = [tag.dtype.itemsize for tag in page.tables]
+            parts = [
+                self._tiff.part(tag.start + first * n, count * n) for tag, n in zip(page.tables, sizes, strict=True)
+            ]
+            needs = zip(parts, (Integers(tag.dtype.str) for tag in page.tables), strict=True)
+            tables = yield tuple(Load(*need) for need in needs)
+            found = [int(table[tile - first]) for table in tables]
+        offset, size = found if len(found) == 2 else (found[0], page.recipe.stored(page.rows(tile)))
+        return (page, offset, size) if offset and size else (None, 0, 0)
+
+
+def contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chunks] | None:
+    """Return shape and places of pieces of an image whose strips follow one another uncompressed; None if they do not.
+
+    One strip may hold a whole image, and thousands of them a few rows each: both are poor chunks. ManifestError where
+    the image does not end within the file.
+    """
+    if page.is_tiled or page.recipe.compression != 1 or not page.is_native:
+        return None
+    if any(tag.data is None for tag in page.tables):
+        return None
+    due = np.array([page.recipe.stored(page.rows(strip)) for strip in range(page.count)], np.uint64)
+    offsets, *sizes = (tag.values[: page.count].astype(np.uint64) for tag in page.tables)
+    if any((s != due).any() for s in sizes) or not offsets[0] or (offsets[1:] != offsets[:-1] + due[:-1]).any():
+        return None
+    chunks = pieces(page.shape, page.dtype.itemsize)
+    return chunks, Contiguous(tiff.source, int(offsets[0]), page.shape, chunks, page.dtype.itemsize, where)

@@ -1,0 +1,443 @@
+"""TIFF files: what tifffile and GDAL show of them, in few requests; damage never gives data that is not there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import struct
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.core.format import OpenOptions
+from refshard_fs.formats.tiff.decoding import Decoded
+from tests.formats.files_of_arrays import check_commands, check_damage, rounds
+from tests.servers.http import RangeServer
+from tests.sharding.in_memory import ROOT, Files
+from tests.sharding.writers import IS_ZARR_2, array
+
+tifffile = pytest.importorskip("tifffile")
+pytest.importorskip("imagecodecs")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+
+ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
+RNG = np.random.default_rng(3)
+RGB = RNG.integers(0, 255, (70, 50, 3), "u1")
+SMOOTH = (np.add.outer(np.arange(150), np.arange(200)) // 2).astype("u1")
+COLOURS = np.stack([SMOOTH, SMOOTH // 2, 255 - SMOOTH])
+
+
+def names_of(path: Path, **options: Any) -> set[str]:
+    fs = RefShardFileSystem(str(path), skip_instance_cache=True, **options)
+    return {key.split("/")[0] for key in fs.ls("", detail=False) if not key.startswith(".") and key != "zarr.json"}
+
+
+def metadata(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    fs = RefShardFileSystem(str(path), skip_instance_cache=True)
+    return json.loads(fs.cat(f"{name}/.zarray")), json.loads(fs.cat(f"{name}/.zattrs"))
+
+
+def check_pages(path: Path) -> None:
+    """Assert that each page is the array of its number, in every version of zarr's metadata."""
+    with tifffile.TiffFile(path) as tiff:
+        for zarr_format, (number, page) in itertools.product(ZARR_FORMATS, enumerate(tiff.pages)):
+            np.testing.assert_array_equal(array(path, str(number), zarr_format=zarr_format)[...], page.asarray())
+
+
+SAMPLES = {
+    "grey": {"photometric": "minisblack"},
+    "chunky": {"photometric": "rgb", "planarconfig": "contig"},
+    "planar": {"photometric": "rgb", "planarconfig": "separate"},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {"one strip": {}, "strips": {"rowsperstrip": 16}, "tiles": {"tile": (32, 16)}}
+
+
+@pytest.mark.parametrize("compression", [None, "zlib", "zstd", "lzma", "lzw", "packbits"])
+@pytest.mark.parametrize("order", "<>")
+def test_zarr_reads_what_tifffile_reads(tmp_path: Path, order: str, compression: str | None) -> None:
+    cases = itertools.product(["u1", "i2", "f4", "f8"], LAYOUTS, SAMPLES, [None, 2, 3])
+    for number, (dtype, layout, samples, predictor) in enumerate(cases):
+        unusual = (predictor == 3 and dtype[0] != "f") or (predictor == 2 and dtype[0] == "f")
+        if unusual or (predictor and not compression) or number % 3 != len(compression or "") % 3:
+            continue
+        values = RGB.astype(dtype) * np.array(1 if dtype == "u1" else -117, dtype if dtype != "u1" else "u1")
+        values = {"grey": values[..., 0], "chunky": values, "planar": np.moveaxis(values, -1, 0)}[samples]
+        path = tmp_path / f"{number}.tif"
+        options = {**SAMPLES[samples], **LAYOUTS[layout], **({"predictor": predictor} if predictor else {})}
+        tifffile.imwrite(path, values, byteorder=order, compression=compression, bigtiff=number % 2 == 0, **options)
+        check_pages(path)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 7, 12, 14])
+@pytest.mark.parametrize("compression", [None, "deflate"])
+def test_samples_of_any_number_of_bits_are_unpacked(tmp_path: Path, bits: int, compression: str | None) -> None:
+    values = RNG.integers(0, 1 << bits, (21, 37), "u2" if bits > 8 else "u1")
+    packed = np.zeros((21, -(-37 * bits // 8)), "u1")
+    every = (values[..., None] >> np.arange(bits)[::-1]).astype("u1") & 1
+    packed = np.packbits(every.reshape(21, -1), axis=1)
+    path = tmp_path / "bits.tif"
+    path.write_bytes(plain_tiff(packed.tobytes(), 37, 21, bits))
+    if compression:
+        import zlib
+
+        path.write_bytes(plain_tiff(zlib.compress(packed.tobytes()), 37, 21, bits, 8))
+    assert array(path, "0").dtype == values.dtype
+    np.testing.assert_array_equal(array(path, "0")[...], values)
+
+
+def plain_tiff(data: bytes, width: int, height: int, bits: int = 8, compression: int = 1, **more: int) -> bytes:
+    """Return a TIFF of one strip, as the specification lays it out; ``more`` are tags, as in ``t266=2``."""
+    tags = {256: width, 257: height, 258: bits, 259: compression, 262: 1, 273: 8, 277: 1, 278: height, 279: len(data)}
+    tags |= {int(name[1:]): value for name, value in more.items()}
+    entries = b"".join(struct.pack("<HHII", number, 4, 1, value) for number, value in sorted(tags.items()))
+    return struct.pack("<2sHI", b"II", 42, 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def test_bits_that_are_filled_from_the_lowest_are_reversed() -> None:
+    files = Files({ROOT: plain_tiff(bytes([0b10110000, 0b00000001]), 8, 2, 1, t266=2)})
+    found = files.read(files.open(), "0/0.0")
+    assert found == bytes([0, 0, 0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0])
+
+
+def test_pages_of_several_sizes_have_dimensions_of_their_own(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    path = tmp_path / "pages.tif"
+    with tifffile.TiffWriter(path) as writer:
+        for shape in ((30, 20), (30, 20), (15, 10), (30, 10)):
+            writer.write(RNG.integers(0, 9, shape, "u2"), compression="zlib", metadata=None)
+    check_pages(path)
+    ds = xr.open_dataset(path, engine="refshard", mask_and_scale=False)
+    assert {name: variable.dims for name, variable in ds.data_vars.items()} == {
+        "0": ("y", "x"),
+        "1": ("y", "x"),
+        "2": ("y_2", "x_2"),
+        "3": ("y", "x_3"),
+    }
+    assert set(xr.open_datatree(path, engine="refshard")["/"].data_vars) == set("0123")
+
+
+def test_what_is_not_shown_is_reported_and_the_other_pages_are(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.tif"
+    with tifffile.TiffWriter(path) as writer:
+        writer.write(RGB[..., 0], metadata=None)
+        writer.write(RGB[..., 0], metadata=None)
+    with tifffile.TiffFile(path) as tiff:
+        at = tiff.pages[1].tags["Compression"].valueoffset
+    data = bytearray(path.read_bytes())
+    data[at : at + 2] = struct.pack("<H", 34713)
+    path.write_bytes(data)
+    fs = RefShardFileSystem(str(path), skip_instance_cache=True)
+    np.testing.assert_array_equal(array(path, "0")[...], RGB[..., 0])
+    assert not fs.exists("1")
+    keyspace = Files({ROOT: bytes(data)}).open()
+    assert keyspace.reports == {"1": "its Compression is 34713, for which there is no decoder here"}
+    with pytest.raises(ManifestError, match="nothing in it can be shown. image 0: its Compression is 6"):
+        Files({ROOT: plain_tiff(b"1", 1, 1, 8, 6)}).open()
+
+
+def test_a_strip_that_holds_a_whole_image_and_many_small_ones_become_pieces(tmp_path: Path) -> None:
+    values = RNG.integers(0, 255, (2100, 4000), "u1")
+    for rows in (1, 2100):
+        path = tmp_path / f"{rows}.tif"
+        tifffile.imwrite(path, values, rowsperstrip=rows)
+        found = array(path, "0")
+        assert 1 << 20 < np.prod(found.chunks) <= 4 << 20
+        np.testing.assert_array_equal(found[...], values)
+
+
+# ------------------------------------------------------------------------------ pyramids, OME-TIFF
+
+
+def test_a_pyramid_is_a_multiscale_group(tmp_path: Path) -> None:
+    path = tmp_path / "pyramid.tif"
+    levels = [RGB[..., 0][:: 1 << n, :: 1 << n] for n in range(3)]
+    with tifffile.TiffWriter(path) as writer:
+        writer.write(levels[0], subifds=2, tile=(16, 16), compression="zlib", metadata=None)
+        for level in levels[1:]:
+            writer.write(level, subfiletype=1, tile=(16, 16), compression="zlib")
+    for number, level in enumerate(levels):
+        np.testing.assert_array_equal(array(path, str(number))[...], level)
+    fs = RefShardFileSystem(str(path), skip_instance_cache=True)
+    (described,) = json.loads(fs.cat(".zattrs"))["multiscales"]
+    assert [level["path"] for level in described["datasets"]] == ["0", "1", "2"]
+    scales = [level["coordinateTransformations"][0]["scale"] for level in described["datasets"]]
+    assert scales[:2] == [[1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
+def test_an_ome_tiff_has_the_axes_that_its_xml_tells(tmp_path: Path, compression: str | None) -> None:
+    path = tmp_path / "a.ome.tif"
+    values = RNG.integers(0, 999, (3, 2, 4, 33, 21), "u2")
+    with tifffile.TiffWriter(path, ome=True) as writer:
+        writer.write(values, metadata={"axes": "TCZYX"}, subifds=1, tile=(16, 16), compression=compression)
+        writer.write(values[..., ::2, ::2], subfiletype=1, tile=(16, 16), compression=compression)
+    for zarr_format in ZARR_FORMATS:
+        np.testing.assert_array_equal(array(path, "0", zarr_format=zarr_format)[...], values)
+        np.testing.assert_array_equal(array(path, "1", zarr_format=zarr_format)[...], values[..., ::2, ::2])
+    assert metadata(path, "0")[1]["_ARRAY_DIMENSIONS"] == ["t", "c", "z", "y", "x"]
+    assert metadata(path, "1")[1]["_ARRAY_DIMENSIONS"] == ["t", "c", "z", "y_1", "x_1"]
+
+
+def test_images_of_an_ome_tiff_are_groups(tmp_path: Path) -> None:
+    path = tmp_path / "a.ome.tif"
+    images = [RNG.integers(0, 9, shape, "u1") for shape in ((4, 20, 30), (2, 10, 12))]
+    with tifffile.TiffWriter(path, ome=True) as writer:
+        writer.write(images[0], metadata={"axes": "CYX"}, photometric="minisblack")
+        writer.write(images[1], metadata={"axes": "ZYX"}, photometric="minisblack")
+    for number, values in enumerate(images):
+        np.testing.assert_array_equal(array(path, f"{number}/0")[...], values)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('<OME><Image><Pixels DimensionOrder="XYZCT" SizeT="99999999"/></Image></OME>', "images of 99999999 planes"),
+        ('<OME><Image><Pixels DimensionOrder="ZYXCT"/></Image></OME>', "DimensionOrder is 'ZYXCT'"),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><OME>&a;</OME>', "document type"),
+        ("<OME><Image></OME>", "damaged"),
+        ('<OME UUID="a"><Image><Pixels DimensionOrder="XYZCT"><TiffData><UUID FileName="b.tif">b</UUID></TiffData>'
+         "</Pixels></Image></OME>", "lie in another file, 'b.tif'"),
+    ],
+)  # fmt: skip
+def test_pages_are_shown_one_by_one_where_ome_xml_is_not_true(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, RGB, description=text, photometric="rgb", metadata=None)
+    check_pages(path)
+    assert reason in Files.of(path).open().reports["OME-XML"]
+
+
+# ------------------------------------------------------------------------------ GeoTIFF, COG: GDAL is the oracle
+
+
+def write(path: Path, values: Any, **options: Any) -> Path:
+    rasterio = pytest.importorskip("rasterio")
+    from rasterio.transform import from_origin
+
+    planes = values if values.ndim == 3 else values[None]
+    where = {"crs": "EPSG:32633", "transform": from_origin(500000, 4600000, 10, 20)}
+    size = dict(zip(("count", "height", "width"), planes.shape, strict=True))
+    overviews, tags = options.pop("overviews", ()), options.pop("tags", {})
+    scales = options.pop("scales", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with rasterio.open(path, "w", **{"driver": "GTiff", "dtype": planes.dtype, **where, **size, **options}) as ds:
+            ds.write(planes)
+            ds.update_tags(**tags)
+            if scales is not None:
+                ds.scales, ds.offsets = scales
+            if overviews:
+                ds.build_overviews(list(overviews))
+    return path
+
+
+def shown(path: Path, name: str = "0", **options: Any) -> Any:
+    """Return an image as GDAL has it: the bands first."""
+    found = array(path, name, **options)[...]
+    if found.ndim == 2:
+        return found[None]
+    names = metadata(path, name)[1]["_ARRAY_DIMENSIONS"]
+    return np.moveaxis(found, names.index(next(n for n in names if n.startswith("band"))), 0)
+
+
+TILED = {"tiled": True, "blockxsize": 64, "blockysize": 64}
+FLOATS = RNG.normal(size=(150, 200)).astype("f4")
+HOLES = np.where(SMOOTH > 150, np.nan, FLOATS)
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "JPEG of YCbCr": (COLOURS, {"compress": "jpeg", "photometric": "YCBCR", "interleave": "pixel", **TILED}),
+    "JPEG of RGB": (COLOURS, {"compress": "jpeg", "photometric": "RGB", "interleave": "pixel", **TILED}),
+    "JPEG in strips": (COLOURS, {"compress": "jpeg", "photometric": "YCBCR", "interleave": "pixel"}),
+    "JPEG of bands": (COLOURS, {"compress": "jpeg", "interleave": "band", **TILED}),
+    "JPEG of grey": (SMOOTH, {"compress": "jpeg"}),
+    "WebP": (COLOURS, {"compress": "webp", "WEBP_LOSSLESS": "YES", "interleave": "pixel", **TILED}),
+    "LERC": (FLOATS, {"compress": "lerc", **TILED}),
+    "LERC with holes": (HOLES, {"compress": "lerc", "nodata": np.nan, **TILED}),
+    "LERC of bands": (np.stack([HOLES, FLOATS, HOLES]), {"compress": "lerc", "interleave": "pixel", **TILED}),
+    "floats, predicted": (FLOATS, {"compress": "zstd", "predictor": 3, **TILED}),
+    "1 bit": ((SMOOTH > 90).astype("u1"), {"nbits": 1}),
+    "4 bits": (SMOOTH % 16, {"nbits": 4, "compress": "lzw"}),
+    "12 bits": (SMOOTH.astype("u2") * 9, {"nbits": 12}),
+    "big-endian BigTIFF": (COLOURS, {"BIGTIFF": "YES", "ENDIANNESS": "BIG", "compress": "deflate", "predictor": 2}),
+    "complex": (FLOATS.astype("c8"), {"compress": "deflate"}),
+    "tiles never written": (np.zeros((150, 200), "i2"), {"SPARSE_OK": "TRUE", "compress": "deflate", **TILED}),
+    "no data": (np.full((150, 200), 7, "i2"), {"SPARSE_OK": "TRUE", "nodata": 7, **TILED}),
+    "COG": (np.tile(FLOATS, (4, 4)), {"driver": "COG", "compress": "deflate", "predictor": 3, "blocksize": 128}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_zarr_reads_what_gdal_reads(tmp_path: Path, name: str) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    values, options = CASES[name]
+    path = write(tmp_path / "a.tif", values, **options)
+    with rasterio.open(path) as ds:
+        want = ds.read()
+    for zarr_format in ZARR_FORMATS:
+        np.testing.assert_array_equal(shown(path, zarr_format=zarr_format), want)
+
+
+def test_overviews_are_those_of_gdal(tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    path = write(
+        tmp_path / "a.tif", np.tile(COLOURS, (1, 4, 4)), overviews=(2, 4), compress="lzw", predictor=2, **TILED
+    )
+    for level in (1, 2):
+        with rasterio.open(path, overview_level=level - 1) as ds:
+            np.testing.assert_array_equal(shown(path, str(level)), ds.read())
+
+
+@pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of how rasterio multiplies
+def test_rioxarray_finds_crs_transform_scale_and_no_data(tmp_path: Path, zarr_format: int) -> None:
+    xr = pytest.importorskip("xarray")
+    rioxarray = pytest.importorskip("rioxarray")
+    values = SMOOTH.astype("i2")[:40]
+    path = write(
+        tmp_path / "a.tif",
+        values,
+        nodata=7,
+        overviews=(2,),
+        scales=((0.5,), (10.0,)),
+        tags={"AREA": "north", "kind": "x"},
+    )
+    want = rioxarray.open_rasterio(path, mask_and_scale=True).squeeze("band")
+    ds = xr.open_dataset(path, engine="refshard", storage_options={"zarr_format": zarr_format}, decode_coords="all")
+    got = ds["0"]
+    np.testing.assert_allclose(got.values, want.values)
+    np.testing.assert_allclose(got["x"], want["x"])
+    np.testing.assert_allclose(got["y"], want["y"])
+    assert got.rio.crs == want.rio.crs
+    assert got.rio.transform() == want.rio.transform()
+    assert got.rio.encoded_nodata == want.rio.encoded_nodata == 7
+    assert {"AREA": "north", "kind": "x", "AREA_OR_POINT": "Area"}.items() <= got.attrs.items()
+    overview = ds["1"]
+    assert overview.rio.transform() == rioxarray.open_rasterio(path, overview_level=0).rio.transform()
+
+
+def test_pixels_that_are_points_lie_half_a_pixel_further(tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    path = write(tmp_path / "a.tif", SMOOTH, tags={"AREA_OR_POINT": "Point"})
+    with rasterio.open(path) as ds:
+        first = ds.xy(0, 0)
+    assert (array(path, "x")[0], array(path, "y")[0]) == first
+
+
+def test_a_grid_that_is_turned_has_no_coordinates_but_its_transform(tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    turned = rasterio.Affine(9.0, 1.0, 500.0, 2.0, -8.0, 700.0)
+    path = write(tmp_path / "a.tif", SMOOTH, transform=turned)
+    assert "x" not in names_of(path)
+    assert tuple(map(float, metadata(path, "spatial_ref")[1]["GeoTransform"].split())) == turned.to_gdal()
+
+
+# ------------------------------------------------------------------------------ requests
+
+
+def test_an_overview_and_a_window_of_a_cog_cost_a_request_each(tmp_path: Path) -> None:
+    values = np.tile(COLOURS, (1, 14, 10))
+    path = write(tmp_path / "cog.tif", values, driver="COG", compress="deflate", predictor=2, blocksize=256)
+    with RangeServer(directory=tmp_path, latency=0.02) as server:
+        fs = RefShardFileSystem(f"{server.url}/cog.tif", skip_instance_cache=True)
+        fs.ls("")
+        assert rounds(server) <= 3
+        assert sum((r.stop or 0) - (r.start or 0) for r in server.requests() if r.method == "GET") <= 70_000
+        server.clear()
+        grid = Files.of(path).open().grids
+        last = max(int(name) for name in grid if name.isdecimal())
+        fs.cat_file(f"{last}/0.0.0")
+        fs.cat_file("0/3.3.0")
+        assert len(server.requests()) == 2
+        server.clear()
+        fs.cat([f"{last}/0.0.0", "0/4.4.0"])
+        assert rounds(server) == 1
+
+
+def test_pages_at_equal_distances_are_read_many_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "stack.tif"
+    with tifffile.TiffWriter(path) as writer:
+        for _ in range(130):
+            writer.write(np.zeros((150, 200), "u1"), contiguous=False, metadata=None)
+    files = Files.of(path)
+    keyspace = files.open()
+    assert len([name for name in keyspace.grids if name.isdecimal()]) == 130
+    with RangeServer(directory=tmp_path, latency=0.02) as server:
+        RefShardFileSystem(f"{server.url}/stack.tif", skip_instance_cache=True).ls("")
+        assert rounds(server) <= 14
+
+
+# ------------------------------------------------------------------------------ commands, damage
+
+
+def test_commands_take_a_tiff_and_what_they_convert_has_its_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = RNG.integers(0, 999, (70, 50), "u2")
+    for number, options in enumerate([{"compression": "zlib", "rowsperstrip": 16}, {"compression": "lzw"}]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        tifffile.imwrite(folder / "a.tif", values, **options)
+        refs = check_commands(folder / "a.tif", folder, capsys, "0")
+        np.testing.assert_array_equal(array(refs, "0")[...], values)
+        if not number:  # zarr's own codec reads what lies in the file
+            assert sum(isinstance(value, list) for value in json.loads(refs.read_text())["refs"].values()) == 4
+
+
+def seeds(tmp_path: Path) -> list[bytes]:
+    tifffile.imwrite(tmp_path / "a.tif", RGB, tile=(16, 16), compression="lzw", predictor=2, photometric="rgb")
+    tifffile.imwrite(tmp_path / "b.tif", RGB[..., 0], rowsperstrip=16, bigtiff=True, byteorder=">")
+    tifffile.imwrite(
+        tmp_path / "c.ome.tif", RGB[:8].astype("f4"), compression="zlib", predictor=3, photometric="minisblack"
+    )
+    return [path.read_bytes() for path in sorted(tmp_path.glob("*.tif"))]
+
+
+def test_damaged_files_end_in_errors_that_name_them(tmp_path: Path) -> None:
+    for seed, data in enumerate(seeds(tmp_path)):
+        check_damage(data, seed, times=120)
+
+
+def test_damaged_tiles_and_loops_are_named() -> None:
+    data = plain_tiff(b"12345678", 4, 2, t273=8)
+    files = Files({ROOT: data[:8] + data[8:]})
+    assert files.read(files.open(), "0/0.0") == b"12345678"
+    looped = data[:-4] + struct.pack("<I", 16)
+    with pytest.raises(ManifestError, match="chain of IFDs loops at byte 16"):
+        Files({ROOT: looped}).open()
+    with pytest.raises(ManifestError, match="image 0: it ends at byte 1008, beyond"):
+        Files({ROOT: plain_tiff(b"12345678", 4, 2, t273=1000)}).open()
+    beyond = Files({ROOT: plain_tiff(b"12345678", 4, 2, compression=8, t273=1000)})
+    with pytest.raises(ReferenceNotReachable, match="ends at byte 1008"):
+        beyond.read(beyond.open(), "0/0.0")
+    short = Files({ROOT: plain_tiff(b"1234", 4, 2)})
+    with pytest.raises(ValueError, match="give 4 of 8"):
+        short.read(short.open(), "0/0.0")
+    with pytest.raises(ManifestError, match="nothing in it can be shown"):
+        Files({ROOT: plain_tiff(b"1", 1 << 30, 1 << 30)}).open()
+    with pytest.raises(ManifestError, match="it has no IFD"):
+        Files({ROOT: b"II*\0" + bytes(20)}).open()
+
+
+def test_no_more_is_decompressed_than_a_strip_has() -> None:
+    import zlib
+
+    files = Files({ROOT: plain_tiff(zlib.compress(bytes(1 << 20)), 4, 2, 4, 8)})
+    with pytest.raises(ValueError, match="does not end after 4 bytes"):
+        files.read(files.open(), "0/0.0")
+
+
+def test_recipes_are_small_and_survive_pickling() -> None:
+    recipe = Decoded(5, 2, 8, "|u1", (2, 2, 1), 2, False, 1, b"")
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
+    assert hash(recipe) == hash(Decoded(5, 2, 8, "|u1", (2, 2, 1), 2, False, 1, b""))
+
+
+def test_a_tiff_is_read_from_memory(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", RGB, compression="lzw", photometric="rgb")
+    data = (tmp_path / "a.tif").read_bytes()
+    np.testing.assert_array_equal(array(data, "0")[...], RGB)
+    assert OpenOptions().zarr_format == 2

@@ -1,0 +1,74 @@
+"""TIFF files: images whose chunks lie in the file and have their length, or an error of ours."""
+
+from __future__ import annotations
+
+import io
+from contextlib import nullcontext as configured
+
+import numpy as np
+import tifffile
+
+from refshard_fs.core.format import HEAD, OpenOptions, Probe
+from refshard_fs.core.model import Facts
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats.tiff.source import open_
+from tests.sharding.in_memory import ROOT, Files
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (
+    b"II*\0\x08\0\0\0",
+    b"MM\0+\0\x08\0\0",
+    b"\x11\x01\x04\0\x01\0\0\0",
+    b"\x44\x01\x10\0\x01\0\0\0",
+    b"\x4a\x01\x0d\0\x02\0\0\0",
+    b"<OME>",
+    b'SizeZ="9"',
+    b"\xff" * 8,
+    b"\0" * 8,
+)
+_LARGEST = 1 << 20  # bytes of a chunk that is read
+_OME = (
+    '<OME><Image><Pixels DimensionOrder="XYCZT" SizeC="3" SizeZ="1" SizeT="1"><Channel SamplesPerPixel="1"/>'
+    '<TiffData IFD="0" FirstC="0" PlaneCount="3"/></Pixels></Image></OME>'
+)
+
+
+def seeds() -> list[bytes]:
+    values = np.arange(12 * 16 * 3, dtype="u2").reshape(12, 16, 3)
+    found = []
+    for options in (
+        {"compression": "lzw", "predictor": 2, "tile": (16, 16)},
+        {"compression": "packbits", "rowsperstrip": 5, "bigtiff": True},
+        {"byteorder": ">", "rowsperstrip": 5},
+        {"compression": "zstd", "subifds": 1},
+    ):
+        out = io.BytesIO()
+        with tifffile.TiffWriter(
+            out, bigtiff=options.pop("bigtiff", False), byteorder=options.pop("byteorder", "<")
+        ) as w:
+            w.write(values[..., 0], **options)
+            w.write(values[::2, ::2, 0], subfiletype=1)
+        found.append(out.getvalue())
+    out = io.BytesIO()
+    with tifffile.TiffWriter(out) as w:
+        for plane in np.moveaxis(values, -1, 0):
+            w.write(plane, description=_OME, compression="zlib", metadata=None)
+    return [*found, out.getvalue()]
+
+
+def one_input(data: bytes) -> None:
+    files = Files({ROOT: data})
+    try:
+        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
+    except RefShardError:
+        return
+    for path, grid in keys.grids.items():
+        for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():
+            try:
+                entry = files.run(keys.lookup(f"{path}/{grid.tail(number)}"))
+                if entry is not None and (entry.size or 0) <= _LARGEST:
+                    files.bytes(entry)
+            except (RefShardError, ValueError):  # which the engine makes errors of the key
+                pass
