@@ -24,7 +24,10 @@ from tests.sharding.writers import IS_ZARR_2, array
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
 
-pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # of how rasterio multiplies
+]
 
 ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
 RNG = np.random.default_rng(3)
@@ -292,7 +295,6 @@ def test_overviews_are_those_of_gdal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
-@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of how rasterio multiplies
 def test_rioxarray_finds_crs_transform_scale_and_no_data(tmp_path: Path, zarr_format: int) -> None:
     xr = pytest.importorskip("xarray")
     rioxarray = pytest.importorskip("rioxarray")
