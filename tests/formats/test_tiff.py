@@ -280,8 +280,9 @@ def test_zarr_reads_what_gdal_reads(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "a.tif", values, **options)
     with rasterio.open(path) as ds:
         want = ds.read()
+    most = 3 if "JPEG" in name else 0  # two versions of libjpeg differ in how they smooth colours
     for zarr_format in ZARR_FORMATS:
-        np.testing.assert_array_equal(shown(path, zarr_format=zarr_format), want)
+        np.testing.assert_allclose(shown(path, zarr_format=zarr_format).astype(want.dtype.kind + "8"), want, 0, most)
 
 
 def test_overviews_are_those_of_gdal(tmp_path: Path) -> None:
@@ -295,30 +296,25 @@ def test_overviews_are_those_of_gdal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
-def test_rioxarray_finds_crs_transform_scale_and_no_data(tmp_path: Path, zarr_format: int) -> None:
+def test_attributes_are_those_that_rioxarray_looks_for(tmp_path: Path, zarr_format: int) -> None:
     xr = pytest.importorskip("xarray")
-    rioxarray = pytest.importorskip("rioxarray")
+    rasterio = pytest.importorskip("rasterio")
     values = SMOOTH.astype("i2")[:40]
-    path = write(
-        tmp_path / "a.tif",
-        values,
-        nodata=7,
-        overviews=(2,),
-        scales=((0.5,), (10.0,)),
-        tags={"AREA": "north", "kind": "x"},
-    )
-    want = rioxarray.open_rasterio(path, mask_and_scale=True).squeeze("band")
-    ds = xr.open_dataset(path, engine="refshard", storage_options={"zarr_format": zarr_format}, decode_coords="all")
-    got = ds["0"]
-    np.testing.assert_allclose(got.values, want.values)
-    np.testing.assert_allclose(got["x"], want["x"])
-    np.testing.assert_allclose(got["y"], want["y"])
-    assert got.rio.crs == want.rio.crs
-    assert got.rio.transform() == want.rio.transform()
-    assert got.rio.encoded_nodata == want.rio.encoded_nodata == 7
-    assert {"AREA": "north", "kind": "x", "AREA_OR_POINT": "Area"}.items() <= got.attrs.items()
-    overview = ds["1"]
-    assert overview.rio.transform() == rioxarray.open_rasterio(path, overview_level=0).rio.transform()
+    options = {"nodata": 7, "overviews": (2,), "scales": ((0.5,), (10.0,)), "tags": {"AREA": "north", "kind": "x"}}
+    path = write(tmp_path / "a.tif", values, **options)
+    ds = xr.open_dataset(path, engine="refshard", storage_options={"zarr_format": zarr_format})
+    with rasterio.open(path) as want, rasterio.open(path, overview_level=0) as half:
+        for image, name, where, oracle in (("0", "", "spatial_ref", want), ("1", "_1", "spatial_ref_1", half)):
+            got = ds[image]
+            rows, columns = np.arange(oracle.height), np.arange(oracle.width)
+            np.testing.assert_allclose(got["y" + name], oracle.xy(rows, np.zeros_like(rows))[1])
+            np.testing.assert_allclose(got["x" + name], oracle.xy(np.zeros_like(columns), columns)[0])
+            assert got.attrs["grid_mapping"] == where
+            assert tuple(map(float, got[where].attrs["GeoTransform"].split())) == oracle.transform.to_gdal()
+            assert rasterio.crs.CRS.from_user_input(got[where].attrs["crs_wkt"]) == oracle.crs
+        np.testing.assert_array_equal(ds["0"].values, np.where(values == 7, np.nan, values * 0.5 + 10))
+    assert ds["0"].encoding["_FillValue"] == 7
+    assert {"AREA": "north", "kind": "x", "AREA_OR_POINT": "Area"}.items() <= ds["0"].attrs.items()
 
 
 def test_pixels_that_are_points_lie_half_a_pixel_further(tmp_path: Path) -> None:
