@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.security.policy import LOCAL, climbs, links, longest_prefix, protocol_of
+from refshard_fs.security.policy import ARCHIVES, LOCAL, climbs, links, longest_prefix, protocol_of
 
 WEB = frozenset(["http", "https"])
 # Protocols of object stores, and the options that open them without credentials.
@@ -35,8 +35,10 @@ ANONYMOUS: dict[str, dict[str, object]] = {
     "http": {},
     "https": {},
 }
+OBJECT_STORES = ANONYMOUS.keys() - WEB
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 _DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
+_PARENT = re.compile(r"(?:\.|%2e){2}", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all that is reachable from everywhere, but for what follows
 _TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: what follows is of version 4
@@ -81,7 +83,8 @@ def canonical(url: str) -> str:
     rest = url.partition("://")[2]
     authority, slash, path = rest.partition("/")
     plain = re.split(r"[?#]", path, maxsplit=1)[0] if protocol in WEB else path
-    if any(_DOTS.fullmatch(segment) for segment in plain.split("/")):
+    dots = _PARENT if protocol in OBJECT_STORES else _DOTS  # a store takes '.' for a name like any other
+    if any(dots.fullmatch(segment) for segment in plain.split("/")):
         raise ValueError("it has a segment '.' or '..'")
     if protocol not in WEB:
         if "@" in authority and protocol in ANONYMOUS and not protocol.startswith("ab"):
@@ -204,6 +207,11 @@ class Admission(msgspec.Struct, frozen=True):
             return url, Access.OWN
         if self.source is not None and self._is_source(url):
             return url, Access.OWN
+        if cache := self._cache_before(url):
+            inner = msgspec.structs.replace(self, source=(self.source or "")[len(cache) :])
+            admitted, access = inner.admit(url[len(cache) :])
+            if access is Access.OWN:
+                return cache + admitted, access
         try:
             if self.allow is None and (beside := self._with_own_login(url)) is not None:
                 return beside, Access.OWN
@@ -236,6 +244,12 @@ class Admission(msgspec.Struct, frozen=True):
             return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
         below = source.rstrip("/") + "/"
         return url == source or (url.startswith(below) and not climbs(url))
+
+    def _cache_before(self, url: str) -> str:
+        """Return the cache (``simplecache::``) that stands before the source, if ``url`` has it too; else nothing."""
+        cache, mark, _ = (self.source or "").partition("::")
+        is_cache = mark and "://" not in cache and cache not in ARCHIVES
+        return cache + mark if is_cache and url.startswith(cache + mark) else ""
 
     def _with_own_login(self, url: str) -> str | None:
         """Return ``url``, canonical, where it has the name and password that the user gave for the source's server."""

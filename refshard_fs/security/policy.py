@@ -63,7 +63,9 @@ def relative_to(base: str, path: str) -> str:
     if not sep:
         protocol, rest = "", head
     root, slash, folder = rest.partition("/")
-    joined = posixpath.normpath(posixpath.join("/" + folder, path)).lstrip("/")
+    joined = posixpath.join("/" + folder, path.removeprefix("./")).lstrip("/")
+    if protocol in ("", "http", "https", *LOCAL) or ".." in path.split("/"):  # elsewhere '.' and '' are names
+        joined = posixpath.normpath("/" + joined).lstrip("/")
     return f"{protocol}{sep}{root}{slash or '/'}{joined}"
 
 
@@ -78,7 +80,8 @@ def resolve(url: str, base: str | None, protocol: str | None) -> str:
         return url
     if protocol is not None and protocol not in LOCAL:
         return f"{protocol}://{url}"
-    if is_absolute(url) or base is None:
+    is_home = url.startswith("~") and base is not None and protocol_of(base) in (None, *LOCAL)
+    if base is None or is_home or (is_absolute(url) and not url.startswith("~")):
         return url
     return relative_to(base, url)
 
@@ -120,6 +123,12 @@ def server_of(url: str) -> str:
     if not separator or len(links(url)) > 1:
         return url
     return protocol + separator + re.split(r"[/?#]", rest, maxsplit=1)[0]
+
+
+def place_of(url: str) -> str | None:
+    """Return the bucket or host that ``url`` (of a chain, its last link) is in, as a prefix; None of local files."""
+    last = links(url)[-1]
+    return None if protocol_of(last) in (None, "data", "memory", *LOCAL) else server_of(last) + "/"
 
 
 def directory_of(url: str | PurePath) -> str:

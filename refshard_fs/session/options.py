@@ -21,7 +21,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.security.admission import Admission
-from refshard_fs.security.policy import LOCAL, longest_prefix, protocol_of
+from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, shared
 from refshard_fs.targets import PoolOptions
@@ -97,7 +97,11 @@ def route(
             allow = [*allow, data_url + "/"]
     if source is not None:
         if source_options is not None:
-            by_prefix[source] = {k: v for k, v in source_options.items() if k not in _OF_THE_SOURCE}
+            own = {k: v for k, v in source_options.items() if k not in _OF_THE_SOURCE}
+            by_prefix[source] = own
+            place = place_of(source)
+            if place is not None and not remote_options and protocol_of(place) not in by_protocol:
+                by_prefix.setdefault(place, own if "::" not in source else own.get(protocol_of(place) or "", {}))
         elif fs is not None and longest_prefix(by_prefix, source) is None:
             by_prefix[source] = {}  # fs= serves the references, not the manifest
     bare = by_protocol.get(None)

@@ -57,7 +57,7 @@ class _Threads:
         """Return what is to be held while ``fs`` serves ``path``."""
         while isinstance(fs, DirFileSystem):
             fs = fs.fs
-        per_file = _ONE_PER_FILE in _protocols(fs)
+        per_file = _ONE_PER_FILE in protocols_of(fs)
         if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _bears_one(below):
             fs, per_file = below, False
         if not per_file and not _bears_one(fs):
@@ -69,13 +69,14 @@ class _Threads:
         return locks[hash(path) % len(locks)]
 
 
-def _protocols(fs: AbstractFileSystem) -> tuple[str, ...]:
+def protocols_of(fs: AbstractFileSystem) -> tuple[str, ...]:
+    """Return the protocols that ``fs`` is for."""
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def _bears_one(fs: AbstractFileSystem) -> bool:
     """Whether ``fs`` bears one caller only."""
-    return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(_protocols(fs))
+    return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(protocols_of(fs))
 
 
 _threads = _Threads()
@@ -140,6 +141,8 @@ class FsspecTarget(Target):
                 data = data[start:stop]
         if stop is None:
             check_size(len(data), most)
+            if facts is not None and facts.size != len(data):  # as a listing of earlier told, maybe
+                facts = await self.current_facts(path)
         return _answer(data, facts)
 
     async def _at_most(self, path: str, most: int) -> bytes:
@@ -159,7 +162,7 @@ class FsspecTarget(Target):
         size, copied = info.get("size"), await self._copied_size(path)
         if copied is not None and copied != size:
             return Facts(copied)  # of a version that nothing is known of
-        return Facts(size, *_version_in(info))
+        return Facts(size, *version_in(info))
 
     async def _copied_size(self, path: str) -> int | None:
         """Return the size of the copy that fsspec's ``simplecache`` reads instead of the object; None without one."""
@@ -212,7 +215,7 @@ class FsspecTarget(Target):
             if is_directory:
                 out.append(Listed(name, None, True))
             else:
-                out.append(Listed(name, row.get("size"), False, *_version_in(row)))
+                out.append(Listed(name, row.get("size"), False, *version_in(row)))
         return tuple(sorted(out, key=lambda listed: listed.name))
 
     async def close(self) -> None:
@@ -257,10 +260,16 @@ def _in_pieces(fs: AbstractFileSystem, turn: contextlib.AbstractContextManager[o
     return b"".join(parts)
 
 
-def _version_in(info: dict[str, Any]) -> tuple[str | None, str | None]:
+_ETAGS = ("ETag", "etag", "e_tag", "md5")
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify", "updated", "created")
+
+
+def version_in(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return ETag and time of the last change, by the names that filesystems give them."""
-    etag = info.get("ETag") or info.get("etag") or info.get("e_tag") or info.get("md5")
-    modified = info.get("LastModified") or info.get("last_modified") or info.get("mtime") or info.get("created")
+    etag = next((info[name] for name in _ETAGS if info.get(name)), None)
+    modified = next((info[name] for name in _TIMES if info.get(name)), None)
+    if modified is not None and "unique" in info:  # FTP tells seconds, and which file has the name
+        modified = f"{modified} of {info['unique']}"
     return None if etag is None else str(etag), None if modified is None else str(modified)
 
 

@@ -29,6 +29,11 @@ from refshard_fs.targets.failures import Unreadable
 _DRAFT = re.compile(r"\.[0-9a-f]{32}\.tmp$")
 
 
+def draft_of(path: str) -> str:
+    """Return a name beside ``path`` for what is to take its place."""
+    return f"{path}.{uuid.uuid4().hex}.tmp"
+
+
 def is_draft(path: str) -> bool:
     """Whether ``path`` is a file that has not taken its place: of a writer who is at it, or who was killed."""
     return path.endswith(".tmp") and _DRAFT.search(path) is not None
@@ -42,7 +47,7 @@ def replacing(path: str, *, check: Callable[[], object] | None = None, durable: 
     are on the disk before and after that.
     """
     path = os.path.realpath(path)  # of a symbolic link, what it leads to is replaced
-    draft = f"{path}.{uuid.uuid4().hex}.tmp"
+    draft = draft_of(path)
     try:
         with open(draft, "xb") as file:
             yield file

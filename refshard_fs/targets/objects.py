@@ -31,7 +31,8 @@ from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError, SourceNotReachable
 from refshard_fs.security.policy import locator
-from refshard_fs.targets.local import facts_of, in_memory, is_draft, locked, replacing, sync_file
+from refshard_fs.targets.generic import protocols_of, version_in
+from refshard_fs.targets.local import draft_of, facts_of, in_memory, is_draft, locked, replacing, sync_file
 from refshard_fs.targets.pool import IMMEDIATE, Given
 from refshard_fs.targets.s3 import as_os_error, is_s3fs, os_errors
 
@@ -142,6 +143,7 @@ def _mapped(file: IO[bytes]) -> Buffer:
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+_RENAME_OVER: Final = frozenset(["ftp", "sftp", "ssh"])  # have directories, and rename a file over another
 SYNCED_ONE_BY_ONE: Final = 64  # files; to sync more of them takes longer than to sync the whole system
 _BOUND: Final = ("asynchronous", "loop", "skip_instance_cache")  # what ties an instance to an event loop
 
@@ -339,16 +341,37 @@ class Objects:
                 return _facts(fs, path)
             case fs if is_s3fs(fs):
                 return self._put_s3(name, path, parts, condition)
-        self.check(name, condition)
+        if not _RENAME_OVER.isdisjoint(protocols_of(self.fs)):
+            with self._draft_of(path) as draft:
+                self._send(draft, parts)
+                self.check(name, condition)
+                self.fs.mv(draft, path)
+        else:
+            self.check(name, condition)
+            self._send(path, parts)
+        return None
+
+    @contextlib.contextmanager
+    def _draft_of(self, path: str) -> Iterator[str]:
+        """Give the name of a file that is to take the place of ``path``; it is removed where that fails."""
+        fs, draft = self.fs, draft_of(path)
+        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        try:
+            yield draft
+        except BaseException:
+            with contextlib.suppress(Exception):  # the error that matters is the first
+                fs.rm_file(draft)
+            raise
+
+    def _send(self, path: str, parts: Sequence[Buffer]) -> None:
         if sum(map(len, parts)) <= LARGE:
             self.fs.pipe_file(path, b"".join(parts))
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                draft = os.path.join(folder, "object")
-                with open(draft, "wb") as file:
-                    file.writelines(parts)
-                self.fs.put_file(draft, path)
-        return None
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            whole = os.path.join(folder, "object")
+            with open(whole, "wb") as file:
+                file.writelines(parts)
+            self.fs.put_file(whole, path)
 
     def make_durable(self, urls: Iterable[str]) -> None:
         """Return when the objects at ``urls``, which were put before, are on the disk, if they are local."""
@@ -490,10 +513,7 @@ def _facts(fs: Any, path: str) -> Facts | None:
 
 def _told(info: Mapping[str, Any]) -> Facts:
     """Return what fsspec's description of an object tells of its version."""
-    etag = next((info[name] for name in ("ETag", "etag", "e_tag", "md5") if info.get(name)), None)
-    times = ("LastModified", "last_modified", "mtime", "modified", "modify", "created")
-    when = next((info[name] for name in times if info.get(name)), None)
-    return Facts(info.get("size"), None if etag is None else str(etag), None if when is None else str(when))
+    return Facts(info.get("size"), *version_in(info))
 
 
 def _is(data: Buffer, parts: Sequence[Buffer]) -> bool:

@@ -68,7 +68,7 @@ def test_the_manifests_own_bucket_is_read_with_the_users_credentials_and_no_othe
         "http://pub.example%2f@127.0.0.1/x", "https:////127.0.0.1/x", "http://localhost.localdomain.localhost/x",
         "https://user:password@other.example/x", "https://pub.example@127.0.0.1/x", "https://pub.example\\@evil/x",
         "https://pub.example/../../x", "https://pub.example/%2e%2e/x", "https://pub.example/a/%2E./x", "s3://data/../x",
-        "s3://AKID:SECRET@data/x", "https://other.example/a b", "https://other.example/\x00", "https:///x", "https://%31/x",
+        "s3://AKID:SECRET@data/x", "https://other.example/a\tb", "https://other.example/\x00", "https:///x", "https://%31/x",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("rule", [REMOTE, BUCKET], ids=["web", "bucket"])

@@ -292,7 +292,7 @@ def test_a_directory_of_a_synchronous_filesystem_is_a_filesystem_for_targets(tmp
 
 def test_options_for_a_protocol_are_for_its_other_names_too() -> None:
     fs = RefShardFileSystem({"k": ["s3a://bucket/x", 0, 1]}, remote_protocol="s3", remote_options={"anon": True})
-    assert fs.fss["s3a"] == fs.fss["s3"] == {"anon": True}
+    assert fs.fss["s3a"].storage_options == fs.fss["s3"].storage_options == {"anon": True}
 
 
 def test_a_source_that_is_not_there_makes_no_key_look_missing(tmp_path: Path, http_server: Any) -> None:
