@@ -38,6 +38,7 @@ def _concat(arguments: Namespace) -> None:
     options = opening_options(arguments, index_cache=False) | {"same": arguments.same}
     with progress("concat") as shown:
         if arguments.dims is None:
+            options |= {"sort": arguments.sort, "overlap": arguments.overlap, "on_error": arguments.on_error}
             made = concat(arguments.sources, arguments.dim, lazy=arguments.lazy, callback=shown, **options)
         elif arguments.lazy:
             raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
@@ -62,8 +63,11 @@ def _grid(sources: list[Any], dims: list[str], text: str | None) -> list[Any]:
 
 def _append(arguments: Namespace) -> None:
     options = opening_options(arguments)
+    options |= {"same": arguments.same, "on_duplicate": arguments.on_duplicate, "any_order": arguments.any_order}
     with progress("append") as shown:
-        append(arguments.target, arguments.source, arguments.dim, same=arguments.same, callback=shown, **options)
+        added = append(arguments.target, arguments.source, arguments.dim, callback=shown, **options)
+    what = f"{arguments.dim}: {added:+,}" if added else "nothing new, left as it is"
+    print(f"{arguments.target}: {what}")
 
 
 def _snapshot(arguments: Namespace) -> None:
@@ -77,6 +81,9 @@ def _snapshot(arguments: Namespace) -> None:
 _WHERE = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, all else parquet"
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
 _MANY: Any = {"action": "append", "default": []}
+_OVERLAP: Any = {"choices": ["error", "first", "last"], "default": "error"}
+_ON_ERROR: Any = {"choices": ["raise", "skip"], "default": "raise"}
+_ON_DUPLICATE: Any = {"choices": ["error", "skip", "replace"], "default": "error"}
 _CONVERT = [
     _DESTINATION,
     argument("--format", "default: by the name of DESTINATION", choices=["parquet", "json", "chunk-manifest"]),
@@ -96,10 +103,15 @@ _CONCAT = [
     argument("--counts", "with --dims: how many sets there are along each", "N,N..."),
     argument("--same", "a variable of the first set", "PATH", **_MANY),
     argument("--lazy", "write a document that names the sets, a line for each"),
+    argument("--sort", "order the sets by their first value along the dimension"),
+    argument("--overlap", "whose values are taken that several sets have (%(default)s)", **_OVERLAP),
+    argument("--on-error", "whether sets that cannot be opened are left out (%(default)s)", **_ON_ERROR),
 ]
 _APPEND = [
     argument("--dim", "the dimension", "NAME", required=True),
     argument("--same", "a variable of TARGET", "PATH", **_MANY),
+    argument("--on-duplicate", "what is done with values that TARGET has already (%(default)s)", **_ON_DUPLICATE),
+    argument("--any-order", "append also what is not behind the last value"),
 ]
 _SNAPSHOT = [
     argument("destination", "path or fsspec URL of a JSON set", "DESTINATION"),

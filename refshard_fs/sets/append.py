@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Row
+from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError, NoSuchSource
+from refshard_fs.formats.virtual_concat.document import ConcatDocument
 from refshard_fs.formats.virtual_concat.keyspace import ConcatKeySpace
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
@@ -24,8 +28,9 @@ from refshard_fs.references.values import decode
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
+from refshard_fs.sets.arranging import Overlap, arrange, check_order, coordinate_values, shown_value, trimmed
 from refshard_fs.sets.compatibility import with_digests
-from refshard_fs.sets.concat import concat_document, relative_urls, url_of_set
+from refshard_fs.sets.concat import concat_document, length_along, relative_urls, url_of_set
 from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.sources import read_sets, with_coordinates
@@ -39,14 +44,21 @@ def append(
     dim: str,
     *,
     same: Iterable[str] = (),
+    on_duplicate: OnDuplicate = "error",
+    any_order: bool = False,
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
-) -> None:
+) -> int:
     """Let the set at ``target`` go on along ``dim`` with the set ``fo``, as if both had been given to `concat`.
 
     ``target`` is the URL of a JSON or parquet set, of a hierarchy with chunk manifests, or of a document that `concat`
     made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``options`` are further arguments of
     `RefShardFileSystem` for both. The set does not change until it has all of the new one, whatever happens.
+
+    It is safe to repeat: values of the coordinate ``dim`` that the set has already are an error; with
+    ``on_duplicate="skip"`` what is new is appended, and ``"replace"`` takes the new set's elements instead of the last
+    ones of the old set. A set that is in order stays so, unless ``any_order`` allows otherwise. Returns how many
+    elements the set has more; 0 means that it was left as it is.
 
     Raises SourceNotReachable if there is no set yet, ManifestError where the two do not fit, ConflictError if somebody
     else wrote the target meanwhile, and ReadOnlyError where it cannot be written: then nothing is changed.
@@ -67,16 +79,21 @@ def append(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
     base = fs._writing("append").base()
+    how = _How(on_duplicate, any_order)
     match beneath(base.keyspace):
         case ConcatKeySpace() as joined:
-            _append_line(fs, base, joined, fo, dim, frozenset(same), options)
+            added = _append_line(fs, base, joined, fo, dim, frozenset(same), options, how)
             callback.set_size(1)
             callback.relative_update(1)
-            return
+            return added
         case keyspace:
             holds_pins = isinstance(keyspace, FlatKeySpace)
     try:
-        edits = dict(_edits(fs, str(url), fo, dim, frozenset(same), options, holds_pins=holds_pins))
+        whole = _Joined.of(fs, str(url), fo, dim, frozenset(same), options, how, holds_pins=holds_pins)
+        if whole is None:
+            fs.discard()
+            return 0
+        edits = dict(whole.edits())
         callback.set_size(len(edits))
         for key, edit in edits.items():
             fs._writing("append").edit(key, edit)
@@ -85,56 +102,116 @@ def append(
     except BaseException:
         fs.discard()
         raise
+    return whole.added
 
 
-def _edits(
-    fs: RefShardFileSystem,
-    url: str,
-    fo: Any,
-    dim: str,
-    same: frozenset[str],
-    options: Mapping[str, Any],
-    *,
-    holds_pins: bool,
-) -> Iterator[tuple[str, Edit]]:
-    """Yield what the set of ``fs``, at ``url``, is to have or to lose, by key."""
-    before = fs._collect()
-    if not len(before):
-        raise NoSuchSource(
-            f"there is no set at {url} that could go on: fs.save(url) or concat(...).save(url) writes one"
-        )
-    name = f"the set at {url}"
-    old = with_coordinates(Named(name, before, VariableReader().read(before, name)), fs)
-    (new,) = read_sets([fo], options, _ignore)
-    new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
-    if new.refs.pins is not None and not holds_pins:
-        raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
-    opens = (lambda: fs), (lambda: opened(fo, options))
-    parts = with_digests([old, new], lambda number: opens[number](), [dim], same)
-    whole = concatenate(parts, dim, same).refs
-    for path, table in whole.tables.items():
-        known = before.tables.get(path)
-        if known is not None and path in old.variables and dim in old.variables[path].dims:
-            yield from _removed(path, known, whole, before)
-        part = table.part()
-        chosen = part.ranges.targets >= (0 if known is None else len(before.urls))  # targets of the new set come last
-        for number in part.numbers[chosen].tolist():
-            row = table.row(number)
-            if row is not None:
-                yield join(path, table.grid.tail(number)), _span(whole, row)
-    for key, value in whole.side.items():
-        if key == ".zmetadata" and not holds_pins:
-            continue  # a parquet set has its own
-        if type(value) is Row:
-            if value.target >= len(before.urls):
-                yield key, _span(whole, value)
-        elif not _is_same(before.side.get(key), value):
-            yield key, Inline(decode(value))
+OnDuplicate = Literal["error", "skip", "replace"]  # what is done with values that the set has already
+
+
+class _How(NamedTuple):
+    on_duplicate: OnDuplicate
+    any_order: bool
+
+
+def _fitted(old: Named, new: Named, dim: str, how: _How) -> tuple[Named, Named] | None:
+    """Return what of both sets is joined; None where nothing is new. ManifestError where that is not allowed."""
+    values = coordinate_values([old, new], dim)
+    if values is None:
+        return old, new
+    before, coming = values
+    known = np.isin(coming, before)
+    if known.all() and how.on_duplicate == "skip":
+        return None
+    if known.any():
+        if how.on_duplicate == "error":
+            raise ManifestError(
+                f"{old.name} has {dim} = {shown_value(coming[known][0], old, dim)} already: on_duplicate='skip' "
+                "appends what is new, 'replace' takes the new elements"
+            )
+        overlap: Overlap = "first" if how.on_duplicate == "skip" else "last"
+        kept = arrange([old, new], dim, overlap=overlap) or []
+        parts = [trimmed((old, new)[k.number], dim, k.start, k.stop) for k in kept]
+        bounds = {k.number: k for k in kept}
+        if 0 not in bounds or bounds[0].start != 0 or len(parts) < 2:
+            raise ManifestError(f"{new.name} replaces the beginning of {old.name}, which append cannot: make it anew")
+        old, new = parts
+        before, coming = before[: bounds[0].stop], coming[bounds[1].start : bounds[1].stop]
+    if not how.any_order:
+        check_order(before, coming, new.name, dim)
+    return old, new
+
+
+class _Joined(NamedTuple):
+    """The set at a URL as it is, and as it is to be."""
+
+    before: ReferenceSet
+    whole: ReferenceSet
+    along: frozenset[str]  # paths of the arrays that grow
+    kept: int  # URLs of the set as it is, which come first
+    added: int
+    holds_pins: bool
+
+    @classmethod
+    def of(
+        cls,
+        fs: RefShardFileSystem,
+        url: str,
+        fo: Any,
+        dim: str,
+        same: frozenset[str],
+        options: Mapping[str, Any],
+        how: _How,
+        *,
+        holds_pins: bool,
+    ) -> _Joined | None:
+        """Return what the set of ``fs``, at ``url``, is to be with ``fo``; None where that has nothing new."""
+        before = fs._collect()
+        if not len(before):
+            raise NoSuchSource(
+                f"there is no set at {url} that could go on: fs.save(url) or concat(...).save(url) writes one"
+            )
+        name = f"the set at {url}"
+        old = with_coordinates(Named(name, before, VariableReader().read(before, name)), fs)
+        (new,) = read_sets([fo], options, _ignore)
+        new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
+        if new.refs.pins is not None and not holds_pins:
+            raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
+        fitted = _fitted(old, new, dim, how)
+        if fitted is None:
+            return None
+        opens = (lambda: fs), (lambda: opened(fo, options))
+        parts = with_digests(fitted, lambda number: opens[number](), [dim], same)
+        whole = concatenate(parts, dim, same)
+        along = frozenset(path for path, variable in old.variables.items() if dim in variable.dims)
+        added = length_along(whole, dim) - length_along(old, dim)
+        return cls(before, whole.refs, along, len(before.urls), added, holds_pins)
+
+    def edits(self) -> Iterator[tuple[str, Edit]]:
+        """Yield what the set is to have or to lose, by key."""
+        before, whole = self.before, self.whole
+        for path, table in whole.tables.items():
+            known = before.tables.get(path)
+            if known is not None and path in self.along:
+                yield from _removed(path, known, whole, before)
+            part = table.part()
+            chosen = part.ranges.targets >= (0 if known is None else self.kept)  # targets of the new set come last
+            for number in part.numbers[chosen].tolist():
+                row = table.row(number)
+                if row is not None:
+                    yield join(path, table.grid.tail(number)), _span(whole, row)
+        for key, value in whole.side.items():
+            if key == ".zmetadata" and not self.holds_pins:
+                continue  # a parquet set has its own
+            if type(value) is Row:
+                if value.target >= self.kept:
+                    yield key, _span(whole, value)
+            elif not _is_same(before.side.get(key), value):
+                yield key, Inline(decode(value))
 
 
 def _removed(path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet) -> Iterator[tuple[str, Edit]]:
     """Yield the chunks of an array that are no longer there: those of a coordinate that is now in one."""
-    if len(whole.tables[path]):
+    if len(whole.tables[path]) and whole.tables[path].grid.size >= known.grid.size:
         return  # references go on where they are
     keys = {join(path, known.grid.tail(number)) for number in known.present().tolist()}
     keys |= {key for key in before.side if key.startswith(path + "/") and not zarrmeta.is_metadata(key)}
@@ -165,14 +242,29 @@ def _append_line(
     dim: str,
     same: frozenset[str],
     options: Mapping[str, Any],
-) -> None:
+    how: _How,
+) -> int:
     document = joined.document
     if document.dim != dim:
         raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
     new = url_of_set(fo, options, base.url)
     ends = [document.parts[0], *document.parts[1:][-1:]]
     urls = [*(joined.resolve(part.url) for part in ends), new]
-    found = concat_document(urls, dim, same, options, _ignore)
+    read = read_sets(urls, options, _ignore)
+    values = _values_of(document, read[0])
+    coming = coordinate_values([read[0], read[-1]], dim)
+    if values is not None and coming is not None:
+        known = np.isin(coming[1], values)
+        if known.all() and how.on_duplicate == "skip":
+            return 0
+        if known.any():
+            raise ManifestError(
+                f"{base.url} has {dim} = {shown_value(coming[1][known][0], read[0], dim)} already"
+                + (", and not all of the new set: it cannot be taken in part" if how.on_duplicate != "error" else "")
+            )
+        if not how.any_order:
+            check_order(values, coming[1], new, dim)
+    found = concat_document(urls, read, dim, same, options)
     for part, now in zip(ends, found.parts, strict=False):
         if part.length != now.length:
             raise ManifestError(
@@ -185,6 +277,16 @@ def _append_line(
         )
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(new))
     Document(base.url, fs._session.given(base.url), base.facts).put(document.with_parts([line]).dumps())
+    return line.length
+
+
+def _values_of(document: ConcatDocument, first: Named) -> npt.NDArray[Any] | None:
+    """Return the values of the coordinate that a document holds, of all its parts."""
+    if document.coordinate is None or any(part.values is None for part in document.parts):
+        return None
+    dtype = dtype_of(first.variables[document.coordinate].meta)
+    values = b"".join(part.values or b"" for part in document.parts)
+    return None if dtype is None else np.frombuffer(values, dtype.newbyteorder("<"))
 
 
 def _ignore(count: int) -> None:

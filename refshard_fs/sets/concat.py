@@ -19,10 +19,11 @@ from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
+from refshard_fs.sets.arranging import Overlap, arrange, trimmed
 from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.rebase import MadeSet, made, opened
-from refshard_fs.sets.sources import read_sets
+from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, Variable
 from refshard_fs.targets.document import Sink
 
@@ -67,15 +68,6 @@ def relative_urls(url: str) -> Callable[[str], str]:
     return respell
 
 
-def concat_lazily(
-    sets: Sequence[Any], dim: str, same: frozenset[str], options: Mapping[str, Any], count: Callable[[int], object]
-) -> LazySet:
-    """Return the document that joins the sets at URLs ``sets`` along ``dim``, seen to fit as those of `concat` must."""
-    urls = [url_of_set(fo, options, "lazy=True") for fo in sets]
-    data = concat_document(urls, dim, same, options, count).dumps()
-    return LazySet(data, hashlib.sha256(data).hexdigest())
-
-
 def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
     """Return the URL of the set ``fo``; TypeError where it has none that ``who`` could name."""
     is_path = isinstance(fo, str | os.PathLike)
@@ -86,15 +78,14 @@ def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
 
 
 def concat_document(
-    urls: Sequence[str], dim: str, same: frozenset[str], options: Mapping[str, Any], count: Callable[[int], object]
+    urls: Sequence[str], read: Sequence[Named], dim: str, same: frozenset[str], options: Mapping[str, Any]
 ) -> ConcatDocument:
-    """Return the document that joins the sets at ``urls``, as they are now; ManifestError where they do not fit."""
-    read = read_sets(urls, options, count)
-    parts = with_digests(read, lambda number: opened(urls[number], options), [dim], same)
+    """Return the document that joins the sets at ``urls``, that were ``read``; ManifestError where they do not fit."""
+    parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same)
     refs = concatenate(parts, dim, same).refs
     first = parts[0].variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
-    lengths = [_length(part, axes, dim) for part in parts]
+    lengths = [length_along(part, dim) for part in parts]
     coordinate = next((path for path in axes if first[path].is_coordinate), None)
     data = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))
     if data is None:
@@ -113,47 +104,59 @@ def _values(refs: ReferenceSet, variable: Variable, total: int) -> bytes | None:
     return found if isinstance(found, bytes) else None
 
 
-def _length(part: Named, axes: Mapping[str, int], dim: str) -> int:
-    lengths = {path: part.variables[path].meta.shape[axis] for path, axis in axes.items()}
-    if len(set(lengths.values())) != 1:
-        raise ManifestError(f"{part.name} has variables of several lengths along {dim!r}: {lengths}")
-    return next(iter(lengths.values()))
+def length_along(part: Named, dim: str) -> int:
+    """Return how long a set is along ``dim``; ManifestError where its variables do not agree."""
+    found = {path: v.meta.shape[v.dims.index(dim)] for path, v in part.variables.items() if dim in v.dims}
+    if len(set(found.values())) != 1:
+        raise ManifestError(f"{part.name} has variables of several lengths along {dim!r}: {found}")
+    return next(iter(found.values()))
 
 
 @overload
 def concat(
-    sets: Sequence[Any],
+    sets: str | Sequence[Any],
     dim: str | None = None,
     *,
     dims: Sequence[str | None] | None = None,
     same: Iterable[str] = (),
     lazy: Literal[False] = False,
+    sort: bool = False,
+    overlap: Overlap = "error",
+    on_error: OnError = "raise",
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> MadeSet: ...
 @overload
 def concat(
-    sets: Sequence[Any],
+    sets: str | Sequence[Any],
     dim: str,
     *,
     same: Iterable[str] = (),
     lazy: Literal[True],
+    sort: bool = False,
+    overlap: Overlap = "error",
+    on_error: OnError = "raise",
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> LazySet: ...
 def concat(
-    sets: Sequence[Any],
+    sets: str | Sequence[Any],
     dim: str | None = None,
     *,
     dims: Sequence[str | None] | None = None,
     same: Iterable[str] = (),
     lazy: bool = False,
+    sort: bool = False,
+    overlap: Overlap = "error",
+    on_error: OnError = "raise",
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> MadeSet | LazySet:
     """Return one set of references: arrays along ``dim`` joined in the order of ``sets``, all others merged.
 
-    ``sets`` are what `RefShardFileSystem` takes (``options`` are its further arguments), or such filesystems. With
+    ``sets`` are what `RefShardFileSystem` takes (``options`` are its further arguments), or such filesystems: sets of
+    references, files, hierarchies. A pattern (``"s3://bucket/2024/*.nc"``) stands for all that it matches, in natural
+    order (``day2`` before ``day10``). With
     ``dims=("time", "x")`` they are nested lists, a list for each place along ``time`` of those along ``x``; a dimension
     of None merges. An array is along the dimensions that it names (``_ARRAY_DIMENSIONS``, ``dimension_names``). Types,
     codecs, chunks and the other lengths must be the same, and lengths multiples of the chunks, but in the last set.
@@ -163,6 +166,10 @@ def concat(
     chunk is.
     Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal,
     but for coordinates of CF times: these become numbers of the first set's units where whole numbers stay whole.
+
+    With ``sort`` sets are joined in the order of their first values along ``dim``. A value that two sets have is an
+    error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
+    ``on_error="skip"`` leaves out sets that cannot be opened, with a warning that names each.
 
     With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
     values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
@@ -183,6 +190,8 @@ def concat(
     order = tuple(dims) if dims is not None else (dim,)
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
+    if len(order) == 1:
+        sets = expanded(sets, options)
     found = list(_leaves(sets, len(order)))
     if not found:
         raise ValueError("there are no sets to concatenate")
@@ -190,17 +199,37 @@ def concat(
     callback.set_size(len(leaves))
 
     unchecked = frozenset(same)
+    if lazy and (len(order) != 1 or dim is None):
+        raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
+    if len(order) != 1 and (sort or overlap != "error" or on_error != "raise"):
+        raise TypeError("sort=, overlap= and on_error= are for sets along one dimension, dim=")
     if lazy:
-        if len(order) != 1 or dim is None:
-            raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
-        return concat_lazily(leaves, dim, unchecked, options, callback.relative_update)
-    read = read_sets(leaves, options, callback.relative_update)
-    parts = iter(with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, places))
+        leaves = tuple(url_of_set(fo, options, "lazy=True") for fo in leaves)
+    failed: dict[int, Exception] | None = {} if on_error == "skip" else None
+    read = read_sets(leaves, options, callback.relative_update, failed)
+    leaves = tuple(fo for number, fo in enumerate(leaves) if not failed or number not in failed)
+    skipped(failed or {}, any_left=bool(leaves))
+    if len(order) == 1 and dim is not None:
+        kept = arrange(read, dim, sort=sort, overlap=overlap)
+        if kept is not None:
+            leaves = tuple(leaves[number] for number, _, _ in kept)
+            places = tuple((place,) for place in range(len(kept)))
+            chosen = [trimmed(read[number], dim, start, stop) for number, start, stop in kept]
+            if lazy and any(part.refs is not read[k.number].refs for part, k in zip(chosen, kept, strict=True)):
+                raise ManifestError("lazy=True joins whole sets, and of some a part is taken: leave lazy=True out")
+            read = chosen
+    if lazy:
+        data = concat_document(leaves, read, str(dim), unchecked, options).dumps()
+        return LazySet(data, hashlib.sha256(data).hexdigest())
+    if len(order) == 1:
+        parts = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked)
+        return made((parts[0] if len(parts) == 1 else concatenate(parts, dim, unchecked)).refs)
+    nested = iter(with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, places))
 
-    def joined(nested: Any, depth: int) -> Named:
+    def joined(members: Any, depth: int) -> Named:
         if depth == len(order):
-            return next(parts)
-        found = [joined(member, depth + 1) for member in nested]
+            return next(nested)
+        found = [joined(member, depth + 1) for member in members]
         return found[0] if len(found) == 1 else concatenate(found, order[depth], unchecked)
 
     return made(joined(sets, 0).refs)

@@ -195,25 +195,26 @@ class _Concatenation:
             values = part.values(path)
             if values is None:
                 return None
-            found.append(self._in_first_units(path, part, values))
+            found.append(in_first_units(path, self.sets[0], part, values))
         return np.concatenate(found)
 
-    def _in_first_units(self, path: str, part: Named, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the values of a coordinate of times as numbers of the first set's units."""
-        first, variable = self.sets[0].variables[path], part.variables[path]
-        mine, theirs = first.attributes.get("units"), variable.attributes.get("units")
-        if mine == theirs:
-            return values
-        fills = [v.meta.raw.get("fill_value") for v in (first, variable)]
-        fills += [v.attributes.get(name) for v in (first, variable) for name in ("_FillValue", "missing_value")]
-        try:
-            return in_units_of(values, variable.attributes, first.attributes, fills)
-        except ValueError as e:
-            raise ManifestError(
-                f"{path!r} has the attribute units {mine!r} in {self.sets[0].name}, and {theirs!r} in "
-                f"{part.name}, and cannot be carried over: {e}. Write {path!r} anew in {mine!r} there: its "
-                f"values are the only ones that a set holds itself"
-            ) from e
+
+def in_first_units(path: str, one: Named, part: Named, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the values of a coordinate of ``part``, if of times, as numbers of the units of the set ``one``."""
+    first, variable = one.variables[path], part.variables[path]
+    mine, theirs = first.attributes.get("units"), variable.attributes.get("units")
+    if mine == theirs:
+        return values
+    fills = [v.meta.raw.get("fill_value") for v in (first, variable)]
+    fills += [v.attributes.get(name) for v in (first, variable) for name in ("_FillValue", "missing_value")]
+    try:
+        return in_units_of(values, variable.attributes, first.attributes, fills)
+    except ValueError as e:
+        raise ManifestError(
+            f"{path!r} has the attribute units {mine!r} in {one.name}, and {theirs!r} in {part.name}, and cannot be "
+            f"carried over: {e}. Write {path!r} anew in {mine!r} there: its values are the only ones that a set holds "
+            "itself"
+        ) from e
 
 
 def _renumbered(numbers: Any, count: int, total: int, inner: int, start: int) -> Any:

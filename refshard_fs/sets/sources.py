@@ -6,10 +6,14 @@ are spelled alike one is parsed. All others, and those whose coordinates have to
 
 from __future__ import annotations
 
+import fnmatch
+import os
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -20,8 +24,9 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import place
+from refshard_fs.core.model import Names, Steps
 from refshard_fs.core.strings import Texts
-from refshard_fs.errors import RefShardError
+from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
 from refshard_fs.fs import RefShardFileSystem
@@ -32,6 +37,7 @@ from refshard_fs.references.values import METADATA
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session.collect import respelled
+from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.options import route
 from refshard_fs.sets.rebase import MadeSet, opened
 from refshard_fs.sets.variables import Named, Variable, VariableReader
@@ -182,6 +188,7 @@ def _array(table: ChunkTable, chunks: list[tuple[int, int]]) -> _Array:
     return _Array(table, numbers, slice(int(places[0]), int(places[-1]) + 1) if in_order else places)
 
 
+OnError = Literal["raise", "skip"]  # what is done where a set cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
 DOCUMENTS: Final = 32  # documents that are read at a time
 SMALL: Final = 1 << 18  # bytes of a document: larger ones are parsed as fast as they are compared
@@ -197,9 +204,15 @@ MEANING: Final = frozenset(
 READING: Final = frozenset(["concurrency", "fast_s3", "max_memory", "options", "retries", "timeout"])
 
 
-def read_sets(sets: Sequence[Any], options: Mapping[str, Any], count: Callable[[int], object]) -> list[Named]:
+def read_sets(
+    sets: Sequence[Any],
+    options: Mapping[str, Any],
+    count: Callable[[int], object],
+    failed: dict[int, Exception] | None = None,
+) -> list[Named]:
     """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``count(1)`` is called for each.
 
+    Where ``failed`` is given, sets that cannot be opened or read are left out, and it takes their errors by number.
     TargetNotAllowed where one that is somebody else's points to where it may not.
     """
     variables = VariableReader()
@@ -222,20 +235,110 @@ def read_sets(sets: Sequence[Any], options: Mapping[str, Any], count: Callable[[
                 found[number] = part
                 count(1)
 
-    def read(number: int) -> Named:
-        fs = opened(sets[number], options)
-        refs = fs._collect()
-        fs._session.admit(refs.urls)
-        part = with_coordinates(named(number, refs), fs)
-        count(1)
+    def read(number: int) -> Named | None:
+        try:
+            fs = opened(sets[number], options)
+            refs = fs._collect()
+            fs._session.admit(refs.urls)
+            part = with_coordinates(named(number, refs), fs)
+        except TargetNotAllowed:
+            raise
+        except (RefShardError, FileNotFoundError) as e:
+            if failed is None:
+                raise
+            failed[number] = e
+            return None
+        finally:
+            count(1)
         return part
 
     # Threads wait for the network; local sets take the interpreter, which runs one thread at a time.
     left = [number for number in range(len(sets)) if number not in found]
     remote = any(isinstance(sets[number], str) and not _is_local(sets[number]) for number in left)
     with ThreadPoolExecutor(TOGETHER if remote else 1) as pool:
-        found.update(zip(left, pool.map(read, left), strict=True))
-    return [found[number] for number in range(len(sets))]
+        found.update((number, part) for number, part in zip(left, pool.map(read, left), strict=True) if part)
+    return [found[number] for number in sorted(found)]
+
+
+def skipped(failed: Mapping[int, Exception], *, any_left: bool) -> None:
+    """Warn of each set that was left out; raise the first error where no other set is left."""
+    for number, error in sorted(failed.items()):
+        if not any_left:
+            raise error
+        warnings.warn(f"set {number} is left out: {error}", UserWarning, stacklevel=3)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Patterns: the sources that they match, in natural order.
+
+
+WEB: Final = ("http", "https")  # whose URLs have a query after a question mark
+_DIGITS: Final = re.compile(r"(\d+)")
+
+
+def expanded(sets: Any, options: Mapping[str, Any]) -> list[Any]:
+    """Return ``sets``, a source or a list of them, with all that patterns (``*`` and ``?``) match.
+
+    ManifestError where one matches nothing, or lies where nothing can be listed.
+    """
+    if isinstance(sets, str | os.PathLike):
+        sets = [os.fspath(sets)]
+    if isinstance(sets, bytes | Mapping) or not isinstance(sets, Sequence):
+        return cast("list[Any]", sets)  # who takes them says what is wrong
+    found: list[Any] = []
+    for fo in sets:
+        if isinstance(fo, str) and "::" not in fo and ("*" in fo or ("?" in fo and protocol_of(fo) not in WEB)):
+            found += _matches(fo, options)
+        else:
+            found.append(fo)
+    return found
+
+
+def natural(text: str) -> list[Any]:
+    """Return the key by which texts with numbers in them sort: ``day2`` before ``day10``."""
+    return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(text))]
+
+
+def _matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
+    url = source_of(pattern, options.get("target_protocol"), None, True)
+    fs = _reader({"0": str(url)}, options)
+    found = sorted(fs._session.run("", lambda: _walk(str(url))), key=natural)
+    if not found:
+        raise ManifestError(f"{pattern!r} matches nothing")
+    return found
+
+
+def _walk(url: str) -> Steps[list[str]]:
+    """Return all URLs that a pattern matches, level by level: the directories of one are listed together."""
+    scheme, colons, path = url.rpartition("://")
+    first, *steps = path.split("/")
+    known = [f"{scheme}{colons}{first}"]
+    for depth, step in enumerate(steps):
+        if "*" not in step and "?" not in step:
+            known = [f"{place}/{step}" for place in known]
+            continue
+        matches = re.compile(fnmatch.translate(step)).match
+        listings = yield tuple(Names(folder or "/") for folder in known)
+        is_last = depth == len(steps) - 1
+        below: list[str] = []
+        for folder, names in zip(known, listings, strict=True):
+            if names is None:
+                raise ManifestError(
+                    f"{folder} cannot be listed, so no pattern can be matched there: give a list of URLs"
+                )
+            below += [f"{folder}/{n.name}" for n in names if matches(n.name) and (is_last or n.is_directory)]
+        known = below
+    return known
+
+
+def _reader(urls: Mapping[str, str], options: Mapping[str, Any]) -> RefShardFileSystem:
+    """Return a filesystem of the objects ``urls`` by key, read with the options that the user gave for them."""
+    passed = {name: value for name, value in options.items() if name in READING}
+    credentials = options.get("ref_storage_args", options.get("target_options"))
+    if credentials is not None:
+        passed["fs"] = {protocol_of(url) or "file": dict(credentials) for url in urls.values()}
+        passed.pop("options", None)
+    return opened({key: [url] for key, url in urls.items()}, passed)
 
 
 def _is_local(url: str) -> bool:
@@ -266,12 +369,7 @@ def _documents(sets: Sequence[Any], options: Mapping[str, Any]) -> Iterator[tupl
                 yield number, fo
     if not named:
         return
-    passed = {name: value for name, value in options.items() if name in READING}
-    credentials = options.get("ref_storage_args", options.get("target_options"))
-    if credentials is not None:
-        passed["fs"] = {protocol_of(sets[number]) or "file": dict(credentials) for number in named}
-        passed.pop("options", None)
-    reader = opened({str(number): [sets[number]] for number in named}, passed)
+    reader = _reader({str(number): sets[number] for number in named}, options)
     for first in range(0, len(named), DOCUMENTS):
         keys = list(map(str, named[first : first + DOCUMENTS]))
         for key, data in reader.cat(keys, on_error="return").items():

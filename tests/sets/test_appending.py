@@ -16,7 +16,6 @@ import refshard_fs
 from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, SourceNotReachable, TargetChanged
 from refshard_fs.cli import main
 from refshard_fs.sets import append as appending
-from refshard_fs.sets import concat as lazy
 from tests.servers.s3 import SeaweedServer
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
 from tests.sets.test_lazy import archives
@@ -119,15 +118,14 @@ def test_a_set_that_ends_within_a_chunk_cannot_go_on(tmp_path: Path) -> None:
 def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = target(tmp_path, kind, [day(0, 2)])
     paths = [written(tmp_path, day(2 * i, 2), i) for i in (1, 2)]
-    module = lazy if kind == "lazy" else appending
-    taken = module.read_sets
+    taken = appending.read_sets
 
     def slowly(*given: Any) -> Any:
-        monkeypatch.setattr(module, "read_sets", taken)
+        monkeypatch.setattr(appending, "read_sets", taken)
         refshard_fs.append(url, paths[0], "time")
         return taken(*given)
 
-    monkeypatch.setattr(module, "read_sets", slowly)
+    monkeypatch.setattr(appending, "read_sets", slowly)
     with pytest.raises(ConflictError):
         refshard_fs.append(url, paths[1], "time")
     assert read(url)["time"].tolist() == [0, 1, 2, 3]
