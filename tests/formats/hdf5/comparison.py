@@ -1,0 +1,179 @@
+"""What is shown of an HDF5 file, held against what h5py and h5netcdf read of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import h5netcdf
+import h5py
+import numpy as np
+import xarray as xr
+import zarr
+from numcodecs import get_codec
+from numpy.lib import recfunctions
+
+from refshard_fs import RefShardFileSystem
+
+ENUM_NAMES = {"flag_values", "flag_meanings"}  # attributes that h5netcdf does not have
+
+
+class Shown:
+    """An array as its metadata of zarr version 2 describes it, read by numcodecs: zarr itself takes far longer."""
+
+    def __init__(self, fs: RefShardFileSystem, path: str, document: dict[str, Any]) -> None:
+        self._fs = fs
+        self._path = path
+        self._document = document
+        spelled = document["dtype"]
+        self.dtype = np.dtype(
+            [(f[0], f[1], *map(tuple, f[2:])) for f in spelled] if isinstance(spelled, list) else spelled
+        )
+        self._codecs = [
+            get_codec(config) for config in [*(document["filters"] or []), document["compressor"]] if config
+        ]
+
+    def __getitem__(self, everything: Any) -> np.ndarray[Any, Any]:
+        shape, chunks = self._document["shape"], self._document["chunks"]
+        counts = [-(-n // chunk) for n, chunk in zip(shape, chunks, strict=True)]
+        keys = {f"{self._path}/{'.'.join(map(str, at)) or '0'}": at for at in np.ndindex(*counts)}
+        fill = self._document["fill_value"]
+        if isinstance(fill, str) and self.dtype.kind in "SV":
+            fill = np.frombuffer(base64.b64decode(fill), self.dtype)[0]
+        padded = [count * chunk for count, chunk in zip(counts, chunks, strict=True)]
+        made = np.full(
+            padded, ("" if self.dtype == object else np.zeros((), self.dtype)[()]) if fill is None else fill, self.dtype
+        )
+        for key, data in (self._fs.cat(list(keys), on_error="omit") if keys else {}).items():
+            for codec in reversed(self._codecs):
+                data = codec.decode(data)
+            chunk = data if self.dtype == object else np.frombuffer(data, self.dtype)
+            where = tuple(slice(n * size, (n + 1) * size) for n, size in zip(keys[key], chunks, strict=True))
+            made[where] = chunk.reshape(chunks)
+        return made[tuple(map(slice, shape))]
+
+
+def opened(path: Path, **options: Any) -> tuple[RefShardFileSystem, dict[str, Shown]]:
+    """Return the filesystem of a file, and its arrays by path."""
+    fs = RefShardFileSystem(fo=str(path), **options)
+    documents = json.loads(fs.cat(".zmetadata"))["metadata"]
+    found = {key[: -len("/.zarray")]: value for key, value in documents.items() if key.endswith("/.zarray")}
+    return fs, {name: Shown(fs, name, document) for name, document in found.items()}
+
+
+def arrays(group: Any, prefix: str = "") -> dict[str, Any]:
+    """Return all arrays below a group of zarr's, by path."""
+    found = {f"{prefix}{name}": array for name, array in group.arrays()}
+    for name, below in group.groups():
+        found |= arrays(below, f"{prefix}{name}/")
+    return found
+
+
+def datasets(group: h5py.Group, prefix: str = "", above: tuple[Any, ...] = ()) -> dict[str, h5py.Dataset]:
+    """Return all datasets below a group, by path, through links but those that lead back."""
+    found: dict[str, h5py.Dataset] = {}
+    for name in group:
+        try:
+            item = group[name]
+        except (KeyError, OSError, RuntimeError):  # links to nothing, to other files, to themselves
+            continue
+        if isinstance(item, h5py.Dataset):
+            found[f"{prefix}{name}"] = item
+        elif isinstance(item, h5py.Group) and item.id not in (*above, group.id):
+            found |= datasets(item, f"{prefix}{name}/", (*above, group.id))
+    return found
+
+
+def check_values(array: Any, dataset: h5py.Dataset, where: str) -> None:
+    """Assert that an array of zarr's has the shape, the type and the values of a dataset."""
+    found = array[...]
+    info = h5py.check_string_dtype(dataset.dtype)
+    if info is not None and info.length is None:
+        expected = dataset.asstr()[()]
+        assert np.asarray(found).tolist() == np.asarray(expected).tolist(), where
+        return
+    expected = np.asarray(dataset[()])
+    assert found.shape == expected.shape, where
+    found = np.asarray(found)
+    if expected.dtype.names is not None:
+        expected = expected.astype(recfunctions.repack_fields(expected.dtype, recurse=True))
+        assert found.dtype.itemsize == expected.dtype.itemsize, where
+        assert found.tobytes() == expected.tobytes(), where
+        return
+    assert found.dtype.newbyteorder("=") == expected.dtype.newbyteorder("="), where
+    assert found.astype(expected.dtype).tobytes() == expected.tobytes(), (where, found, expected)
+
+
+def check_file(path: Path, refused: frozenset[str] = frozenset(), **options: Any) -> int:
+    """Assert that all datasets of a file, but those that are refused, are shown as h5py reads them; return how many.
+
+    With ``zarr_format``, zarr reads them.
+    """
+    fs, shown = opened(path)
+    if options:
+        fs = RefShardFileSystem(fo=str(path), **options)
+        shown = arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
+    with h5py.File(path) as file:
+        known = datasets(file)
+        assert set(shown) == set(known) - refused, (path.name, fs.left_whole)
+        for name, array in shown.items():
+            check_values(array, known[name], f"{path.name}: {name}")
+    return len(shown)
+
+
+def plain(value: Any) -> Any:
+    """Return an attribute as JSON would have it."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return "NaN" if value != value else value  # noqa: PLR0124
+
+
+def check_attributes(found: dict[str, Any], expected: dict[Any, Any], where: str) -> None:
+    left = {str(k): plain(v) for k, v in found.items() if k not in ENUM_NAMES or k in expected}
+    right = {str(k): plain(v) for k, v in expected.items()}
+    assert left == right, where
+
+
+def check_dataset(found: xr.Dataset, expected: xr.Dataset, where: str) -> None:
+    """Assert that xarray shows the same variables, dimensions, types, attributes and values."""
+    assert set(found.variables) == set(expected.variables), where
+    assert dict(found.sizes) == dict(expected.sizes), where
+    assert set(found.coords) == set(expected.coords), where
+    check_attributes(found.attrs, expected.attrs, where)
+    for name, variable in expected.variables.items():
+        here = f"{where}: {name}"
+        other = found.variables[name]
+        assert other.dims == variable.dims, here
+        left, right = np.asarray(other.values), np.asarray(variable.values)
+        if right.dtype.kind in "OUT" or left.dtype.kind in "OUT":
+            assert list(map(plain, left.ravel().tolist())) == list(map(plain, right.ravel().tolist())), here
+        else:
+            assert left.dtype.newbyteorder("=") == right.dtype.newbyteorder("="), (here, left.dtype, right.dtype)
+            assert left.astype(right.dtype).tobytes() == right.tobytes(), (here, left, right)
+        check_attributes(other.attrs, variable.attrs, here)
+        for key in ("_FillValue", "scale_factor", "add_offset", "units", "missing_value"):
+            assert plain(other.encoding.get(key)) == plain(variable.encoding.get(key)), (here, key)
+
+
+def check_xarray(path: Path, *, decode_cf: bool = True, groups: bool = True) -> int:
+    """Assert that xarray shows each group as ``engine="h5netcdf"`` does; return how many groups."""
+    with h5netcdf.File(path, "r", phony_dims="access") as file:
+        names = [""]
+        for name in names:
+            if groups:
+                names += [f"{name}/{below}" for below in (file[name] if name else file).groups]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            where = {"group": name or None, "decode_cf": decode_cf}
+            with xr.open_dataset(path, engine="h5netcdf", phony_dims="access", **where) as expected:
+                found = xr.open_dataset(str(path), engine="refshard", **where)
+                check_dataset(found, expected, f"{path.name}{name}")
+    return len(names)
