@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.dtypes import with_single_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, join, parent
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Span, Steps
@@ -54,11 +55,15 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     def metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield name and content of the metadata documents."""
         attributes = {**self.attributes, _DIMENSIONS: self._dimensions()}
+        try:
+            dtype = with_single_fields(self.dtype, zarr_format)
+        except ValueError as e:
+            raise ManifestError(f"{self.where}: {e}") from None
         document = {
             "zarr_format": 2,
             "shape": self.shape,
             "chunks": self.chunks,
-            "dtype": self.dtype.str if self.dtype.names is None else self.dtype.descr,
+            "dtype": dtype.str if dtype.names is None else dtype.descr,
             "compressor": self.compressor,
             "fill_value": self.fill_value,
             "order": self.order,
@@ -68,7 +73,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
         if zarr_format == 3:
             if self.is_masked and self.fill_value is not None and self.dtype.kind in _MASKED:
                 attributes["_FillValue"] = for_xarray(self.fill_value, self.dtype)
-            yield "zarr.json", version_3(document, self.dtype, ENCODINGS[3], attributes, self.where)
+            yield "zarr.json", version_3(document, dtype, ENCODINGS[3], attributes, self.where)
             return
         if self.compressor is not None:  # of which version 2 says less
             document["compressor"] = {name: value for name, value in self.compressor.items() if name != "typesize"}

@@ -40,9 +40,7 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
         if _NATIVE.match(text):
             dtype = dtype.newbyteorder("<")
         if dtype.names is not None and not dtype.hasobject:
-            dtype = _without_gaps(dtype)
-            if _holds_arrays(dtype) and (zarr_format == 3 or (zarr_major() or 2) > 2):
-                dtype = _spread(dtype)
+            dtype = with_single_fields(_without_gaps(dtype), zarr_format)
     except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, KeyError) as e:
         raise ManifestError(f"{where}: its 'dtype' is {shown(text)}: {e}") from None
     if dtype.hasobject:
@@ -76,6 +74,16 @@ def _holds_arrays(dtype: np.dtype[Any]) -> bool:
     """Whether a field, at any depth, is an array."""
     fields = [dtype[name] for name in dtype.names or ()]
     return any(field.subdtype is not None or _holds_arrays(field) for field in fields)
+
+
+def with_single_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
+    """Return ``dtype`` as readers of ``zarr_format`` take it: fields that are arrays may have to be many fields.
+
+    ValueError where those would be too many.
+    """
+    if dtype.names is not None and _holds_arrays(dtype) and (zarr_format == 3 or (zarr_major() or 2) > 2):
+        return _spread(dtype)
+    return dtype
 
 
 def _spread(dtype: np.dtype[Any]) -> np.dtype[Any]:

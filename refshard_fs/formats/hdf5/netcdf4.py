@@ -106,7 +106,7 @@ class _Dimensions:
         extents = self._extents()
         self._scales: dict[str, dict[str, _Scale]] = {}
         self._phony: dict[str, list[tuple[str, int]]] = {}
-        self._phony_count = 0
+        self._phony_counts: dict[str, int] = {}  # those of a group, and of the groups that it lies in
         count = 0
         for group in sorted(members, key=lambda path: path.split("/") if path else []):
             scales: dict[str, _Scale] = {}
@@ -121,6 +121,7 @@ class _Dimensions:
                     count += 1
             self._scales[group] = scales
             self._phony[group] = []
+            self._phony_counts[group] = self._phony_counts.get(parent(group)[0], 0) if group else 0
             self._add_phony(group, members[group])
 
     def is_bare(self, path: str) -> bool:
@@ -210,8 +211,8 @@ class _Dimensions:
                 self._new_phony(group, size)
 
     def _new_phony(self, group: str, size: int) -> str:
-        name = f"phony_dim_{self._phony_count}"
-        self._phony_count += 1
+        name = f"phony_dim_{self._phony_counts[group]}"
+        self._phony_counts[group] += 1
         self._phony[group].append((name, size))
         return name
 

@@ -194,7 +194,7 @@ def refused(path: Path) -> None:
 
 REFUSED = {
     "references": "reference", "sequences": "variable-length sequence", "null": "elements", "external": "external",
-    "elsewhere": "external", "zfp": "zfp",
+    "elsewhere": "external", "zfp": "zfp", "long": "80 bits",
 }  # fmt: skip
 
 

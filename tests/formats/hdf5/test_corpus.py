@@ -1,0 +1,102 @@
+"""Values, types, dimensions and attributes of some hundreds of files are those that h5py and h5netcdf read."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from refshard_fs import RefShardFileSystem
+from tests.formats.hdf5 import comparison, corpus, netcdf_files
+from tests.formats.hdf5.comparison import check_file, check_xarray
+
+SAMPLES = Path(__file__).parents[2] / "data"
+
+
+def written(writers: dict[str, Any], name: str, folder: Path, suffix: str = "h5") -> Path:
+    path = folder / f"{name}.{suffix}"
+    writers[name](path)
+    return path
+
+
+@pytest.mark.parametrize("kind", corpus.kinds())
+def test_values_are_those_that_h5py_reads(kind: str, tmp_path: Path) -> None:
+    refused = {"refused": frozenset(corpus.REFUSED), "matlab": frozenset(["cell"])}.get(kind, frozenset())
+    for name in [name for name in corpus.WRITERS if name.split(" ")[0] == kind]:
+        assert check_file(written(corpus.WRITERS, name, tmp_path), refused), name
+
+
+# Groups with links to nothing, and elements that are arrays, are more than h5netcdf reads.
+XARRAY = [
+    name
+    for name in corpus.WRITERS
+    if name.startswith(("scaled", "attributed earliest", "attributed latest", "matlab", "anndata", "nexus", "keras"))
+    or name in ("chunked v110 extensible gzip", "unchunked latest contiguous True", "chunked earliest fixed plain")
+]
+
+
+@pytest.mark.parametrize("name", XARRAY)
+def test_xarray_shows_what_h5netcdf_does(name: str, tmp_path: Path) -> None:
+    assert check_xarray(written(corpus.WRITERS, name, tmp_path), decode_cf=False, refused=frozenset(["cell"]))
+
+
+@pytest.mark.parametrize("name", netcdf_files.WRITERS)
+def test_netcdf_files_are_what_h5py_and_h5netcdf_read(name: str, tmp_path: Path) -> None:
+    path = written(netcdf_files.WRITERS, name, tmp_path, "nc")
+    assert check_file(path)
+    assert check_xarray(path)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_zarr_reads_the_same_in_both_of_its_formats(zarr_format: int, tmp_path: Path) -> None:
+    if zarr_format == 3 and zarr.__version__.startswith("2."):
+        pytest.skip("zarr 2 reads no version 3")
+    several = [
+        *(f"filtered latest fixed {name}" for name in corpus.MORE_FILTERS if name != "szip"),
+        "unchunked latest contiguous True",
+    ]
+    for name in [*several, "chunked latest growing in all shuffle gzip fletcher32", "scaled latest masked", "anndata"]:
+        path = written(corpus.WRITERS, name, tmp_path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of zarr's, over data types without a specification
+            check_file(path, zarr_format=zarr_format)
+
+
+def test_fill_values_are_masked_as_the_attribute_says_in_both_formats(tmp_path: Path) -> None:
+    path = written(corpus.WRITERS, "scaled latest masked", tmp_path)
+    with xr.open_dataset(path, engine="h5netcdf") as expected:
+        for zarr_format in (2, 3):
+            options = {"zarr_format": zarr_format}
+            found = xr.open_dataset(str(path), engine="refshard", storage_options=options)
+            for name in ("f0", "f1", "f2"):
+                assert found[name].dtype == expected[name].dtype
+                np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_what_is_refused_is_refused_by_name(tmp_path: Path) -> None:
+    fs = RefShardFileSystem(fo=str(written(corpus.WRITERS, "refused", tmp_path)))
+    for name, reason in corpus.REFUSED.items():
+        assert reason in fs.left_whole[name]
+    assert fs.cat("seen/0") == np.arange(5).tobytes()
+
+
+def test_enums_say_their_names_as_flags(tmp_path: Path) -> None:
+    fs = RefShardFileSystem(fo=str(written(netcdf_files.WRITERS, "netcdf4 groups", tmp_path, "nc")))
+    found = zarr.open_group(fs.get_mapper(""), mode="r")["cloud"]
+    assert found.attrs["flag_values"] == [0, 1, 2]
+    assert found.attrs["flag_meanings"] == "clear some thick_fog"
+
+
+def test_files_that_h5py_is_tested_with() -> None:
+    folder = Path(h5py.__file__).parent / "tests" / "data_files"
+    found = sorted(folder.glob("*.h5"))
+    if not found:
+        pytest.skip("this h5py comes without its tests' files")
+    for path in found:
+        assert comparison.check_file(path), path.name
