@@ -575,6 +575,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Arrays, of those seen so far, that are not shown, or whose shards are left whole, and why, by path."""
         return dict(self._session.open().reports)
 
+    @property
+    def attribute_dtypes(self) -> Mapping[str, Mapping[str, str]]:
+        """The dtypes that attributes have in the source, where JSON's are others, by array and by name."""
+        return self._session.open().attribute_dtypes
+
     def prefetch(
         self,
         what: str | Sequence[str] | Mapping[str, Any],

@@ -10,12 +10,16 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+import numpy as np
 import xarray as xr
 from fsspec.core import url_to_fs
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
+from xarray.backends.zarr import ZarrStore
 
+from refshard_fs.core.keys import join
 from refshard_fs.fs import RefShardFileSystem
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
@@ -73,7 +77,10 @@ class RefShardBackend(BackendEntrypoint):
         store = _store(filename_or_obj, storage_options)
         options |= {"drop_variables": drop_variables, "consolidated": consolidated}
         if open_dataset_options:  # there may be some that only open_dataset knows: chunks, decode_cf
-            return xr.open_dataset(store, engine="zarr", **{**options, **open_dataset_options})
+            options |= open_dataset_options
+        options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
+        if open_dataset_options:
+            return xr.open_dataset(store, engine="zarr", **options)
         ds = ZarrBackendEntrypoint().open_dataset(store, **options)
         _load_coordinates([ds])
         return ds
@@ -87,9 +94,9 @@ class RefShardBackend(BackendEntrypoint):
         **options: Any,
     ) -> xr.DataTree:
         """Return all groups as a DataTree; they must fit each other."""
-        store = _store(filename_or_obj, storage_options)
-        groups = ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=consolidated, **options)
-        _load_coordinates(groups.values())
+        groups = self.open_groups_as_dict(
+            filename_or_obj, storage_options=storage_options, consolidated=consolidated, **options
+        )
         return xr.DataTree.from_dict(groups)
 
     def open_groups_as_dict(
@@ -102,13 +109,45 @@ class RefShardBackend(BackendEntrypoint):
     ) -> dict[str, xr.Dataset]:
         """Return all groups, each as a Dataset, by path."""
         store = _store(filename_or_obj, storage_options)
-        groups = ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=consolidated, **options)
+        options["consolidated"] = consolidated
+        root = PurePosixPath("/") / (options.pop("group", None) or "")
+        stores = _TypedStore.open_store(store, mode="r", group=str(root), **_opening(options))
+        groups = {
+            # As xarray's zarr engine names them: from the root, or from the group that was asked for.
+            path if root == PurePosixPath("/") else str(PurePosixPath(path).relative_to(root)): (
+                ZarrBackendEntrypoint().open_dataset(store, store=typed, **options)
+            )
+            for path, typed in stores.items()
+        }
         _load_coordinates(groups.values())
         return groups
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Whether it is a URL of ours; other names do not tell, and looking into files is not for guessing."""
         return isinstance(filename_or_obj, str) and filename_or_obj.startswith(_URLS)
+
+
+class _TypedStore(ZarrStore):
+    """xarray's store, with attributes of the dtypes that they have in the file: JSON knows one kind of numbers.
+
+    From the dtype of ``scale_factor`` xarray concludes whether values that it decodes are single or double precision.
+    """
+
+    def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
+        variable: xr.Variable = super().open_store_variable(name, *arguments)
+        fs = getattr(self.zarr_group.store, "fs", None)
+        if isinstance(fs, RefShardFileSystem):
+            path = join(self.zarr_group.path, name)
+            for attribute, dtype in fs.attribute_dtypes.get(path, {}).items():
+                if attribute in variable.attrs:
+                    variable.attrs[attribute] = np.dtype(dtype).type(variable.attrs[attribute])
+        return variable
+
+
+def _opening(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the options for xarray's zarr engine that say how its store is opened."""
+    names = ("group", "consolidated", "zarr_format", "cache_members")
+    return {name: options[name] for name in names if name in options}
 
 
 def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:

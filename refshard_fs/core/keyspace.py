@@ -52,6 +52,8 @@ class KeySpace(ABC):
     url_of: Callable[[str], str] | None = None
     # Arrays that are not shown, or whose shards are left whole, by path, and why.
     reports: Mapping[str, str] = {}
+    # The dtypes of attributes that JSON cannot tell, by array path and by name: xarray decodes by that of scale_factor.
+    attribute_dtypes: Mapping[str, Mapping[str, str]] = {}
     # Whether look-ups never need a read: `find` tells a key's entry at once.
     in_memory = False
     # Whether the metadata of every array is known without reads, so that none is learnt of by reading.
@@ -163,6 +165,7 @@ class View(KeySpace):
         self.document_url = base.document_url
         self.url_of = base.url_of
         self.reports = base.reports
+        self.attribute_dtypes = base.attribute_dtypes
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from self.base.lookup(key))

@@ -26,6 +26,7 @@ HIDDEN: Final = frozenset(
      "_NCProperties"]
 )  # fmt: skip
 FILL: Final = "_FillValue"
+PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
 
 _NO_VARIABLE: Final = "This is a netCDF dimension but not a netCDF variable."
 _NO_COORDINATE: Final = "_nc4_non_coord_"  # starts the HDF5 name of a variable that is called as a dimension is
@@ -44,6 +45,7 @@ class Variable(msgspec.Struct, frozen=True):
     attributes: Mapping[str, Any]
     fill_value: Any
     fills_itself: bool
+    attribute_dtypes: Mapping[str, str]
 
 
 class Description(NamedTuple):
@@ -76,7 +78,8 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description
             is_taken = plain != path and plain in objects and not dimensions.is_bare(plain)
             fill_value, attributes, fills = _filled(found, found.datatype, zarr_format)
             path_shown = path if is_taken else plain
-            variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills)
+            dtypes = {name: _dtype(found, name) for name in PACKING if name in attributes}
+            variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills, dtypes)
     return Description(variables, groups, reports)
 
 
@@ -278,6 +281,12 @@ def _integers(found: HDF5Object, name: str) -> list[int]:
         return []
     value = values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap)
     return [int(item) for item in np.ravel(value)]
+
+
+def _dtype(found: HDF5Object, name: str) -> str:
+    """Return the dtype of a number."""
+    shown = found.attributes[name].datatype.shown
+    return shown.name if shown is not None and shown.kind in "iuf" else "float64"
 
 
 def _filled(found: HDF5Object, datatype: Datatype, zarr_format: int) -> tuple[Any, dict[str, Any], bool]:

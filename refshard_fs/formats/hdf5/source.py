@@ -90,4 +90,6 @@ def _shown(file: MetadataFile, superblock: Superblock, tree: Tree, url: str, zar
             arrays[variable.path] = array
         except ManifestError as e:
             reports[path] = str(e)
-    return HDF5KeySpace(arrays, chunks, zarr_format, groups, reports)
+    space = HDF5KeySpace(arrays, chunks, zarr_format, groups, reports)
+    space.attribute_dtypes = {v.path: v.attribute_dtypes for v in variables.values() if v.attribute_dtypes}
+    return space

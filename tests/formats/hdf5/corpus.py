@@ -61,7 +61,7 @@ def sample(dtype: Any, shape: tuple[int, ...], seed: int = 1) -> np.ndarray[Any,
 # ----------------------------------------------------------------------------------------------------
 # h5py: layouts × filters × versions of the format, each file with many types, shapes and fill values.
 
-SHAPES: list[tuple[int, ...]] = [(1,), (37,), (5, 7), (3, 4, 5), (2, 3, 2, 3)]
+SHAPES: list[tuple[int, ...]] = [(1,), (37,), (5, 7), (3, 4, 5), (2, 1, 2, 3)]
 DTYPES: list[Any] = ["<i2", ">f8", "<u1", "<f4", "S5", "?", "<c8", ">u8", ENUM, "<f2", COMPOUND, "<i8"]
 FILLS: dict[str, Any] = {"i": -7, "u": 200, "f": 1.5, "S": b"xy", "b": True, "c": 2 - 1j}
 
@@ -414,7 +414,7 @@ def _writers() -> Iterator[tuple[str, Writer]]:
             "lzf": {"compression": "lzf"},
         }.items():
             yield f"typed {libver} {name}", partial(typed, libver=libver, options=options)
-        for track, count in itertools.product((False, True), (0, 5, 40, 300)):
+        for track, count in itertools.product((False, True), (0, 5, 40) if libver != "earliest" else (5, 300)):
             yield f"grouped {libver} {track} {count}", partial(grouped, libver=libver, track=track, count=count)
         for track, count in itertools.product((False, True), (0, 7, 200)):
             yield f"attributed {libver} {track} {count}", partial(attributed, libver=libver, track=track, count=count)

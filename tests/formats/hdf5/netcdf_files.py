@@ -27,7 +27,7 @@ ENCODINGS: dict[str, dict[str, Any]] = {
 DTYPES = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8"]
 
 
-def with_netcdf4(path: Path, format: str, encoding: str, unlimited: tuple[str, ...]) -> None:  # noqa: A002
+def with_netcdf4(path: Path, format: str, encoding: str, unlimited: tuple[str, ...]) -> None:
     """Write variables of all types, with and without fill values, packed, in part and not at all."""
     with netCDF4.Dataset(path, "w", format=format) as file:
         for name, size in (("time", 5), ("x", 4)):
@@ -41,7 +41,7 @@ def with_netcdf4(path: Path, format: str, encoding: str, unlimited: tuple[str, .
             fill = {0: None, 1: 7, 2: False}[number % 3]
             v = file.createVariable(
                 f"v_{dtype}",
-                dtype,
+                np.dtype(dtype).newbyteorder(">") if number == 2 else dtype,
                 ("time", "x"),
                 fill_value=fill,
                 endian="big" if number == 2 else "native",
