@@ -78,7 +78,7 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description
             is_taken = plain != path and plain in objects and not dimensions.is_bare(plain)
             fill_value, attributes, fills = _filled(found, found.datatype, zarr_format)
             path_shown = path if is_taken else plain
-            dtypes = {name: _dtype(found, name) for name in PACKING if name in attributes}
+            dtypes: dict[str, str] = {name: _dtype(found, name) for name in PACKING if name in attributes}
             variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills, dtypes)
     return Description(variables, groups, reports)
 
@@ -149,7 +149,7 @@ class _Dimensions:
         ndim = len(found.shape or ())
         if _is_scale(found):
             numbers = _integers(found, "_Netcdf4Coordinates")
-            by_number = {scale.number: scale.name for scale in reversed(known.values())}
+            by_number = {scale.number: scale.name for scale in reversed(list(known.values()))}
             if len(numbers) == ndim and all(number in by_number for number in numbers):
                 return tuple(by_number[number] for number in numbers)
         labels = self._labels[path]
