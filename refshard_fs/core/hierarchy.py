@@ -13,11 +13,11 @@ from typing import Final
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import join
+from refshard_fs.core.keys import check_key, is_key, join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Stat, Steps
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
-from refshard_fs.errors import NotListable
+from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import locator
 
 OLD_RECORDS: Final = ".refshard"
@@ -36,27 +36,28 @@ class Hierarchy(KeySpace):
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
-        return self._entry(key) if _is_inside(key) else None
+        return self._entry(key) if is_key(key) else None
 
     def _entry(self, key: str) -> Span:
         return Span(self.url_of(key), optional=True)
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
-        if prefix and not _is_inside(prefix):
+        if prefix and not is_key(prefix):
             return None
         if self.listable:
             names: Sequence[Listed] | None = yield Names(self.url_of(prefix))
             if names is None:
                 return None
             # Before the first release, records of commits were kept there: they are no part of the arrays.
-            shown = names if prefix else [listed for listed in names if listed.name != OLD_RECORDS]
+            old = "" if prefix else OLD_RECORDS
+            shown = [listed for listed in names if listed.name != old and is_key(join(prefix, listed.name))]
             return sorted(shown, key=lambda listed: listed.name)
         return _listing((yield from self.consolidated()), prefix, self.url)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if not prefix:
             return True
-        if not _is_inside(prefix):
+        if not is_key(prefix):
             return False
         if self.listable:
             return (yield Names(self.url_of(prefix))) is not None
@@ -89,9 +90,14 @@ class _Consolidated(msgspec.Struct, frozen=True):
         if self.name == ".zarray" or doc.get("node_type") == "array":
             return Known(frozenset([self.name, ".zattrs"]), frozenset([""]))
         arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
-        if self.name == CONSOLIDATED:
-            return Known(frozenset([*doc.get("metadata", {}), self.name]), arrays)
-        return Known(frozenset(_nodes("", doc)), arrays)
+        is_flat = self.name == CONSOLIDATED
+        keys = frozenset([*doc.get("metadata", {}), self.name] if is_flat else _nodes("", doc))
+        for key in keys:
+            try:
+                check_key(key)
+            except ValueError as e:
+                raise ManifestError(f"{key[:1000]!r} in consolidated metadata: {e}") from e
+        return Known(keys, arrays)
 
 
 def _nodes(path: str, doc: object) -> Iterator[str]:
@@ -124,8 +130,3 @@ def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:
             "(zarr.consolidate_metadata), or give its address on an object store, such as s3://bucket/store"
         )
     return [Listed(name, None, names[name]) for name in sorted(names)]
-
-
-def _is_inside(key: str) -> bool:
-    """Whether ``key`` names something below the prefix: no step of it climbs, stays in place or is empty."""
-    return not any(part in ("", ".", "..") for part in key.split("/"))

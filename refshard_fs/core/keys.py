@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from operator import lt
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+MOST_STEPS: Final = 100  # of a key: who walks through a tree goes so deep
+MOST_CHARACTERS: Final = 4096  # of a key; files are named by fewer
 _RUNS = re.compile(r"/{2,}")
 _SMALL = {str(number): number for number in range(2048)}  # found sooner than made, and only as a key spells them
 
@@ -23,6 +25,26 @@ def normalise(path: str) -> str:
     if "//" in path:
         path = _RUNS.sub("/", path)
     return path.strip("/")
+
+
+def check_key(key: str) -> str:
+    """Return ``key``, of any source; ValueError, which says why, if it is none that can be shown and walked through."""
+    steps = key.split("/")
+    if not {"", ".", ".."}.isdisjoint(steps):
+        raise ValueError("it is no key: it is empty, or has a segment that is empty, '.' or '..'")
+    if "\0" in key or "\\" in key:
+        raise ValueError("it is no key: it has a NUL or a backslash")
+    if len(steps) > MOST_STEPS or len(key) > MOST_CHARACTERS:
+        raise ValueError(f"it is no key: it has more than {MOST_STEPS} segments or {MOST_CHARACTERS} characters")
+    return key
+
+
+def is_key(key: str) -> bool:
+    """Whether `check_key` takes ``key``."""
+    try:
+        return bool(check_key(key))
+    except ValueError:
+        return False
 
 
 def join(prefix: str, name: str) -> str:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.errors import ManifestError
+
+MOST: Final = 20_000_000  # chunks that are told at a time, 8 bytes each and as much to sort them
 Integers = npt.NDArray[np.int64]
 Mode = Literal["numpy", "orthogonal", "block"]
 
@@ -59,6 +62,7 @@ def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], m
                     points += some
     if points:
         sets.append(_combined(points))
+    _check_count(math.prod(map(len, sets)))
     total = np.zeros(1, np.int64)
     for some_numbers in sets:
         total = np.add.outer(total, some_numbers).ravel()
@@ -109,10 +113,19 @@ def _of_slice(part: slice, size: int, step: int) -> Integers:
     taken = range(*part.indices(size))
     if not taken:
         return np.empty(0, np.int64)
+    _check_count(abs(taken[-1] - taken[0]) // (step if abs(taken.step) <= step else abs(taken.step)) + 1)
     if abs(taken.step) <= step:
         low, high = sorted((taken[0], taken[-1]))
         return np.arange(low // step, high // step + 1)
     return np.unique(np.arange(taken.start, taken.stop, taken.step, dtype=np.int64) // step)
+
+
+def _check_count(count: int) -> None:
+    """Raise ManifestError where so many chunks are selected that no memory may be taken for their numbers."""
+    if count > MOST:
+        raise ManifestError(
+            f"the selection is of {count} chunks, and {MOST} may be asked for at a time: ask for a part"
+        )
 
 
 def _combined(points: Sequence[tuple[Integers, int, int]]) -> Integers:

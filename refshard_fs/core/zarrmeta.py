@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, parent
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, check_key, join, parent
 from refshard_fs.errors import ManifestError
 
 # Names of metadata documents, of zarr's versions 3 and 2.
@@ -163,6 +163,11 @@ def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metad
             path, name = (key, "zarr.json") if version_3 else parent(key)
             if name not in (".zarray", "zarr.json"):
                 continue
+            if version_3 or path:
+                try:
+                    check_key(join(base, path) if version_3 else key)
+                except ValueError as e:
+                    raise ManifestError(f"{key[:1000]!r} in {where}: {e}") from e
             path = join(base, path)
             member = _object(value, f"{key!r} in {where}")
             is_group = name == "zarr.json" and member.get("node_type") != "array"

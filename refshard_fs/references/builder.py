@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Row, UInt32s
-from refshard_fs.core.keys import ChunkGrid, join, normalise
+from refshard_fs.core.keys import MOST_STEPS, ChunkGrid, check_key, join, normalise
 from refshard_fs.core.swar import Positions
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
@@ -306,7 +306,7 @@ class ReferenceBuilder:
     def _checked_key(self, key: str) -> str:
         try:
             return _key(key)
-        except ManifestError as e:
+        except ValueError as e:
             raise ManifestError(f"{key!r} of {self._where}: {e}") from e
 
     def _value(self, value: Any) -> Value:
@@ -357,9 +357,7 @@ def _compact(members: Mapping[str, Any], urls: Urls) -> Records | None:
 def _key(key: str) -> str:
     if "\\" in key or "//" in key or key[:1] == "/" or key[-1:] == "/":
         key = normalise(key)
-    if not key or "\0" in key or (".." in key and ".." in key.split("/")) or "/./" in f"/{key}/":
-        raise ManifestError("it is no key: it is empty, or has a NUL, or a segment '.' or '..'")
-    return key
+    return check_key(key)
 
 
 def _has_odd(keys: bytes) -> bool:
@@ -369,6 +367,8 @@ def _has_odd(keys: bytes) -> bool:
     characters = np.frombuffer(b'"' + keys, np.uint8)
     ends = (characters == ord("/")) | (characters == ord('"'))
     if (ends[1:] & ends[:-1]).any():
+        return True
+    if np.diff(np.flatnonzero(characters == ord('"'))).max(initial=0) >= 2 * MOST_STEPS:  # some may be too long
         return True
     first = ends[:-1] & (characters[1:] == ord("."))  # of a name
     if not first.any():

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
 from refshard_fs.core.forks import fork_safe, in_child
+from refshard_fs.core.keys import is_within
 from refshard_fs.core.model import OWN, Facts, Listed
 from refshard_fs.targets.answer import Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
@@ -232,8 +233,22 @@ def _names(directory: str | int) -> tuple[Listed, ...]:
         return tuple(
             Listed(e.name, None, True) if e.is_dir() else _listed(e)
             for e in sorted(entries, key=lambda e: e.name)
-            if (e.is_dir() or e.is_file()) and not is_draft(e.name)
+            if (e.is_dir() or e.is_file()) and not is_draft(e.name) and not (e.is_symlink() and _leads_round(e))
         )
+
+
+def _leads_round(link: os.DirEntry[str]) -> bool:
+    """Whether a link leads to a directory that one goes through on the way to it: who lists all would never end."""
+    if not link.is_dir() or not os.path.isabs(link.path):
+        return False
+    there, way = os.path.realpath(link.path), os.path.dirname(link.path)
+    if is_within(os.path.realpath(way), there):
+        return True
+    while os.path.realpath(way) != there:
+        if way == os.path.dirname(way):
+            return False
+        way = os.path.dirname(way)
+    return True
 
 
 def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:

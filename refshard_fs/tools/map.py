@@ -22,7 +22,7 @@ import numpy.typing as npt
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.keys import join, normalise
 from refshard_fs.core.selection import chunk_numbers
-from refshard_fs.errors import NotListable, redacted
+from refshard_fs.errors import ManifestError, NotListable, redacted
 from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.survey import INLINE, Extents, Positions, Survey, Surveyed, survey
@@ -37,6 +37,7 @@ __all__ += ["plane_of", "spelled"]
 
 
 NOTHING: Final = -2  # the target of a cell where no chunk exists
+MOST_DIMENSIONS: Final = 64  # of an array, as numpy has it
 MOST_ROWS: Final = 56
 MOST_COLUMNS: Final = 72
 
@@ -94,9 +95,12 @@ def plane_of(counts: Sequence[int], numbers: UInt64s, targets: Positions, asked:
     pairs = pairs[np.argsort(uses, kind="stable")]  # of a cell, the target that is used most is written last
     target[pairs // span] = pairs % span + low
     heights = np.minimum(step[0], rows - np.arange(shape[0]) * step[0])
-    room = np.outer(heights, np.minimum(step[1], width - np.arange(shape[1]) * step[1])).ravel()
-    beyond = np.arange(math.prod(counts), rows * width)  # of a folded line, at the end of its last row
-    room = room - np.bincount(cells(beyond), minlength=count)
+    begins = np.arange(shape[1]) * step[1]
+    ends = np.minimum(begins + step[1], width)
+    room = np.outer(heights, ends - begins).ravel()
+    if count:  # of a folded line, there are none at the end of its last row
+        last = math.prod(counts) - (rows - 1) * width
+        room[-shape[1] :] -= np.maximum(ends - np.maximum(begins, last), 0)
     present = np.bincount(at, minlength=count)
     return Plane(width, split, shape, step, *(column.reshape(shape) for column in (room, present, chosen, target)))
 
@@ -251,6 +255,10 @@ def chunk_map(
     grid, chunks = extents.meta.grid, extents.chunks
     if grid is None:
         raise ValueError(f"the chunks of {extents.path!r} form no grid that is known here: there is nothing to draw")
+    if len(grid.counts) > MOST_DIMENSIONS:
+        raise ManifestError(
+            f"{extents.path!r} has {len(grid.counts)} dimensions; arrays have {MOST_DIMENSIONS} at most"
+        )
     in_files = chunks.targets != INLINE
     known, first, places = np.unique(chunks.targets[in_files], return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")  # of files, as they are come to

@@ -90,6 +90,7 @@ def test_a_remote_set_may_not_point_elsewhere(rule: Admission, url: str) -> None
         ("http://h.example:080/x", "http://h.example/x"),
         ("http://[2606:4700:0:0:0:0:0:1111]:80/x", "http://[2606:4700:0:0:0:0:0:1111]/x"),
         ("S3://Bucket//k", "s3://Bucket//k"),
+        ("https://h.example/a b", "https://h.example/a%20b"),
     ],
 )
 def test_what_is_judged_is_what_is_opened(url: str, spelled: str) -> None:

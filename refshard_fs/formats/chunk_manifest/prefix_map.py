@@ -14,7 +14,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import add_to_tree, join, normalise, parent, splits
+from refshard_fs.core.keys import add_to_tree, is_key, join, parent, splits
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Steps
 from refshard_fs.core.version_3 import group_3
@@ -56,7 +56,7 @@ class KeyMap:
 
 
 def _check_key(key: str, spelled: str, where: str) -> None:
-    if key != normalise(key) or not {".", ".."}.isdisjoint(key.split("/")):
+    if key and not is_key(key):
         raise ManifestError(f"{where}: {spelled!r} is no key; its parts are names with a slash between them")
 
 

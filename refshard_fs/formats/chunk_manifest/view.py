@@ -16,7 +16,7 @@ from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row, UInt64s
 from refshard_fs.core.documents import Documents
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
-from refshard_fs.core.keys import ChunkGrid, join, normalise
+from refshard_fs.core.keys import ChunkGrid, is_key, join
 from refshard_fs.core.keyspace import KeySpace, Listing, View, by_name, chunks_below, has_chunks_below
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
@@ -57,7 +57,7 @@ class PendingIndex(msgspec.Struct, frozen=True):
         if not isinstance(gone, list):
             raise ManifestError(f"{self.where}: 'gone' is no list of nodes")
         for path in [*pending, *gone]:
-            if not isinstance(path, str) or not path or path != normalise(path) or ".." in path.split("/"):
+            if not isinstance(path, str) or not is_key(path):
                 raise ManifestError(f"{self.where}: {path!r} is no path of a node")
             member = members.get(path)
             if path in pending and not isinstance(member, dict):

@@ -20,7 +20,7 @@ from typing import Any
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, join, normalise, parent, splits
+from refshard_fs.core.keys import ChunkGrid, is_key, join, parent, splits
 from refshard_fs.core.keyspace import KeySpace, by_name, chunks_below, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
 from refshard_fs.core.strings import Texts
@@ -68,7 +68,7 @@ class Layout:
         for key, value in metadata.items():
             if not isinstance(value, dict):
                 raise ManifestError(f"{key!r} of {where} is no JSON object, but {type(value).__name__}")
-            if key != normalise(key) or not {"", ".", ".."}.isdisjoint(key.split("/")):
+            if not is_key(key):
                 raise ManifestError(f"{where}: {key!r} is no key; its parts are names with a slash between them")
             path, name = parent(key)
             if name in zarrmeta.ARRAY_DOCUMENTS:

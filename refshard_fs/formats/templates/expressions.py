@@ -34,10 +34,11 @@ class TemplateLimits(msgspec.Struct, frozen=True):
     depth: int = 32  # operations and calls nested in each other
     steps: int = 10_000  # operations for one expanded text
     expanded_steps: int = 100_000_000  # operations for all texts of a set,
-    expanded_text: int = 1024 * KIB * KIB  # and characters of all that they expand to
-    generated: int = 10_000_000  # keys of all `gen` entries
+    expanded_text: int = 256 * KIB * KIB  # and characters of all that they expand to,
+    swells: int = 16  # or so many times as many as they have
+    generated: int = 2_000_000  # keys of all `gen` entries
     generated_steps: int = 1_000_000_000  # operations for all of those keys
-    generated_text: int = 1024 * KIB * KIB  # characters of all of those keys and URLs
+    generated_text: int = 512 * KIB * KIB  # characters of all of those keys and URLs
 
 
 def clip(text: str, length: int = 150) -> str:

@@ -61,7 +61,8 @@ class Templates:
             name: _definition(name, text) for name, text in chain(definitions.items(), (overrides or {}).items())
         }
         self._expander: Expander = (SimpleExpander if simple else _jinja())(self._sources, limits)
-        self._spent = Spent()  # for all texts
+        self._spent = Spent()  # for all texts,
+        self._given = 0  # which have so many characters
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources
@@ -77,10 +78,12 @@ class Templates:
         found = str(self.column(text, Rows(1, {}), spent)[0])
         self._spent.steps += spent.steps
         self._spent.characters += len(found)
+        self._given += len(text)
         if self._spent.steps > self.limits.expanded_steps:
             raise ManifestError("all texts take more operations than limits.expanded_steps allows")
-        if self._spent.characters > self.limits.expanded_text:
-            raise ManifestError(f"all texts expand to more than {self.limits.expanded_text} characters")
+        most = max(self.limits.expanded_text, self.limits.swells * self._given)
+        if self._spent.characters > most:
+            raise ManifestError(f"all texts expand to more than {most} characters")
         return found
 
     def column(self, text: str, rows: Rows, spent: Spent) -> Column:

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.keys import normalise
+from refshard_fs.core.keys import MOST_STEPS, is_key, normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.zip import END
 
@@ -418,9 +418,15 @@ def _two_bytes(raw: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> npt.NDA
 
 def _withheld(names: Sequence[bytes]) -> dict[int, str]:
     """Return which names are absolute, climb, or are not spelled with slashes alone."""
-    if not _ODD.search(b"\0".join([b"", *names, b""])):
+    if not _ODD.search(b"\0".join([b"", *names, b""])) and max(map(len, names), default=0) < 2 * MOST_STEPS:
         return {}
-    odd = {i: name.decode() for i, name in enumerate(names) if _ODD.search(b"\0" + name + b"\0")}
+    odd = {
+        i: name.decode()
+        for i, name in enumerate(names)
+        if _ODD.search(b"\0" + name + b"\0") or (len(name) >= 2 * MOST_STEPS and not is_key(name.decode().strip("/")))
+    }
     if len(odd) > _MOST_WITHHELD:
-        raise ValueError("many of its names are absolute, climb with '..', or have backslashes or doubled slashes")
+        raise ValueError(
+            "many of its names are absolute, climb with '..', are too long, or have backslashes or doubled slashes"
+        )
     return odd
