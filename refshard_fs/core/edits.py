@@ -403,6 +403,11 @@ class EditedKeySpace(View):
         return False
 
 
+def unedited(keyspace: KeySpace) -> KeySpace:
+    """Return ``keyspace`` without its edits, if there are none."""
+    return keyspace.base if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits) else keyspace
+
+
 def _listed(path: str) -> tuple[str, Listed]:
     directory, name = parent(path)
     return directory, Listed(name, None, True)

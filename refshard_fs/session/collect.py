@@ -12,7 +12,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.checksums import Checked
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row
-from refshard_fs.core.edits import EditedKeySpace
+from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
@@ -32,7 +32,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.stream import Respell
 from refshard_fs.references.values import METADATA, grid_of
-from refshard_fs.session.recognition import beneath
+from refshard_fs.session.recognition import beneath, stored
 from refshard_fs.sharding.view import ShardView
 
 # What only a chunk manifest can say of chunks (checksums, ETags), by array and number.
@@ -193,9 +193,7 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
 
     Raises ManifestError where a reference set cannot hold what there is.
     """
-    while isinstance(keyspace, ShardView):
-        keyspace = keyspace.base
-    match keyspace:
+    match keyspace := stored(keyspace):
         case EditedKeySpace(base=base, edits=edits):
             assert not isinstance(base, ShardView), "edits are of keys that are stored: `shard_edits` makes them"
             return with_edits(collect(base, run, respell), edits.loaded(), "what was written")
@@ -231,8 +229,7 @@ def pin(
     their inner chunks.
     """
     found: ReferenceSet
-    if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits):
-        keyspace = keyspace.base
+    keyspace = unedited(keyspace)
     match keyspace if isinstance(keyspace, EditedKeySpace) else beneath(keyspace):
         case Hierarchy() as hierarchy:
             found = respelled(run("", partial(pinned_hierarchy, hierarchy, threshold, tell)), respell)

@@ -171,6 +171,19 @@ def beneath(keyspace: KeySpace) -> KeySpace:
     return keyspace
 
 
+def stored(keyspace: KeySpace) -> KeySpace:
+    """Return the keys as they are stored: those of shards, not of inner chunks."""
+    while isinstance(keyspace, ShardView):
+        keyspace = keyspace.base
+    return keyspace
+
+
+def manifests_of(keyspace: KeySpace) -> ManifestView | None:
+    """Return the view that reads the chunk manifests of an opened source; None if there is none."""
+    found = stored(keyspace)
+    return found if isinstance(found, ManifestView) else None
+
+
 def references_of(keyspace: KeySpace, look: Look) -> Mapping[str, Any]:
     """Return the references of an opened source as a mapping; ``look`` runs the look-ups of one that is read lazily."""
     match beneath(keyspace):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
-from refshard_fs.core.edits import EditedKeySpace
+from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.keys import is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, together
@@ -28,7 +28,7 @@ from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import Planned
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.session.recognition import beneath
+from refshard_fs.session.recognition import beneath, stored
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.places import ArrayRows, ShardRows
 from refshard_fs.sharding.view import ShardView
@@ -283,16 +283,8 @@ class _Surveying:
 
     def _references(self) -> FlatKeySpace | None:
         """Return the references of the source, where it is a set of them that nothing was written to."""
-        keyspace = self._keyspace
-        match keyspace:
-            case EditedKeySpace(edits=edits) if len(edits):
-                return None
-            case EditedKeySpace(base=base):
-                keyspace = base
-        while isinstance(keyspace, ShardView):
-            keyspace = keyspace.base
-        match keyspace:
-            case ManifestView(maps_anything=True):
+        match keyspace := stored(unedited(self._keyspace)):
+            case EditedKeySpace() | ManifestView(maps_anything=True):
                 return None
         match beneath(keyspace):
             case FlatKeySpace() as flat:
@@ -505,7 +497,7 @@ class _Surveying:
 
 def _below(keyspace: KeySpace, path: str) -> Steps[ArrayRows | Sequence[Listed] | None]:
     """Return all chunks of an array that is in shards; of what else is at ``path``, what lies directly below."""
-    view = keyspace.base if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits) else keyspace
+    view = unedited(keyspace)
     if isinstance(view, ShardView):
         yield from together([view.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])  # so that the array is known
         rows = yield from view.all_chunks(path)

@@ -25,7 +25,7 @@ from refshard_fs.references.edit import with_edits, within
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import gather
-from refshard_fs.sharding.view import ShardView
+from refshard_fs.session.recognition import manifests_of
 from refshard_fs.writing.committer import Committing, DirectoryCommit, Finish
 from refshard_fs.writing.save import absolute, manifest_of
 
@@ -47,11 +47,8 @@ class _Commit(DirectoryCommit):
         self._done: list[str] = []  # manifests that this commit replaces: the next one removes them
         self._useless: list[str] = []  # manifests of nodes that are gone
         self._replaced: list[str] = []  # manifests that the commit before replaced
-        view = committing.base.keyspace
-        while isinstance(view, ShardView):
-            view = view.base
         self._view: ManifestView | None = None
-        match view:
+        match view := manifests_of(committing.base.keyspace):
             case ManifestView(base=Hierarchy() | EditedKeySpace()) if committing.base.facts is not None:
                 self._view = view
             case _ if committing.base.facts is not None:

@@ -11,18 +11,16 @@ import msgspec
 from refshard_fs.core.edits import EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import parent
-from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged, told
-from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import collect
 from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.overlay import Base
-from refshard_fs.session.recognition import beneath
+from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.targets.document import Document
@@ -48,7 +46,7 @@ def _format_of(source: str | InMemorySource, base: Base, options: WriteOptions) 
     """Return what a commit writes: the source's format, or that in which it is to be made. None: it takes no writes."""
     match beneath(base.keyspace):
         case Hierarchy():
-            view = _manifests_of(base.keyspace)
+            view = manifests_of(base.keyspace)
             return MANIFESTS if view is not None and view.maps_anything else HIERARCHY
         case _ if base.facts is None and base.url == source:  # there was nothing at its URL
             if options.format is None:
@@ -61,13 +59,6 @@ def _format_of(source: str | InMemorySource, base: Base, options: WriteOptions) 
         case ParquetKeySpace():
             return "kerchunk-parquet"
     return None
-
-
-def _manifests_of(keyspace: KeySpace) -> ManifestView | None:
-    """Return the view that reads the chunk manifests of an opened source; None if there is none."""
-    while isinstance(keyspace, ShardView):
-        keyspace = keyspace.base
-    return keyspace if isinstance(keyspace, ManifestView) else None
 
 
 def commit(committing: Committing) -> tuple[Edits, Finish]:
@@ -123,7 +114,7 @@ def _leave_whole(committing: Committing) -> None:
 
 def _learn_manifests(committing: Committing) -> None:
     """Find out whether arrays that were edited have chunk manifests."""
-    view = _manifests_of(committing.base.keyspace)
+    view = manifests_of(committing.base.keyspace)
     if view is not None and not view.maps_anything:
         for key in {parent(key)[0]: key for key in committing.edits.changes()}.values():
             committing.run(key, partial(view.array_of, key))

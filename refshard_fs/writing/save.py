@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edits import EditedKeySpace
+from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join
@@ -38,8 +38,7 @@ from refshard_fs.references.stream import FlatStream, Partition, ReferenceStream
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
 from refshard_fs.session.collect import Run, collect, gather
-from refshard_fs.session.recognition import beneath
-from refshard_fs.sharding.view import ShardView
+from refshard_fs.session.recognition import beneath, stored
 from refshard_fs.targets.document import Document, Sink
 from refshard_fs.writing.options import SetFormat
 
@@ -87,9 +86,7 @@ def save(
     nothing is written. FileExistsError if a parquet set would go where something is already.
     """
     sink = Sink(url, options)
-    if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits):
-        keyspace = keyspace.base
-    found = _to_save(keyspace)
+    found = _to_save(unedited(keyspace))
     match beneath(found):
         case ParquetKeySpace(root=root) | Hierarchy(url=root) if sink.is_at(root):
             raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
@@ -121,9 +118,7 @@ def save(
 
 def _to_save(keyspace: KeySpace) -> KeySpace:
     """Return what has the references: chunk manifests are heeded, shards left whole."""
-    match keyspace:
-        case ShardView(base=base):
-            return _to_save(base)
+    match keyspace := stored(keyspace):
         case ManifestView(maps_anything=False):
             found = beneath(keyspace)
             return found if isinstance(found, FlatKeySpace | ParquetKeySpace) else keyspace
