@@ -85,19 +85,9 @@ class RefShardBackend(BackendEntrypoint):
         _load_coordinates([ds])
         return ds
 
-    def open_datatree(
-        self,
-        filename_or_obj: Any,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        consolidated: bool | None = False,
-        **options: Any,
-    ) -> xr.DataTree:
-        """Return all groups as a DataTree; they must fit each other."""
-        groups = self.open_groups_as_dict(
-            filename_or_obj, storage_options=storage_options, consolidated=consolidated, **options
-        )
-        return xr.DataTree.from_dict(groups)
+    def open_datatree(self, filename_or_obj: Any, **options: Any) -> xr.DataTree:
+        """Return all groups as a DataTree; they must fit each other. Options are those of `open_groups_as_dict`."""
+        return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
 
     def open_groups_as_dict(
         self,

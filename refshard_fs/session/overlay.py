@@ -25,7 +25,7 @@ from refshard_fs.core.keys import is_within
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import told
+from refshard_fs.errors import CostlyPattern, told
 
 # ------------------------------------------------------------------ an overlay on its way to another process
 
@@ -148,6 +148,46 @@ class _Uncommitted:
             )
 
 
+OFTEN: Final = 3  # commits that rewrite one shard, from which on that is called costly
+
+
+class CostlyWrites:
+    """What commits of one overlay cost, so as to tell of costly patterns: once for each array and kind."""
+
+    def __init__(self) -> None:
+        self._rewritten: dict[str, int] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._untold: list[str] = []
+
+    def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
+        """Take note of a shard of which so many ``chunks`` were put, and whether it was ``read`` first."""
+        times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
+        if times >= OFTEN:
+            self._tell(
+                array,
+                "often",
+                f"shard {shard!r} was written {times} times, once for each commit: "
+                "write what belongs together within one `with fs.transaction:`",
+            )
+        if read:
+            self._tell(
+                array,
+                "read",
+                f"{chunks} chunks of shard {shard!r} were written, and the rest had to be read: "
+                "writing whole shards in one commit takes no reads",
+            )
+
+    def _tell(self, array: str, kind: str, text: str) -> None:
+        if (array, kind) not in self._told:
+            self._told.add((array, kind))
+            self._untold.append(told(f"array {array!r}: {text}"))
+
+    def tell(self) -> None:
+        """Warn of what was noted; once the commit is made, and known to be: a warning may be an error to some."""
+        while self._untold:
+            warnings.warn(self._untold.pop(0), CostlyPattern, stacklevel=4)
+
+
 class Overlay:
     """The edits of one source. Any thread may use it; ``lock`` is held by who commits."""
 
@@ -168,6 +208,7 @@ class Overlay:
         self.begun = False  # whether mode "w" has removed what the source held
         self.openings = 0  # how often the source was to be opened anew
         self.mirror: MutableMapping[str, Any] | None = None  # what the source was read from, and is to follow it
+        self.costs = CostlyWrites()
         self._copy: OverlayCopy | None = None  # the latest, for other processes
         self._edited_base: Base | None = None  # what the edits were made on, if the source was opened anew since
         self._versions: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import json
 import re
 from bisect import bisect_right
@@ -189,15 +190,6 @@ def _meaning(document: Mapping[str, Any], where: str) -> object:
         return None
     rest = [document.get(field) for field in ("fill_value", "codecs", "compressor", "filters")]
     return meta.shape, meta.chunks, meta.grid, meta.dtype, meta.order, json.dumps(rest, sort_keys=True)
-
-
-def has_zarr() -> bool:
-    """Whether zarr is installed."""
-    try:
-        importlib.import_module("zarr")
-    except ImportError:
-        return False
-    return True
 
 
 class Trial:
@@ -443,7 +435,7 @@ class _Check:
         self._callback.set_size(len(source.urls) + sum(len(positions) for _, positions in wanted))
         ranges = Ranges(source)
         self._fs._session.wait(check_targets, self._fs._session, ranges, self._found, self._callback)
-        decodes = mode == "full" and has_zarr()
+        decodes = mode == "full" and importlib.util.find_spec("zarr") is not None
         batch = max(1, min(TOGETHER, MEMORY // ranges.mean_size(MEMORY // 16)))
         for extents, positions in wanted:
             self._check_chunks(extents, positions, decodes, batch)

@@ -24,29 +24,26 @@ from refshard_fs.tools.survey import INLINE
 # How wide text will be, at most, whatever font a viewer has; and text cut to fit.
 
 
-# Thousandths of the font size, for the characters from space to ~, in DejaVu Sans: hardly any sans serif is wider.
-_WIDTHS: Final = (
-    318, 401, 460, 838, 636, 950, 780, 275, 390, 390, 500, 838, 318, 361, 318, 337, 636, 636, 636, 636, 636, 636, 636,
-    636, 636, 636, 337, 337, 838, 838, 838, 531, 1000, 684, 686, 698, 770, 632, 575, 775, 752, 295, 295, 656, 557, 863,
-    748, 787, 603, 787, 695, 635, 611, 732, 684, 989, 685, 611, 685, 390, 337, 390, 838, 500, 500, 613, 635, 550, 635,
-    615, 352, 635, 634, 278, 278, 579, 278, 974, 634, 612, 635, 635, 411, 521, 392, 634, 592, 818, 592, 592, 525, 636,
-    337, 636, 838,
-)  # fmt: skip
-_HINTED: Final = 1.02  # letters are moved to whole pixels
+# Widths of characters as parts of the font size, at most, in sans serifs as wide as DejaVu Sans.
+_NARROW: Final = frozenset(" !'(),-./:;I[\\]fijlrt|·")
+_BROAD: Final = frozenset("#%&+<=>@MOQW^mw~")
 _BOLD: Final = 1.17
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
     """Return the width of one line of ``text`` at a font size, in the unit of that size."""
-    return sum(map(_width, text)) * size / 1000 * _HINTED * (_BOLD if bold else 1)
+    return sum(map(_width, text)) * size * (_BOLD if bold else 1)
 
 
-def _width(char: str) -> int:
-    code = ord(char) - 32
-    if 0 <= code < len(_WIDTHS):
-        return _WIDTHS[code]
-    is_wide = unicodedata.east_asian_width(char) in "WF" or code > 0xFFFF  # such as emoji
-    return 1800 if is_wide else 1000
+def _width(char: str) -> float:
+    if char in _NARROW:
+        return 0.43
+    if char in _BROAD:
+        return 1.02
+    if char < "\x7f":
+        return 0.8 if char.isupper() else 0.66
+    is_wide = unicodedata.east_asian_width(char) in "WF" or ord(char) > 0xFFFF  # such as emoji
+    return 1.8 if is_wide else 1.0
 
 
 def _shortened(text: str, size: float, room: float, *, bold: bool, keep_end: bool) -> str:

@@ -31,7 +31,7 @@ from refshard_fs.sharding.layout import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
 from refshard_fs.writing.committer import Committing
 from refshard_fs.writing.options import takes_objects
-from refshard_fs.writing.shards import Plan, ShardPlan, costs_of, packed, planned
+from refshard_fs.writing.shards import Plan, ShardPlan, packed, planned
 
 WORKERS: Final = 8  # objects under way at a time
 IN_FLIGHT: Final = 8 << 20  # bytes of chunks that are packed or sent at a time; a larger shard goes alone
@@ -97,7 +97,7 @@ class HierarchyCommit:
         self._objects = objects
         self._run = run
         self._overlay = overlay
-        self._costs = costs_of(overlay)
+        self._costs = overlay.costs
         self._put: dict[str, None] = {}  # names of the objects that were put
         self._touched: dict[str, None] = {}  # names of those that were put or removed, or may have been
         self._conflicting_shards: dict[str, None] = {}

@@ -8,12 +8,14 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import io
 import lzma
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, BinaryIO, Final
 
+import numcodecs
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
@@ -27,7 +29,6 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
 from refshard_fs.formats.kerchunk_json import source as json_writing
-from refshard_fs.formats.kerchunk_json.decompress import zstd
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet import writing as parquet_writing
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
@@ -42,25 +43,26 @@ from refshard_fs.session.recognition import beneath, stored
 from refshard_fs.targets.document import Document, Sink
 from refshard_fs.writing.options import SetFormat
 
+_PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
+    "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
+    "bz2": lambda file: bz2.BZ2File(file, "wb"),
+    "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115  # who asked for it closes it
+}
+
 
 @contextlib.contextmanager
 def _compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
     """Give a file whose content goes to ``file``, compressed as the name at the end of ``url`` says, or as it is."""
-    match url.rpartition(".")[2].lower():
-        case "gz":
-            with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
-                yield packed  # type: ignore[misc]  # it writes as a file does
-        case "bz2":
-            with bz2.BZ2File(file, "wb") as packed:
-                yield packed  # type: ignore[misc]  # as above
-        case "xz":
-            with lzma.LZMAFile(file, "wb") as packed:
-                yield packed  # type: ignore[misc]  # as above
-        case "zst" | "zstd":
-            with zstd().ZstdFile(file, "wb") as packed:
-                yield packed
-        case _:
-            yield file
+    suffix = url.rpartition(".")[2].lower()
+    if suffix in _PACKING:
+        with _PACKING[suffix](file) as packed:
+            yield packed
+    elif suffix in ("zst", "zstd"):
+        plain = io.BytesIO()
+        yield plain
+        file.write(numcodecs.Zstd(level=3).encode(plain.getvalue()))
+    else:
+        yield file
 
 
 _ROOT: Final = "zarr.json"

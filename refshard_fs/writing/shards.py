@@ -2,15 +2,13 @@
 
 Keys are those that the view shows. `planned` collects inner chunks by shard, and turns documents back into those of
 sharded arrays; `packed` puts a shard together. Sets of references cannot hold shards: `shard_edits` makes a new object
-(or, if it is small, a value) of each one that changes. `CostlyWrites` warns of what could take fewer requests.
+(or, if it is small, a value) of each one that changes.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple
@@ -21,7 +19,7 @@ from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import CostlyPattern, DamagedIndex, ManifestError, told
+from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.session.collect import Run
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.sharding.layout import Buffer, Misfit, ShardLayout
@@ -342,7 +340,7 @@ def _put(shard: ShardPlan, view: ShardView, run: Run, overlay: Overlay, values: 
     if shard.goes:
         return REMOVED
     url, old = run(shard.key, partial(_old, view, shard.key)) if shard.old else ("", None)
-    costs_of(overlay).put(shard.key, shard.array, len(shard.changes), read=old is not None)
+    overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)
     parts = packed(shard, old, url)
     return REMOVED if parts is None else values.stored(parts)
 
@@ -358,54 +356,3 @@ def _old(view: ShardView, key: str) -> Steps[tuple[str, Buffer | None]]:
         case Span(url) | Packed(Span(url)):
             found: bytes | None = yield Load(entry, Raw())
             return url, found
-
-
-# ------------------------------------------------------------------ costly patterns
-
-
-OFTEN: Final = 3  # commits that rewrite one shard, from which on that is called costly
-
-
-class CostlyWrites:
-    """What commits of one overlay cost, so as to tell of costly patterns: once for each array and kind."""
-
-    def __init__(self) -> None:
-        self._rewritten: dict[str, int] = {}
-        self._told: set[tuple[str, str]] = set()
-        self._untold: list[str] = []
-
-    def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
-        """Take note of a shard of which so many ``chunks`` were put, and whether it was ``read`` first."""
-        times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
-        if times >= OFTEN:
-            self._tell(
-                array,
-                "often",
-                f"shard {shard!r} was written {times} times, once for each commit: "
-                "write what belongs together within one `with fs.transaction:`",
-            )
-        if read:
-            self._tell(
-                array,
-                "read",
-                f"{chunks} chunks of shard {shard!r} were written, and the rest had to be read: "
-                "writing whole shards in one commit takes no reads",
-            )
-
-    def _tell(self, array: str, kind: str, text: str) -> None:
-        if (array, kind) not in self._told:
-            self._told.add((array, kind))
-            self._untold.append(told(f"array {array!r}: {text}"))
-
-    def tell(self) -> None:
-        """Warn of what was noted; once the commit is made, and known to be: a warning may be an error to some."""
-        while self._untold:
-            warnings.warn(self._untold.pop(0), CostlyPattern, stacklevel=4)
-
-
-_costs: weakref.WeakKeyDictionary[Overlay, CostlyWrites] = weakref.WeakKeyDictionary()
-
-
-def costs_of(overlay: Overlay) -> CostlyWrites:
-    """Return the one record of what the commits of ``overlay`` cost."""
-    return _costs.setdefault(overlay, CostlyWrites())

@@ -88,15 +88,13 @@ class Writer:
 
     def commit(self) -> None:
         """Make all that was written durable in the source."""
-        from refshard_fs.writing.shards import costs_of  # what commits: who reads need not wait for it
-
         self._refuse_elsewhere()
         self._commit()
-        costs_of(self.overlay).tell()
+        self.overlay.costs.tell()
 
     def _commit(self) -> None:
         from refshard_fs.writing.commit import commit, waits
-        from refshard_fs.writing.committer import Committing  # as above
+        from refshard_fs.writing.committer import Committing  # what commits: who reads need not wait for it
 
         overlay, session = self.overlay, self.session
         with overlay.lock:
