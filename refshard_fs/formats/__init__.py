@@ -12,6 +12,7 @@ from refshard_fs.core.format import Format, plugins
 from refshard_fs.formats import (
     bcolz,
     chunk_manifest,
+    dmrpp,
     fits,
     hdf5,
     kerchunk_json,
@@ -37,6 +38,7 @@ BUILT_IN = (
     netcdf3.FORMAT,
     fits.FORMAT,
     tiff.FORMAT,
+    dmrpp.FORMAT,
     zip.FORMAT,
 )
 

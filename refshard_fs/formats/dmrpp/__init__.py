@@ -1,0 +1,13 @@
+"""DMR++ documents: XML that says where the chunks of an HDF5 or NetCDF-4 file lie. Told by its root element."""
+
+from __future__ import annotations
+
+from refshard_fs.core.format import Format, Probe
+
+
+def _recognises(probe: Probe) -> bool:
+    head = probe.head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return head[:1] == b"<" and b"<Dataset" in head and b"/dmrpp/1.0.0#" in head
+
+
+FORMAT = Format("dmrpp", _recognises, "refshard_fs.formats.dmrpp.source")

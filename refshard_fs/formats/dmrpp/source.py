@@ -1,0 +1,370 @@
+"""DMR++ documents as groups of arrays, whose chunks lie in the file that they describe. No I/O here.
+
+That is the one at ``dmrpp:href`` where it is a URL; else the file beside the document, whose name lacks ``.dmrpp``.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numcodecs
+import numpy as np
+
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, pieces, spelled_fill
+from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keys import ChunkGrid, parent
+from refshard_fs.core.keyspace import KeySpace, tails
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
+from refshard_fs.core.zarrmeta import COUNTABLE
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.dmrpp.document import NUMBERS, TEXTS, Dim, Document, Variable, integers, number, parse_document
+from refshard_fs.references.values import resolver
+from refshard_fs.security.policy import directory_of, protocol_of
+
+SUFFIX: Final = ".dmrpp"
+LARGEST: Final = 1 << 31  # bytes of a chunk, decoded
+MOST_FILL: Final = 1 << 28  # bytes of a chunk that was never written, where one has to be made
+MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
+
+Codecs = list[dict[str, Any]]
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a DMR++ document."""
+    data = yield Load(probe.document(options.max_manifest_bytes), Raw())
+    document = parse_document(data, probe.url)
+    targets = _Targets(probe, options, document.href)
+    names = _Names(document)
+    arrays: dict[str, ArrayDescription] = {}
+    chunks: dict[str, Chunks] = {}
+    reports = dict(document.reports)
+    for path, variable in document.variables.items():
+        where = f"{probe.url}, variable {path!r}"
+        try:
+            found = _Array(variable, names, where)
+            arrays[path], chunks[path] = found.description(options.zarr_format), found.chunks(targets)
+        except _NotShown as e:
+            reports[path] = str(e)
+        except ManifestError:
+            raise
+        except ValueError as e:
+            raise ManifestError(f"{where}: {e}") from e
+    groups = {path: attributes for path, attributes in document.groups.items() if path}
+    keyspace = ArrayGroup(arrays, chunks, options.zarr_format, document.groups[""], reports, groups=groups)
+    keyspace.urls = tuple(targets.urls.values())
+    return keyspace
+
+
+class _NotShown(Exception):
+    """A variable of a kind that is not read here; the text says which."""
+
+
+class _Targets:
+    """The URLs of the files that chunks lie in."""
+
+    def __init__(self, probe: Probe, options: OpenOptions, href: str | None) -> None:
+        self.urls: dict[str | None, str] = {}
+        self._resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
+        self._probe = probe
+        self._options = options
+        self._href = href
+
+    def url(self, href: str | None) -> str:
+        """Return the URL of the file that a chunk names, or the document, or that lies beside it."""
+        if href not in self.urls:
+            self.urls[href] = self._url(href)
+        return self.urls[href]
+
+    def _url(self, href: str | None) -> str:
+        if self._options.target is not None:
+            return self._resolve(None)
+        for given in (href, self._href):
+            if given is not None and protocol_of(given) is not None:
+                return self._resolve(given)
+        url = self._probe.url
+        if url.endswith(SUFFIX) and not self._probe.is_in_memory:
+            return url.removesuffix(SUFFIX)
+        raise ManifestError(
+            f"{url}: its dmrpp:href is {self._href!r}, no URL, and it has no name that ends in {SUFFIX}: "
+            "say by target= which file it describes"
+        )
+
+
+class _Names:
+    """Shapes and names of dimensions."""
+
+    def __init__(self, document: Document) -> None:
+        self._sizes = document.dimensions
+        self._own: dict[str, list[int]] = {}  # sizes of dimensions without a name, by group
+
+    def shape(self, variable: Variable, where: str) -> tuple[int, ...]:
+        shape = tuple(self._size(dim, where) for dim in variable.dims)
+        if len(shape) > MOST_DIMENSIONS:
+            raise _NotShown(f"it has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
+        if math.prod(shape) * 16 >= COUNTABLE:
+            raise ManifestError(f"{where}: its shape {shape} is more than 63 bits count")
+        return shape
+
+    def _size(self, dim: Dim, where: str) -> int:
+        size = dim.size if dim.path is None else self._sizes.get(dim.path)
+        if size is None:
+            raise ManifestError(f"{where}: there is no Dimension {dim.path!r}")
+        return size
+
+    def dimensions(self, variable: Variable) -> list[str]:
+        """Return the names of dimensions; those without one are numbered by their sizes, as netCDF does."""
+        own = self._own.setdefault(parent(variable.path)[0], [])
+        found: list[str] = []
+        for dim in variable.dims:
+            if dim.path is not None:
+                found.append(parent(dim.path)[1])
+                continue
+            assert dim.size is not None
+            name = next(
+                (f"phony_dim_{i}" for i, size in enumerate(own) if size == dim.size and f"phony_dim_{i}" not in found),
+                f"phony_dim_{len(own)}",
+            )
+            if name == f"phony_dim_{len(own)}":
+                own.append(dim.size)
+            found.append(name)
+        return found
+
+
+class _Array:
+    """A variable as an array of zarr; raises `_NotShown` for what it cannot be."""
+
+    def __init__(self, variable: Variable, names: _Names, where: str) -> None:
+        self.variable = variable
+        self.where = where
+        if variable.problem is not None:
+            raise _NotShown(variable.problem)
+        if variable.inline is None and not variable.offsets and not variable.has_chunks:
+            raise _NotShown("nothing says where its values lie")
+        self.shape = names.shape(variable, where)
+        self.dimensions = names.dimensions(variable)
+        self.is_vlen = variable.inline is not None and variable.inline[0] == "vlsa"
+        self.dtype = np.dtype(object) if self.is_vlen else self._dtype()
+        self.codecs = _codecs(variable, self.dtype)
+        self.is_contiguous = not variable.chunk_sizes and not self.codecs
+        if variable.chunk_sizes:
+            self.chunk = integers(variable.chunk_sizes)
+            if len(self.chunk) != len(self.shape) or 0 in self.chunk:
+                raise ManifestError(f"{where}: its chunks have the sizes {self.chunk}, its shape is {self.shape}")
+        elif self.is_contiguous and variable.inline is None:
+            self.chunk = pieces(self.shape, self.dtype.itemsize)
+        else:
+            self.chunk = tuple(max(extent, 1) for extent in self.shape)
+        try:
+            self.stored_fill = self._stored_fill()
+        except ValueError:
+            raise _NotShown(f"its fillValue is {variable.fill!r}, no number of its type") from None
+        self.size = math.prod(self.chunk) * self.dtype.itemsize
+        if self.size > LARGEST:
+            raise _NotShown(f"its chunks of {self.chunk} have {self.size} bytes, more than {LARGEST}")
+
+    def _dtype(self) -> np.dtype[Any]:
+        variable = self.variable
+        if variable.type not in TEXTS:
+            order = ">" if variable.byte_order == "BE" else "<"
+            return np.dtype(order + NUMBERS[variable.type])
+        length = variable.string_length
+        stored = sum(variable.sizes) if variable.offsets and not variable.compression else 0
+        if variable.inline is not None:
+            stored = len(_inline(variable, 1 << 20))
+        count = math.prod(self.shape)
+        if length is None and not variable.chunk_sizes and count and stored % count == 0:
+            length = stored // count
+        if not length or length > 1 << 20:
+            raise _NotShown("it is text, and nothing says how long")
+        return np.dtype(f"S{length}")
+
+    def description(self, zarr_format: int) -> ArrayDescription:
+        """Return what zarr's metadata says of it."""
+        attributes = {name: value for name, value in self.variable.attributes.items() if name != "_FillValue"}
+        if attributes.get("CLASS") == "DIMENSION_SCALE":
+            attributes = {name: value for name, value in attributes.items() if name not in ("CLASS", "NAME")}
+        codecs: Sequence[Mapping[str, Any]] = [{"id": "vlen-utf8"}] if self.is_vlen else self.codecs
+        compressor = codecs[-1] if codecs and codecs[-1]["id"] == "zlib" else None
+        return ArrayDescription(
+            self.where,
+            self.shape,
+            self.chunk,
+            self.dtype,
+            "C",
+            compressor,
+            self.dimensions,
+            attributes,
+            fill_value=self._shown_fill(),
+            filters=codecs if compressor is None else codecs[:-1],
+            is_masked=True,
+        )
+
+    def _shown_fill(self) -> Any:
+        """Return the ``_FillValue`` as zarr spells it; None without one that is a value of the data type."""
+        match self.variable.attributes.get("_FillValue"):
+            case int() | float() as value if self.dtype.kind in "iuf":
+                with np.errstate(all="ignore"):
+                    fill = np.array(value).astype(self.dtype)
+                if fill == value or (self.dtype.kind == "f" and np.isnan(value)):
+                    return spelled_fill(fill.tobytes(), self.dtype)
+        return None
+
+    def chunks(self, targets: _Targets) -> Chunks:
+        """Return where its chunks lie."""
+        variable = self.variable
+        if self.is_vlen:
+            return _Whole(self._vlen())
+        if variable.inline is not None:
+            return _Whole(self._plain_inline())
+        if self.is_contiguous and len(variable.offsets) == 1:
+            (offset,), (size,) = variable.offsets, variable.sizes
+            if size != math.prod(self.shape) * self.dtype.itemsize:
+                due = f"{math.prod(self.shape)} elements of {self.dtype.itemsize} are due"
+                raise ManifestError(f"{self.where}: it has {size} bytes (nBytes), where {due}")
+            source = Span(targets.url(variable.hrefs[0]), 0, offset + size)
+            return Contiguous(source, offset, self.shape, self.chunk, self.dtype.itemsize, self.where)
+        return StoredChunks(self, targets)
+
+    def _plain_inline(self) -> bytes:
+        due = math.prod(self.shape) * self.dtype.itemsize
+        data = _inline(self.variable, due)
+        if len(data) != due:
+            raise ManifestError(f"{self.where}: its values in the document are {len(data)} bytes, where {due} are due")
+        return encoded(data, self.codecs)
+
+    def _vlen(self) -> bytes:
+        texts = self.variable.texts
+        if len(texts) != math.prod(self.shape):
+            raise ManifestError(f"{self.where}: it has {len(texts)} texts, and the shape {self.shape}")
+        return encoded(np.array(texts, object), [{"id": "vlen-utf8"}])
+
+    def filled(self) -> bytes:
+        """Return a chunk of fill values, encoded."""
+        if self.size > MOST_FILL:
+            raise ManifestError(
+                f"{self.where}: a chunk of {self.size} bytes was never written: they are too many to make"
+            )
+        return encoded(self.stored_fill * math.prod(self.chunk), self.codecs)
+
+    def _stored_fill(self) -> bytes:
+        """Return an element of chunks that were never written."""
+        text = self.variable.fill
+        if text is None or self.dtype.kind not in "iuf":
+            return bytes(self.dtype.itemsize)
+        return np.array(number(text, self.dtype), self.dtype).tobytes()
+
+    @property
+    def fills_itself(self) -> bool:
+        """Whether zarr makes the chunks that were never written, from the fill value that it is told."""
+        shown = self._shown_fill()
+        return shown is not None and shown == spelled_fill(self.stored_fill, self.dtype)
+
+
+class _Whole(Chunks):
+    """The one chunk of an array whose values stand in the document."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = Inline(data)
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        return self._data
+
+
+class StoredChunks(Chunks):
+    """The chunks of one array, as the document lists them: columns, in the order of their numbers."""
+
+    def __init__(self, found: _Array, targets: _Targets) -> None:
+        variable = found.variable
+        self._grid = grid = found.description(2).grid(2)
+        self._array = found
+        self._filled: Inline | None = None
+        numbers = [_number(position, found, grid) for position in variable.positions]
+        order = np.argsort(np.array(numbers, np.uint64), kind="stable")
+        self._numbers = np.array(numbers, np.uint64)[order]
+        if (self._numbers[1:] == self._numbers[:-1]).any():
+            raise ManifestError(f"{found.where}: it has two chunks at one place")
+        self._offsets = np.array(variable.offsets, np.int64)[order]
+        self._sizes = np.array(variable.sizes, np.int64)[order]
+        most = 2 * found.size + 4096 if found.codecs else found.size
+        least = 0 if found.codecs else found.size
+        if ((self._sizes > most) | (self._sizes < least)).any():
+            raise ManifestError(f"{found.where}: a chunk of {found.size} bytes is stored in {self._sizes.max()}")
+        if (self._offsets > COUNTABLE - 1 - self._sizes).any():
+            raise ManifestError(f"{found.where}: a chunk ends behind what 63 bits count")
+        codes: dict[str, int] = {}
+        urls = [codes.setdefault(targets.url(variable.hrefs[i]), len(codes)) for i in order.tolist()]
+        self._urls, self._targets = list(codes), np.array(urls, np.uint32)
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        at = int(np.searchsorted(self._numbers, np.uint64(number)))
+        if at < len(self._numbers) and self._numbers[at] == number:
+            start = int(self._offsets[at])
+            return Span(self._urls[self._targets[at]], start, start + int(self._sizes[at]))
+        if self._array.fills_itself:
+            return None
+        if self._filled is None:
+            self._filled = Inline(self._array.filled())
+        return self._filled
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        yield from ()
+        if not self._array.fills_itself:
+            return None
+        sizes = self._sizes.tolist()
+        return [Listed(tail, size) for tail, size in zip(tails(self._grid, self._numbers), sizes, strict=True)]
+
+
+def _number(position: str, found: _Array, grid: ChunkGrid) -> int:
+    """Return the number of the chunk whose first element is at ``position``."""
+    places = integers(position) if position else (0,) * len(found.shape)
+    if len(places) != len(found.shape) or any(at % size for at, size in zip(places, found.chunk, strict=True)):
+        raise ManifestError(f"{found.where}: a chunk of {found.chunk} begins at {position}")
+    number = grid.number_of([at // size for at, size in zip(places, found.chunk, strict=True)])
+    if number is None:
+        raise ManifestError(f"{found.where}: a chunk begins at {position}, outside of its shape {found.shape}")
+    return number
+
+
+def _codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
+    """Return the filters that chunks went through, in that order, as zarr's metadata spells them."""
+    found: Codecs = []
+    levels = list(integers(variable.levels)) if variable.levels else []
+    for name in variable.compression.split():
+        match name:
+            case "deflate":
+                found.append({"id": "zlib", "level": min(levels.pop(0), 9) if levels else 6})
+            case "shuffle":
+                found.append({"id": "shuffle", "elementsize": dtype.itemsize})
+            case "fletcher32":
+                found.append({"id": "fletcher32"})
+            case _:
+                raise _NotShown(f"its chunks are compressed by {name!r}")
+    return found
+
+
+def _inline(variable: Variable, most: int) -> bytes:
+    """Return the values that stand in the document; ValueError where they are damaged, or more than ``most`` bytes."""
+    assert variable.inline is not None
+    how, text = variable.inline
+    data = base64.b64decode("".join(text.split()), validate=True)
+    if how == "missingdata":
+        try:
+            data = zlib.decompressobj().decompress(data, most + 1)
+        except zlib.error as e:
+            raise ValueError(f"its values in the document are no zlib stream: {e}") from None
+    if len(data) > most:
+        raise ValueError(f"its values in the document are more than the {most} bytes that are due")
+    return data
+
+
+def encoded(data: Any, codecs: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a chunk as ``codecs`` encode it."""
+    for codec in codecs:
+        data = numcodecs.get_codec(dict(codec)).encode(data)
+    return bytes(data)

@@ -1,0 +1,290 @@
+"""DMR++ documents: the values of the files that they describe; nothing in them reaches where it must not."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+
+from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, TargetNotAllowed
+from tests.formats.files_of_arrays import check_commands, rounds, same
+from tests.servers.http import RangeServer
+from tests.sharding.in_memory import ROOT, Files
+from tests.sharding.writers import IS_ZARR_2, array
+
+xr = pytest.importorskip("xarray")
+netcdf4 = pytest.importorskip("netCDF4")
+h5py = pytest.importorskip("h5py")
+
+from tests.formats.dmrpp_writer import write_dmrpp  # noqa: E402  # h5py may be absent
+
+ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
+HEAD = (
+    '<?xml version="1.0" encoding="ISO-8859-1"?>'
+    '<Dataset xmlns="http://xml.opendap.org/ns/DAP/4.0#" xmlns:dmrpp="http://xml.opendap.org/dap/dmrpp/1.0.0#" '
+)
+
+
+def document(body: str, attributes: str = 'name="x" dmrpp:href="files://data"') -> bytes:
+    return f"{HEAD}{attributes}>{body}</Dataset>".encode("iso-8859-1", "xmlcharrefreplace")
+
+
+def opened(body: str, **files: bytes) -> Any:
+    every = Files({ROOT: document(body), **{f"files://{name}": data for name, data in files.items()}})
+    return every, every.open()
+
+
+def write(path: Path, *, texts: bool = True) -> Path:
+    """Write a file with the kinds of chunks, fill values and groups that NetCDF-4 has, and its document."""
+    with netcdf4.Dataset(path, "w") as ds:
+        for name, size in (("time", None), ("y", 30), ("x", 40)):
+            ds.createDimension(name, size)
+        ds.setncatts({"title": "Grüße & <co>", "numbers": np.array([1.5, 2], "f4"), "one": np.int16(3)})
+        time = ds.createVariable("time", "f8", ("time",))
+        time.units = "hours since 2000-01-01"
+        time[:] = np.arange(7)
+        air: dict[str, Any] = {"zlib": True, "shuffle": True, "fletcher32": True, "chunksizes": (2, 20, 20)}
+        packed = ds.createVariable("packed", "i2", ("time", "y", "x"), fill_value=-99, **air)
+        packed.scale_factor = 0.5
+        packed[:] = np.arange(7 * 1200).reshape(7, 30, 40) % 1000
+        ds.createVariable("plain", "f4", ("y", "x"), contiguous=True)[:] = np.linspace(0, 1, 1200).reshape(30, 40)
+        big = ds.createVariable("big", ">i4", ("y", "x"), zlib=True, chunksizes=(7, 9), endian="big")
+        big[:] = np.arange(1200).reshape(30, 40)
+        ds.createVariable("holes", "f4", ("time", "x"), chunksizes=(2, 10), fill_value=np.float32("nan"))[4:6, 3] = 1
+        ds.createVariable("unset", "i4", ("time", "x"), chunksizes=(2, 10), zlib=True)[4:6, 3] = 1
+        ds.createVariable("zipped", "i4", ("y", "x"), zlib=True, chunksizes=(7, 9))[:] = np.arange(1200).reshape(30, 40)
+        ds.createVariable("scalar", "i4", ())[...] = 7
+        group = ds.createGroup("deep").createGroup("er")
+        group.createDimension("z", 3)
+        group.note = "far down"
+        group.createVariable("z", "f8", ("z",))[:] = [1, 2, 3]
+        group.createVariable("both", "u1", ("z", "x"), zlib=True)[:] = np.arange(120).reshape(3, 40)
+        if texts:
+            names = ds.createVariable("names", str, ("y",))
+            for number in range(30):
+                names[number] = f"é{number}"
+    return write_dmrpp(path)
+
+
+@pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
+@pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
+def test_values_and_attributes_are_those_of_the_file_that_is_described(tmp_path: Path, zarr_format: int) -> None:
+    path = write(tmp_path / "air.nc")
+    options: dict[str, Any] = {"engine": "refshard", "storage_options": {"zarr_format": zarr_format}}
+    for group in ("", "deep/er"):
+        for decode in (True, False):
+            if zarr_format == 3 and decode:
+                continue  # xarray takes the fill value of texts for one of numbers
+            got = xr.open_dataset(path, group=group, decode_cf=decode, **options).drop_vars("names", errors="ignore")
+            want = xr.open_dataset(path.with_suffix(""), engine="h5netcdf", group=group, decode_cf=decode)
+            same(got, want.drop_vars("names", errors="ignore"))
+    tree = xr.open_datatree(path, engine="refshard")
+    own = xr.open_datatree(path.with_suffix(""), engine="refshard")
+    assert {node.path for node in tree.subtree} == {"/", "/deep", "/deep/er"}
+    xr.testing.assert_equal(tree["/deep/er"].to_dataset(), own["/deep/er"].to_dataset())
+    assert tree["/names"].values.tolist() == [f"é{number}" for number in range(30)]
+
+
+def test_another_reader_finds_the_same_in_the_document_that_is_read_here(tmp_path: Path) -> None:
+    parsers = pytest.importorskip("virtualizarr.parsers")
+    stores = pytest.importorskip("obstore.store")
+    registry = pytest.importorskip("obspec_utils.registry").ObjectStoreRegistry()
+    path = write(tmp_path / "air.nc", texts=False)
+    registry.register("file://", stores.LocalStore())
+    store = parsers.DMRPPParser(skip_variables=["packed", "holes", "unset"])(path.as_uri(), registry)
+    other = xr.open_zarr(store, consolidated=False, zarr_format=3, decode_cf=False)
+    ours = xr.open_dataset(path, engine="refshard", decode_cf=False)
+    for name in ("time", "plain", "zipped"):
+        np.testing.assert_array_equal(ours[name].values, other[name].values, err_msg=name)
+
+
+def test_commands_take_a_document_and_convert_it_to_references(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "air.nc")
+    refs = check_commands(path, tmp_path, capsys, "deep/er/both")
+    xr.testing.assert_identical(*(xr.open_dataset(fo, engine="refshard").load() for fo in (path, refs)))
+
+
+def test_opening_reads_the_document_alone_and_a_chunk_takes_one_request(
+    http_server: RangeServer, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "air.nc")
+    http_server.put("/air.nc", path.with_suffix("").read_bytes())
+    http_server.latency = 0.1
+    fs = RefShardFileSystem(http_server.put("/air.nc.dmrpp", path.read_bytes()), skip_instance_cache=True)
+    assert "packed" in fs.ls("", detail=False)
+    assert rounds(http_server) <= 3
+    assert {request.path for request in http_server.requests()} == {"/air.nc.dmrpp"}
+    http_server.clear()
+    assert fs.cat_file("packed/3.1.1")
+    (request,) = http_server.requests()
+    assert request.path == "/air.nc"
+
+
+def test_a_document_names_its_file_by_a_url_or_lies_beside_it_or_is_told(
+    http_server: RangeServer, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "air.nc")
+    data = path.with_suffix("").read_bytes()
+    want = array(str(path), "plain")[...]
+    url = http_server.put("/elsewhere.nc", data)
+    elsewhere = write_dmrpp(path.with_suffix(""), href=url).rename(tmp_path / "moved.xml")
+    assert np.array_equal(array(str(elsewhere), "plain")[...], want)
+    moved = path.with_suffix("").rename(tmp_path / "other.nc")
+    beside = write_dmrpp(moved, href="data/other.nc")
+    assert np.array_equal(array(str(beside), "plain")[...], want)
+    assert np.array_equal(array(beside.read_bytes(), "plain", target=str(moved))[...], want)
+    with pytest.raises(ManifestError, match="target="):
+        RefShardFileSystem(fo=beside.read_bytes()).ls("")
+
+
+def test_a_document_from_elsewhere_points_to_no_local_file(http_server: RangeServer, tmp_path: Path) -> None:
+    path = write(tmp_path / "air.nc")
+    document = write_dmrpp(path.with_suffix(""), href=path.with_suffix("").as_uri()).read_bytes()
+    fs = RefShardFileSystem(http_server.put("/a.dmrpp", document), skip_instance_cache=True)
+    with pytest.raises(TargetNotAllowed):
+        fs.cat_file("plain/0.0")
+
+
+BOMB = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+OUTSIDE = '<!DOCTYPE x [<!ENTITY secret SYSTEM "file:///etc/passwd">]>'
+
+
+@pytest.mark.parametrize("declared", [BOMB, OUTSIDE, "<!DOCTYPE x>", '<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd">'])
+def test_document_types_and_entities_are_refused(declared: str) -> None:
+    data = document("<Attribute name='x' type='String'><Value>&b;&secret;</Value></Attribute>")
+    start, _, rest = data.partition(b"?>")
+    files = Files({ROOT: start + b"?>" + declared.encode() + rest})
+    with pytest.raises(ManifestError, match="document type or an entity"):
+        files.open()
+
+
+def test_elements_that_nest_without_end_are_refused() -> None:
+    with pytest.raises(ManifestError, match="within one another"):
+        opened("".join(f"<Group name='g{i}'>" for i in range(200)))
+
+
+def test_chunks_without_an_element_around_them_and_with_a_file_each_are_read() -> None:
+    files, keys = opened(
+        '<Int16 name="a"><Dim size="3"/><dmrpp:chunk offset="2" nBytes="6" href="files://one"/></Int16>'
+        '<Int16 name="b"><Dim size="4"/><Dim size="3"/><dmrpp:chunks deflate_level="6" compressionType="deflate">'
+        "<dmrpp:chunkDimensionSizes>2 3</dmrpp:chunkDimensionSizes>"
+        '<dmrpp:chunk offset="0" nBytes="9" chunkPositionInArray="[2,0]" href="files://two"/></dmrpp:chunks></Int16>',
+        one=b"..abcdef",
+        two=b"012345678",
+    )
+    assert files.read(keys, "a/0") == b"abcdef"
+    assert files.read(keys, "b/1.0") == b"012345678"
+    assert zlib.decompress(files.read(keys, "b/0.0") or b"") == bytes(12)
+    assert list(keys.urls) == ["files://one", "files://two"]
+    assert b'"phony_dim_0"' in (files.read(keys, "a/.zattrs") or b"")
+    assert b'["phony_dim_1","phony_dim_0"]' in (files.read(keys, "b/.zattrs") or b"")
+
+
+def test_values_that_stand_in_the_document_are_read() -> None:
+    missing = base64.b64encode(zlib.compress(np.arange(4, dtype="<f8").tobytes())).decode()
+    files, keys = opened(
+        '<String name="quality"><dmrpp:compact>R29vZA==</dmrpp:compact></String>'
+        f'<Float64 name="lat"><Dim size="4"/><dmrpp:missingdata>\n  {missing[:9]}\n  {missing[9:]}\n'
+        '</dmrpp:missingdata></Float64><String name="words"><Dim size="4"/><dmrpp:vlsa><v>a</v><v c="3">so</v>'
+        '</dmrpp:vlsa></String><Int8 name="byte"><dmrpp:compact>/w==</dmrpp:compact></Int8>'
+    )
+    assert files.read(keys, "quality/0") == b"Good"
+    assert np.frombuffer(files.read(keys, "lat/0") or b"").tolist() == [0, 1, 2, 3]
+    assert files.read(keys, "byte/0") == b"\xff"
+    assert numcodecs.VLenUTF8().decode(files.read(keys, "words/0")).tolist() == ["a", "so", "so", "so"]
+
+
+def test_what_is_not_shown_is_reported() -> None:
+    _, keys = opened(
+        '<Int16 name="a"><dmrpp:chunks compressionType="szip"/></Int16>'
+        '<Int16 name="g"><dmrpp:chunks fillValue="99999"/></Int16>'
+        '<Int16 name="b"><dmrpp:chunk offset="0" nBytes="2" fm="1"/></Int16>'
+        '<Int16 name="c"/><Structure name="d"><Int16 name="inner"><Dim size="2"/></Int16></Structure>'
+        '<String name="e"><Dim size="2"/><dmrpp:chunks compressionType="deflate"/></String>'
+        '<Int16 name="f"><dmrpp:chunks><dmrpp:block offset="0" nBytes="2"/></dmrpp:chunks></Int16>'
+        '<Int16 name=".zattrs"><dmrpp:chunk offset="0" nBytes="2"/></Int16>'
+    )
+    assert not keys.grids
+    words = {
+        "a": "szip",
+        "b": "fm",
+        "c": "nothing says",
+        "d": "Structure",
+        "e": "text",
+        "f": "block",
+        ".zattrs": "name",
+    }
+    assert {path: word in keys.reports[path] for path, word in words.items()} == dict.fromkeys(words, True)
+
+
+CHUNKED = (
+    '<Int16 name="a"><Dim name="/x"/><dmrpp:chunks {}><dmrpp:chunkDimensionSizes>{}</dmrpp:chunkDimensionSizes>'
+    '<dmrpp:chunk offset="{}" nBytes="{}" chunkPositionInArray="{}"/>{}</dmrpp:chunks></Int16>'
+)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        (("", "2", "0", "4", "[1]", ""), r"begins at \[1\]"),
+        (("", "2", "0", "4", "[6]", ""), "outside of its shape"),
+        (("", "2", "0", "4", "[0,0]", ""), r"begins at \[0,0\]"),
+        (("", "0", "0", "4", "[0]", ""), "sizes"),
+        (("", "2 2", "0", "4", "[0]", ""), "sizes"),
+        (("", "2", "0", "5", "[0]", ""), "is stored in 5"),
+        (('compressionType="deflate"', "2", "0", "9999999", "[0]", ""), "is stored in 9999999"),
+        (("", "2", "9223372036854775807", "4", "[0]", ""), "63 bits"),
+        (("", "2", "-4", "4", "[0]", ""), "offset is '-4'"),
+        (("", "2", "0", "4", "[0]", '<dmrpp:chunk offset="8" nBytes="4" chunkPositionInArray="[0]"/>'), "two chunks"),
+    ],
+)
+def test_places_that_cannot_be_true_are_refused(parts: tuple[str, ...], reason: str) -> None:
+    body = '<Dimension name="x" size="5"/>' + CHUNKED.format(*parts)
+    with pytest.raises(ManifestError, match=reason) as caught:
+        opened(body)
+    assert ROOT in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('<Int16 name="a"><Dim name="/y"/><dmrpp:chunk offset="0" nBytes="2"/></Int16>', "no Dimension 'y'"),
+        ('<Int16 name="a"><Dim/></Int16>', "neither a name nor a size"),
+        ('<Group name="../x"/>', "no name that a key can have"),
+        ('<Int16 name="a"/><Int16 name="a"/>', "two variables"),
+        ('<Int16 name="a"><dmrpp:compact>!</dmrpp:compact></Int16>', "variable 'a'"),
+        ('<Int16 name="a"><Dim size="3"/><dmrpp:compact>AAA=</dmrpp:compact></Int16>', "6 are due"),
+        ('<String name="a"><dmrpp:vlsa><v c="9999999999">x</v></dmrpp:vlsa></String>', "texts"),
+        ('<Int16 name="a"><Dim size="3"/><dmrpp:chunk offset="0" nBytes="2"/></Int16>', "3 elements of 2 are due"),
+        ("<Int16", "no XML"),
+    ],
+)
+def test_documents_that_contradict_themselves_are_refused(body: str, reason: str) -> None:
+    with pytest.raises(ManifestError, match=reason):
+        opened(body)
+
+
+def test_a_document_cut_short_or_with_flipped_bits_ends_in_errors_of_ours(tmp_path: Path) -> None:
+    data = write(tmp_path / "air.nc").read_bytes()
+    rng = np.random.default_rng(0)
+    for cut in rng.integers(600, len(data) - 12, 40).tolist():
+        with pytest.raises(ManifestError, match="cut short"):
+            Files({ROOT: data[:cut]}).open("dmrpp")
+    failed = 0
+    for bit in rng.integers(0, len(data) * 8, 200).tolist():
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            Files({ROOT: bytes(flipped), "files://x.nc": b""}).open("dmrpp", target="files://x.nc")
+        except RefShardError as e:
+            failed += 1
+            assert ROOT in str(e)
+    assert failed

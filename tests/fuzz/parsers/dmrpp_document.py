@@ -1,0 +1,72 @@
+"""DMR++ documents: arrays with chunks of bounded size at places that can be, or an error of ours."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from contextlib import nullcontext as configured
+
+from refshard_fs.core.format import HEAD, OpenOptions, Probe
+from refshard_fs.core.model import Facts, Inline, Span
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats.dmrpp.source import MOST_FILL, open_
+from tests.sharding.in_memory import ROOT, Files
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = True
+WORDS = tuple(
+    b"""
+    <Dataset <Group <Dim <Dimension <dmrpp:chunks <dmrpp:chunk <Attribute <Value> </Value> <!DOCTYPE <!ENTITY &a; &#x20;
+    name= size= offset= nBytes= chunkPositionInArray="[0]" compressionType="shuffle" fillValue="NaN" fm="1" c="99"
+    byteOrder="BE" <![CDATA[ ]]> <String <Float64 <Int8 9223372036854775807 -1 1e999
+    """.split()
+)
+
+
+def seeds() -> list[bytes]:
+    root = (
+        '<?xml version="1.0" encoding="ISO-8859-1"?><Dataset xmlns="http://xml.opendap.org/ns/DAP/4.0#" '
+        'xmlns:dmrpp="http://xml.opendap.org/dap/dmrpp/1.0.0#" dmrpp:href="files://data">'
+    )
+    chunked = (
+        '<Dimension name="x" size="5"/><Group name="g"><Dimension name="y" size="3"/>'
+        '<Int16 name="a"><Dim name="/x"/><Dim name="/g/y"/><Dim size="1"/>'
+        '<Attribute name="_FillValue" type="Int16"><Value>-1</Value></Attribute>'
+        '<dmrpp:chunks compressionType="shuffle deflate fletcher32" deflateLevel="4" fillValue="-1" byteOrder="LE">'
+        "<dmrpp:chunkDimensionSizes>2 3 1</dmrpp:chunkDimensionSizes>"
+        '<dmrpp:chunk offset="10" nBytes="9" chunkPositionInArray="[2,0,0]"/>'
+        '<dmrpp:chunk offset="19" nBytes="9" chunkPositionInArray="[4,0,0]" href="files://b"/>'
+        "</dmrpp:chunks></Int16></Group>"
+    )
+    missing = base64.b64encode(zlib.compress(bytes(24))).decode()
+    inline = (
+        '<Float64 name="a"><Dim size="100"/><dmrpp:chunk offset="7" nBytes="800"/></Float64>'
+        f'<Float64 name="b"><Dim size="3"/><dmrpp:missingdata>{missing}</dmrpp:missingdata></Float64>'
+        '<String name="c"><dmrpp:compact>R29vZA==</dmrpp:compact></String>'
+        '<String name="d"><Dim size="3"/><dmrpp:vlsa><v>a</v><v c="2">b</v></dmrpp:vlsa></String>'
+        '<Attribute name="HDF5_GLOBAL" type="Container"><Attribute name="t" type="Float32"><Value>1e3</Value>'
+        "</Attribute></Attribute>"
+    )
+    return [f"{root}{body}</Dataset>".encode() for body in (chunked, inline, chunked + inline)]
+
+
+def one_input(data: bytes) -> None:
+    files = Files({ROOT: data})
+    try:
+        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions(zarr_format=2 + len(data) % 2)))
+    except RefShardError:
+        return
+    for path, grid in keys.grids.items():
+        for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():
+            if number >= 1 << 63:
+                continue
+            try:
+                entry = files.run(keys.lookup(f"{path}/{grid.tail(number)}"))
+            except RefShardError:
+                continue
+            match entry:
+                case Span(start=start, stop=int(stop)):
+                    assert 0 <= start <= stop
+                case Inline(made):
+                    assert len(made) <= 2 * MOST_FILL
