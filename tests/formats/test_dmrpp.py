@@ -91,6 +91,7 @@ def test_values_and_attributes_are_those_of_the_file_that_is_described(tmp_path:
     assert tree["/names"].values.tolist() == [f"é{number}" for number in range(30)]
 
 
+@pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
 def test_another_reader_finds_the_same_in_the_document_that_is_read_here(tmp_path: Path) -> None:
     parsers = pytest.importorskip("virtualizarr.parsers")
     stores = pytest.importorskip("obstore.store")
