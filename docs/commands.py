@@ -36,6 +36,7 @@ def _commands(whole: argparse.ArgumentParser) -> Iterator[str]:
             options = [option for option in command._actions if HELP not in option.option_strings]
             places = [_spelled(option) for option in options if not option.option_strings]
             yield f"## refshard {' '.join([name, *places])}\n\n{helps[name][:1].upper()}{helps[name][1:]}.\n"
+            yield f"For {command.epilog}\n".replace("refshard ", "`refshard ", 1).replace("\n", "`\n")
             yield _table([option for option in options if not OF_SOURCES.count("".join(option.option_strings))])
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -38,7 +38,7 @@ def argument(names: str, help: str, metavar: str = "", *, group: str = "", **key
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One command. ``run`` returns the exit status, None for 0.
+    """One command. ``run`` returns the exit status, None for 0. ``example`` is what follows its name, for ``--help``.
 
     ``sources`` are the names of the sources that it takes, with how they are opened ("SOURCE...": one or more).
     ``json``: it takes ``--json``.
@@ -50,6 +50,7 @@ class Command(msgspec.Struct, frozen=True):
     arguments: Sequence[Argument] = ()
     sources: Sequence[str] = ("SOURCE",)
     json: bool = False
+    example: str = ""
 
     def add_to(self, parser: ArgumentParser) -> None:
         """Let ``parser`` take this command's arguments."""
@@ -165,7 +166,6 @@ def print_json(value: Any) -> None:
 
 def progress(what: str) -> Callback:
     """Return a callback that shows progress on stderr, where that is a terminal and tqdm is installed."""
-    if sys.stderr.isatty():
-        with contextlib.suppress(ImportError):
-            return TqdmCallback(tqdm_kwargs={"desc": what, "leave": False, "file": sys.stderr})
+    if sys.stderr.isatty() and find_spec("tqdm") is not None:
+        return TqdmCallback(tqdm_kwargs={"desc": what, "leave": False, "file": sys.stderr})
     return DEFAULT_CALLBACK

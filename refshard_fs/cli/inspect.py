@@ -77,7 +77,7 @@ def _array_row(array: ArraySummary) -> list[str]:
     possible = "?" if array.possible is None else f"{array.possible:,}"
     stray = f" (+{array.stray:,} outside)" if array.stray else ""
     return [
-        array.name or "/",
+        (array.name or "/") + (f" ({', '.join(array.dimensions)})" if any(array.dimensions) else ""),
         shape_text(array.shape),
         "varied" if array.chunks is None else shape_text(array.chunks),
         "-" if array.shards is None else shape_text(array.shards),
@@ -125,7 +125,9 @@ def _print_below(node: Node, indent: str) -> None:
 
 def _label(node: Node, name: str) -> str:
     if node.kind == "array":
-        return f"{name} ({shape_text(node.shape or ())}) {node.dtype}"
+        dims = node.dimensions or ("",) * len(node.shape or ())
+        shape = zip(dims, node.shape or (), strict=False)
+        return f"{name} ({' × '.join(f'{dim} {size}'.strip() for dim, size in shape) or 'scalar'}) {node.dtype}"
     return name + ("" if name == "/" else "/") + (" ..." if node.cut else "")
 
 
@@ -280,12 +282,34 @@ _CHECK = [
     argument("--full", "read all chunks, and decode them where zarr is installed", group="depth"),
 ]
 COMMANDS = (
-    Command("info", "format, groups, arrays, targets, and chunks present of possible", _info, json=True),
-    Command("ls", "keys directly below a path", _ls, _LS, json=True),
-    Command("tree", "groups and arrays, with shapes and dtypes", _tree, _TREE, json=True),
-    Command("cat", "write the bytes of keys to stdout", _cat, _CAT),
-    Command("get", "copy a key, or all keys below a path, to files", _get, _GET),
-    Command("diff", "arrays, metadata and references that differ", _diff, sources=("A", "B"), json=True),
-    Command("map", "draw where an array's bytes lie, and the requests for a slice", _map, _MAP),
-    Command("check", "what is wrong with metadata, ranges, targets and data", _check, _CHECK, json=True),
+    Command(
+        "info", "format, groups, arrays, targets, and chunks present of possible", _info, json=True, example="refs.json"
+    ),
+    Command("ls", "keys directly below a path", _ls, _LS, json=True, example="refs.json air"),
+    Command("tree", "groups and arrays, with shapes and dtypes", _tree, _TREE, json=True, example="refs.json"),
+    Command("cat", "write the bytes of keys to stdout", _cat, _CAT, example="refs.json air/.zattrs"),
+    Command("get", "copy a key, or all keys below a path, to files", _get, _GET, example="-r refs.json air DEST"),
+    Command(
+        "diff",
+        "arrays, metadata and references that differ",
+        _diff,
+        sources=("A", "B"),
+        json=True,
+        example="refs.json newer.json",
+    ),
+    Command(
+        "map",
+        "draw where an array's bytes lie, and the requests for a slice",
+        _map,
+        _MAP,
+        example='refs.json air -o map.svg --select "air[0:10, :, :]"',
+    ),
+    Command(
+        "check",
+        "what is wrong with metadata, ranges, targets and data",
+        _check,
+        _CHECK,
+        json=True,
+        example="refs.json --read 20",
+    ),
 )

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import time
 from argparse import Namespace
+from collections.abc import Iterator
 from typing import Any
 
-from refshard_fs.cli.command import Command, argument, open_source, opening_options, pair, progress
+from refshard_fs.cli.command import Command, argument, open_source, opening_options, pair, print_line, progress
+from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.sets.append import append
-from refshard_fs.sets.concat import concat
-from refshard_fs.sets.rebase import INLINE, rebase, snapshot
+from refshard_fs.sets.concat import LazySet, concat
+from refshard_fs.sets.rebase import INLINE, MadeSet, rebase, snapshot
 from refshard_fs.writing.options import RECORD_SIZE
 
 
+@contextlib.contextmanager
+def _telling(arguments: Namespace, destination: str, made: MadeSet | LazySet | None = None) -> Iterator[None]:
+    """Print, when the block ends, what was written: where, how much, and how long the command took."""
+    yield
+    what = [] if made is None else [count_text(len(made), "key" if isinstance(made, MadeSet) else "part")]
+    size = _size_of(destination)
+    what += [] if size is None else [bytes_text(size)]
+    print_line(f"{destination}: " + ", ".join([*what, f"written in {time.monotonic() - arguments.began:.1f} s"]))
+
+
+def _size_of(path: str) -> int | None:
+    """Return the size of a local file, or of all files in a directory; None for what lies elsewhere."""
+    if os.path.isfile(path):
+        return os.path.getsize(path)
+    if os.path.isdir(path):
+        return sum(os.path.getsize(os.path.join(where, name)) for where, _, names in os.walk(path) for name in names)
+    return None
+
+
 def _convert(arguments: Namespace) -> None:
-    with progress("convert") as shown:
+    with progress("convert") as shown, _telling(arguments, arguments.destination):
         open_source(arguments, index_cache=False).save(  # read once, to be replaced
             arguments.destination,
             arguments.format,
@@ -29,8 +53,8 @@ def _rebase(arguments: Namespace) -> None:
     if len(arguments.old) != len(arguments.new):
         raise ValueError("each --from PREFIX needs its --to PREFIX")
     prefixes = dict(zip(arguments.old, arguments.new, strict=True))
-    new = rebase(open_source(arguments, index_cache=False), prefixes)
-    with progress("rebase") as shown:
+    new = rebase(open_source(arguments, index_cache=False), prefixes, missing=arguments.missing)
+    with progress("rebase") as shown, _telling(arguments, arguments.destination, new):
         new.save(arguments.destination, callback=shown)
 
 
@@ -46,7 +70,8 @@ def _concat(arguments: Namespace) -> None:
             dims = arguments.dims.split(",")
             grid = _grid(arguments.sources, dims, arguments.counts)
             made = concat(grid, dims=dims, callback=shown, **options)
-        made.save(arguments.output)
+        with _telling(arguments, arguments.output, made):
+            made.save(arguments.output)
 
 
 def _grid(sources: list[Any], dims: list[str], text: str | None) -> list[Any]:
@@ -67,7 +92,7 @@ def _append(arguments: Namespace) -> None:
     with progress("append") as shown:
         added = append(arguments.target, arguments.source, arguments.dim, callback=shown, **options)
     what = f"{arguments.dim}: {added:+,}" if added else "nothing new, left as it is"
-    print(f"{arguments.target}: {what}")
+    print_line(f"{arguments.target}: {what}")
 
 
 def _snapshot(arguments: Namespace) -> None:
@@ -75,7 +100,8 @@ def _snapshot(arguments: Namespace) -> None:
     options |= {"shards": arguments.shards, "inline_threshold": arguments.inline}
     with progress("snapshot") as shown:
         found = snapshot(arguments.source, callback=shown, **options)
-    found.save(arguments.destination, "chunk-manifest" if arguments.destination.endswith(".zarr") else "json")
+    with _telling(arguments, arguments.destination, found):
+        found.save(arguments.destination, "chunk-manifest" if arguments.destination.endswith(".zarr") else "json")
 
 
 _WHERE = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, all else parquet"
@@ -95,6 +121,9 @@ _REBASE = [
     _DESTINATION,
     argument("--from", "old URL prefix", "PREFIX", dest="old", action="append", required=True),
     argument("--to", "what replaces it", "PREFIX", dest="new", **_MANY),
+    argument(
+        "--missing", "whether a prefix must begin a URL (%(default)s)", choices=["raise", "ignore"], default="raise"
+    ),
 ]
 _CONCAT = [
     argument("-o --output", _WHERE, "DESTINATION", required=True),
@@ -120,9 +149,30 @@ _SNAPSHOT = [
 ]
 _JOIN = "write several reference sets as one, joined along a dimension"
 COMMANDS = (
-    Command("convert", "write references as parquet, JSON or manifests", _convert, _CONVERT),
-    Command("rebase", "write a reference set whose targets have moved", _rebase, _REBASE),
-    Command("concat", _JOIN, _concat, _CONCAT, sources=("SOURCE...",)),
-    Command("append", "let a reference set go on with another one", _append, _APPEND, sources=("TARGET", "SOURCE")),
-    Command("snapshot", "write references that hold a store to what it is now", _snapshot, _SNAPSHOT),
+    Command(
+        "convert", "write references as parquet, JSON or manifests", _convert, _CONVERT, example="file.nc refs.parquet"
+    ),
+    Command(
+        "rebase",
+        "write a reference set whose targets have moved",
+        _rebase,
+        _REBASE,
+        example="refs.json moved.json --from https://host/ --to s3://bucket/",
+    ),
+    Command("concat", _JOIN, _concat, _CONCAT, sources=("SOURCE...",), example="'2024/*.nc' -o all.json --dim time"),
+    Command(
+        "append",
+        "let a reference set go on with another one",
+        _append,
+        _APPEND,
+        sources=("TARGET", "SOURCE"),
+        example="all.json today.nc --dim time --on-duplicate skip",
+    ),
+    Command(
+        "snapshot",
+        "write references that hold a store to what it is now",
+        _snapshot,
+        _SNAPSHOT,
+        example="s3://bucket/store.zarr refs.json",
+    ),
 )

@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from typing import Any, Final
@@ -37,7 +38,7 @@ def _completion(arguments: argparse.Namespace) -> None:
 
 _SHELL = argument("shell", "bash, zsh or fish", "SHELL", choices=("bash", "zsh", "fish"))
 _HELP = "print a script that lets your shell complete this command"
-COMPLETION = (Command("completion", _HELP, _completion, [_SHELL], sources=()),)
+COMPLETION = (Command("completion", _HELP, _completion, [_SHELL], sources=(), example="bash"),)
 
 
 COMMANDS: tuple[Command, ...] = (*inspect.COMMANDS, *make.COMMANDS, *COMPLETION)
@@ -49,7 +50,9 @@ _EXPLAINED: Final = (RefShardError, OSError, ValueError, ImportError)  # their t
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: that of the process) and return the exit status."""
+    began = time.monotonic()
     arguments = parser().parse_args(argv)
+    arguments.began = began
     command: Command = arguments.command
     status = None
     try:
@@ -76,7 +79,12 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"refshard_fs {__version__}")
     below = whole.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
-        one = below.add_parser(command.name, help=command.help)
+        one = below.add_parser(
+            command.name,
+            help=command.help,
+            description=f"{command.help[:1].upper()}{command.help[1:]}.",
+            epilog=f"example: refshard {command.name} {command.example}",
+        )
         command.add_to(one)
         one.set_defaults(command=command, parser=whole)
     return whole
@@ -95,7 +103,10 @@ def _fail(reason: str) -> int:
 # What errors say of Python's arguments, said as options of the command line.
 
 
-_OPTIONS: Final = ("dim", "dims", "lazy", "overwrite", "remote_options", "remote_protocol", "same")
+_OPTIONS: Final = (
+    *("any_order", "dim", "dims", "lazy", "missing", "on_duplicate", "on_error", "overlap", "overwrite"),
+    *("remote_options", "remote_protocol", "same", "sort"),
+)
 _OTHERS: Final = (  # arguments that --option takes
     *("allow", "base_url", "format", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),
     *("target_options", "target_protocol", "template_overrides"),

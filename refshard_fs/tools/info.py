@@ -30,7 +30,8 @@ class ArraySummary(msgspec.Struct, frozen=True):
 
     ``present`` chunks exist (None where the source cannot list them), of ``possible`` ones (None where the grid is not
     known), and have ``bytes`` as stored, less the ``unsized`` ones, whose size only their target knows. Keys below the
-    array that are no chunk of its grid are ``stray``: readers never ask for them.
+    array that are no chunk of its grid are ``stray``: readers never ask for them. ``dimensions`` has their names, empty
+    where the metadata has none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ArraySummary(msgspec.Struct, frozen=True):
     stray: int
     bytes: int
     unsized: int
+    dimensions: tuple[str, ...] = ()
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -94,7 +96,7 @@ def summarise(fs: Surveyed) -> Summary:
     """
     found = survey(fs)
     left_whole = fs.left_whole
-    arrays = tuple(map(_array, found.arrays.values()))
+    arrays = tuple(_array(found, extents) for extents in found.arrays.values())
     rest = [place.size for place in found.rest.values()]
     match beneath(fs._session.open()):
         case FlatKeySpace(refs=refs):
@@ -120,7 +122,7 @@ def summarise(fs: Surveyed) -> Summary:
     )
 
 
-def _array(extents: Extents) -> ArraySummary:
+def _array(found: Survey, extents: Extents) -> ArraySummary:
     meta = extents.meta
     chunks = meta.chunks
     match meta.raw.get("codecs"):
@@ -145,6 +147,9 @@ def _array(extents: Extents) -> ArraySummary:
         stray=extents.stray,
         bytes=int(extents.sizes.sum()),
         unsized=extents.unsized,
+        dimensions=zarrmeta.dimension_names(
+            meta.raw, len(meta.shape), found.documents.get(join(extents.path, ".zattrs"))
+        ),
     )
 
 
@@ -211,6 +216,7 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: Literal["group", "array", "directory"]
     shape: tuple[int, ...] | None = None
     dtype: str = ""
+    dimensions: tuple[str, ...] = ()
     children: tuple[Node, ...] = ()
     cut: bool = False
 
@@ -234,7 +240,8 @@ def _node(fs: Browsed, path: str, text: dict[str, bytes], depth: int | None) -> 
             key = repr(join(path, name))
             meta = zarrmeta.array_meta(zarrmeta.object_in(text[name], key), key)
             if meta is not None:
-                return Node(path, "array", meta.shape, meta.dtype)
+                names = zarrmeta.dimension_names(meta.raw, len(meta.shape), text.get(".zattrs"))
+                return Node(path, "array", meta.shape, meta.dtype, names)
             kind = "group"
     below = [str(entry["name"]) for entry in fs.ls(path, detail=True) if entry["type"] == "directory"]
     if depth == 0:
@@ -247,7 +254,7 @@ def _node(fs: Browsed, path: str, text: dict[str, bytes], depth: int | None) -> 
 def _texts(fs: Browsed, paths: list[str]) -> dict[str, dict[str, bytes]]:
     """Return the metadata documents, by name, that lie in each of ``paths``."""
     found: dict[str, dict[str, bytes]] = {path: {} for path in paths}
-    keys = [join(path, name) for path in paths for name in NODE_DOCUMENTS]
+    keys = [join(path, name) for path in paths for name in (*NODE_DOCUMENTS, ".zattrs")]
     for key, text in (fs.cat(keys, on_error="omit") if keys else {}).items():
         path, name = parent(key)
         found[path][name] = text

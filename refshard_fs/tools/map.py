@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import json
 import math
 import posixpath
 import re
@@ -22,10 +21,11 @@ import numpy.typing as npt
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.keys import join, normalise
 from refshard_fs.core.selection import chunk_numbers
+from refshard_fs.core.zarrmeta import dimension_names
 from refshard_fs.errors import ManifestError, NotListable, redacted
 from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.tools.survey import INLINE, Extents, Positions, Survey, Surveyed, survey
+from refshard_fs.tools.survey import INLINE, Extents, Positions, Surveyed, survey
 
 __all__ = ["NOTHING", "Asked", "ChunkMap", "Plane", "Segment", "Strip", "chunk_map", "map_of", "parse_selection"]
 __all__ += ["plane_of", "spelled"]
@@ -245,7 +245,9 @@ def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkM
             "is nothing to draw: 'refshard snapshot SOURCE refs.json' asks for each of them; then draw refs.json"
         )
     asked = None if select is None else _asked(fs, extents, select, text)
-    return chunk_map(source, extents, found.urls, _dimensions(found, extents), asked)
+    attributes = found.documents.get(join(extents.path, ".zattrs"))
+    names = dimension_names(extents.meta.raw, len(extents.meta.shape), attributes)
+    return chunk_map(source, extents, found.urls, names, asked)
 
 
 def chunk_map(
@@ -322,20 +324,6 @@ def _asked(fs: Surveyed, extents: Extents, select: Any, text: str) -> Asked:
     if whole:
         fetched += sum(int(sizes[row]) for row in rows.tolist() if extents.key(row) in whole)
     return Asked(text, numbers, len(rows), requests, int(sizes[rows].sum()), fetched)
-
-
-def _dimensions(found: Survey, extents: Extents) -> tuple[str, ...]:
-    """Return the names of the array's dimensions, where its metadata has them."""
-    names = extents.meta.raw.get("dimension_names")
-    if names is None:
-        try:
-            attributes = json.loads(found.documents.get(join(extents.path, ".zattrs"), b"{}"))
-        except ValueError:
-            attributes = None
-        names = attributes.get("_ARRAY_DIMENSIONS") if isinstance(attributes, dict) else None
-    if not isinstance(names, list) or len(names) != len(extents.meta.shape):
-        return ()
-    return tuple(name if isinstance(name, str) else "" for name in names)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
+import shlex
 import warnings
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 from refshard_fs import __version__
 from refshard_fs.cli import main
+from refshard_fs.cli.program import parser
 from tests.cli.sets import ARRAY, Refs
 
 
@@ -54,6 +58,7 @@ def test_info_as_json_has_the_same_as_data(refs: Refs, capsys: pytest.CaptureFix
         "stray": 0,
         "bytes": 8,
         "unsized": 0,
+        "dimensions": [],
     }
     assert found["targets"] == {
         "count": 1,
@@ -189,3 +194,46 @@ def test_errors_of_any_kind_are_one_line(refs: Refs, capsys: pytest.CaptureFixtu
         assert printed.startswith("refshard: ")
         assert printed.count("\n") == 1
         assert "Traceback" not in printed
+
+
+def test_what_was_written_is_said_with_size_and_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "refs.json"
+    source.write_text(json.dumps({"a": "text", "b": ["s3://old/b", 0, 5]}))
+    target = str(tmp_path / "out.json")
+    assert main(["convert", str(source), target]) == 0
+    assert re.fullmatch(rf"{re.escape(target)}: \d+ B, written in \d+\.\d s\n", capsys.readouterr().out)
+    assert main(["rebase", str(source), target, "--from", "s3://old/", "--to", "s3://new/"]) == 0
+    assert re.fullmatch(rf"{re.escape(target)}: 2 keys, \d+ B, written in \d+\.\d s\n", capsys.readouterr().out)
+
+
+def test_a_prefix_that_begins_nothing_is_passed_over_as_the_error_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "refs.json"
+    source.write_text(json.dumps({"b": ["s3://old/b", 0, 5]}))
+    command = ["rebase", str(source), str(tmp_path / "out.json"), "--from", "gs://x/", "--to", "s3://new/"]
+    assert main(command) == 2
+    assert "--missing ignore passes over" in capsys.readouterr().err
+    assert main([*command, "--missing", "ignore"]) == 0
+
+
+def test_every_command_has_an_example_that_parses() -> None:
+    (below,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for name, command in below.choices.items():
+        assert command.description is not None
+        example = (command.epilog or "").removeprefix("example: ")
+        words = shlex.split(example)
+        assert words[:2] == ["refshard", name]
+        assert parser().parse_args(words[1:]).command.name == name
+
+
+def test_dimensions_are_shown_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    meta = {"zarr_format": 2, "shape": [4, 2], "chunks": [2, 2], "dtype": "|u1", "order": "C"}
+    meta |= {"fill_value": None, "filters": None, "compressor": None}
+    refs = {"a/.zarray": json.dumps(meta), "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", "x"]}', "a/0.0": "abcd"}
+    source = tmp_path / "refs.json"
+    source.write_text(json.dumps(refs))
+    assert main(["tree", str(source)]) == 0
+    assert "a (time 4 × x 2) |u1" in capsys.readouterr().out
+    assert main(["info", str(source)]) == 0
+    assert "a (time, x)" in capsys.readouterr().out
