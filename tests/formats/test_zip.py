@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import lzma
 import random
+import resource
 import shutil
 import struct
 import subprocess
@@ -19,7 +21,9 @@ from hypothesis import strategies as st
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.core.model import Inline, Load, Packed, Span, Steps
+from refshard_fs.core.zstd import zstd
 from refshard_fs.formats.zip.directory import Members, TailIndex
+from refshard_fs.formats.zip.methods import plain
 from refshard_fs.formats.zip.source import ZipKeySpace
 from tests.servers.http import RangeServer
 
@@ -217,8 +221,8 @@ def test_encrypted_and_unknown_members_are_listed_and_say_why_they_are_not_read(
     for at in (6, entry + 8):
         encrypted[at] |= 1
     for at in (8, entry + 10):
-        packed[at] = 12
-    for harmed, reason in ((encrypted, "encrypted"), (packed, r"bzip2 \(12\)")):
+        packed[at] = 98
+    for harmed, reason in ((encrypted, "encrypted"), (packed, r"PPMd \(98\)")):
         fs = opened(bytes(harmed))
         assert fs.find("") == ["a", "b"]
         assert fs.cat_file("b") == b"bcd"
@@ -447,3 +451,89 @@ def test_bytes_at_hand_stay_at_hand() -> None:
     with pytest.raises(StopIteration) as found:
         next(keyspace.lookup("a"))
     assert found.value.value == Inline(b"one")
+
+
+# ------------------------------------------------------------------ methods other than deflate
+
+TEXT = b"".join(b"line %d of the text\n" % (i % 97) for i in range(5000))
+
+
+def archive_of(number: int, data: bytes) -> bytes:
+    """Return an archive of one member ``a`` that is compressed by the method ``number``."""
+    if number in (12, 14):
+        return zipped({"a": data}, number)
+    packed = lzma.compress(data) if number == 95 else zstd().compress(data)
+    made = bytearray(zipped({"a": packed}))
+    entry = made.index(b"PK\1\2")
+    for method, numbers in ((8, 14), (entry + 10, entry + 16)):
+        struct.pack_into("<H", made, method, number)
+        struct.pack_into("<LLL", made, numbers, zlib.crc32(data), len(packed), len(data))
+    return bytes(made)
+
+
+@pytest.mark.parametrize("number", [12, 14, 20, 93, 95])
+def test_members_of_every_common_method_are_read_and_checked(number: int) -> None:
+    data = archive_of(number, TEXT)
+    fs = opened(data)
+    assert fs.cat_file("a") == TEXT
+    assert fs.cat_file("a", 5, 90) == TEXT[5:90]
+    assert fs.size("a") == len(TEXT)
+    for at in range(52, data.index(b"PK\1\2"), 41):
+        harmed = bytearray(data)
+        harmed[at] ^= 0x11
+        with pytest.raises(ReferenceNotReachable):
+            opened(bytes(harmed)).cat_file("a")
+
+
+@pytest.mark.parametrize("number", [12, 14, 93, 95])
+def test_a_member_never_becomes_longer_than_the_directory_promises(number: int) -> None:
+    data = bytearray(archive_of(number, TEXT))
+    for at in (22, data.index(b"PK\1\2") + 24):
+        struct.pack_into("<L", data, at, 1000)
+    with pytest.raises(ReferenceNotReachable, match="do not inflate to the 1000"):
+        opened(bytes(data)).cat_file("a")
+
+
+def test_a_dictionary_that_would_fill_the_memory_is_never_made() -> None:
+    filters = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 16}]
+    packed = struct.pack("<2xHBL", 5, 93, 0xFFFFFFFF) + lzma.compress(TEXT, lzma.FORMAT_RAW, filters=filters)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert plain(14, packed, len(TEXT), zlib.crc32(TEXT)) == TEXT
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB
+
+
+# ------------------------------------------------------------------ names
+
+
+def archive_named(name: bytes, extra: bytes = b"") -> bytes:
+    """Return an archive of one stored member whose name is any bytes, in both headers."""
+    size, crc = len(name), zlib.crc32(b"data")
+    local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, crc, 4, 4, size, 0) + name + b"data"
+    entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, crc, 4, 4, size, len(extra), 0, 0, 0, 0, 0)
+    directory = entry + name + extra
+    return local + directory + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(local), 0)
+
+
+def unicode_path(name: bytes, path: str) -> bytes:
+    text = path.encode()
+    return struct.pack("<2HBL", 0x7075, 5 + len(text), 1, zlib.crc32(name)) + text
+
+
+@pytest.mark.parametrize("name", [b"?????.bin", b"\x81\x82.bin", b"plain.bin"])
+def test_unicode_paths_are_taken_where_their_checksum_is_that_of_the_plain_name(name: bytes) -> None:
+    fs = opened(archive_named(name, unicode_path(name, "größe.bin")))
+    assert fs.find("") == ["größe.bin"]
+    assert fs.cat_file("größe.bin") == b"data"
+    other = opened(archive_named(name, unicode_path(b"renamed since", "größe.bin")))
+    assert other.find("") == [name.decode("cp437")]
+    assert other.cat_file(name.decode("cp437")) == b"data"
+
+
+@pytest.mark.parametrize("name", [b"a/b\0hidden", b"a/b\0", b"a/b\0\0c/d"])
+def test_names_end_at_a_nul_as_zipfile_cuts_them(name: bytes) -> None:
+    data = archive_named(name)
+    with zipfile.ZipFile(io.BytesIO(data)) as theirs:
+        assert theirs.namelist() == ["a/b"]
+    fs = opened(data)
+    assert fs.find("") == ["a/b"]
+    assert fs.cat_file("a/b") == b"data"

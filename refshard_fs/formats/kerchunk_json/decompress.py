@@ -7,12 +7,12 @@ is refused, before they are made. No I/O here.
 from __future__ import annotations
 
 import bz2
-import importlib
 import lzma
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+
+from refshard_fs.core.zstd import zstd
 
 MAGIC: Final = 6  # bytes that tell what a document is compressed with
 PIECE: Final = 1 << 22  # bytes at a time, at most
@@ -27,11 +27,6 @@ class DamagedStream(ValueError):
 
 # What makes a decompressor for each stream, and the errors that one raises.
 _Library = tuple[Callable[[], Any], tuple[type[Exception], ...]]
-
-
-def zstd() -> Any:
-    """Return the module of Python's own zstd, from 3.14 on in its library: few documents need it."""
-    return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
 _KNOWN: Final[dict[bytes, Callable[[], _Library]]] = {

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from refshard_fs.core.keys import MOST_STEPS, is_key, normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.zip import END
+from refshard_fs.formats.zip.methods import METHODS, STORED
 
 # ----------------------------------------------------------------------------------------------------
 # The end of a ZIP: where its directory lies, and how many members it lists. No I/O here.
@@ -192,7 +193,6 @@ class SortedNames:
             place = bisect_left(self, directory + head + _AFTER_SLASH, place, stop) if slash else place + 1
 
 
-STORED, DEFLATED = 0, 8
 HEADER = 30  # bytes of a local header, without its name and extra field
 
 _ENTRY = np.dtype("<u4,<u4,<u2,<u2,<u4,<u4,<u4,<u4,<u2,<u2,<u2,<u2,V6,<u4")
@@ -204,11 +204,11 @@ _LENGTHS = struct.Struct("<3H")
 _SIGNATURE = b"PK\1\2"
 _ENCRYPTED, _DESCRIPTOR, _UTF8 = 1, 8, 0x800
 _STRONG = 0x40 | 0x2000
-_MOST_INFLATED = 1032  # bytes that deflate makes of one, at most
 _ODD = re.compile(rb"\\|\0/|//|(?<=[/\0])\.{1,2}(?=[/\0])")
 _MOST_WITHHELD = 1000
 _FIELDS = 16  # extra fields of one member that are looked at
 _ZIP64, _UNIX_TIMES, _UNIX_OWNER, _UNICODE_PATH = 0x0001, 0x5455, 0x7875, 0x7075
+_UNICODE_MARK = struct.pack("<H", _UNICODE_PATH)
 
 _UInt64s = npt.NDArray[np.uint64]
 
@@ -302,15 +302,15 @@ def _walk(data: bytes) -> tuple[_UInt64s, list[bytes]]:
         name_length, extra, comment = _LENGTHS.unpack_from(data, at + 28)
         stop = at + SMALLEST_ENTRY + name_length
         name = data[at + SMALLEST_ENTRY : stop]
-        if not name.isascii():
+        if not name.isascii() or (extra and _UNICODE_MARK in data[stop : stop + extra]):
             name = _in_utf8(name, data[at + 8 : at + 10], data[stop : stop + extra])
-        names.append(name)
+        names.append(name.partition(b"\0")[0])  # as zipfile cuts it
         entries.append(at)
         at = stop + extra + comment
     if at > len(data):
         raise ValueError("its directory ends within an entry")
-    if b"" in names or b"\0".join(names).count(0) != max(len(names) - 1, 0):
-        raise ValueError("a member has no name, or one with a NUL in it")
+    if b"" in names:
+        raise ValueError("a member has no name")
     return np.array(entries, np.uint64), names
 
 
@@ -321,7 +321,8 @@ def _in_utf8(name: bytes, flags: bytes, extra: bytes) -> bytes:
     unicode = _field(extra, _UNICODE_PATH)
     if unicode is not None and unicode[:1] == b"\1" and unicode[1:5] == zlib.crc32(name).to_bytes(4, "little"):
         unicode[5:].decode()
-        return unicode[5:]
+        if unicode[5:]:
+            return unicode[5:]
     return name.decode("cp437").encode()
 
 
@@ -372,7 +373,8 @@ def _set_limits(members: npt.NDArray[np.void], names: npt.NDArray[np.uint16], en
 def _check_sizes(members: npt.NDArray[np.void]) -> None:
     method, stored, size, is_plain = members["method"], members["stored"], members["size"], ~members["encrypted"]
     wrong = (method == STORED) & is_plain & (stored != size)
-    wrong |= (method == DEFLATED) & (size // np.uint64(_MOST_INFLATED) > stored)
+    for number, known in METHODS.items():
+        wrong |= (method == number) & (size // np.uint64(known.most) > stored)
     wrong |= (size == 0) & is_plain & (members["crc"] != 0)
     if wrong.any():
         i = int(wrong.argmax())

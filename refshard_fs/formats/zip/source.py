@@ -1,7 +1,7 @@
 """ZIP archives as a source: every member is a key. No I/O here.
 
 A stored member is a range of the archive, in which further formats find their ranges in turn;
-its local header is read only where the directory does not prove how long that is. A deflated
+its local header is read only where the directory does not prove how long that is. A compressed
 member is inflated whole, and its length and CRC-32 are checked. Members keep their names:
 where everything lies in one folder, so do the keys.
 """
@@ -9,7 +9,6 @@ where everything lies in one folder, so do the keys.
 from __future__ import annotations
 
 import struct
-import zlib
 
 import msgspec
 
@@ -18,7 +17,8 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Span, Steps
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.zip import MEMBER
-from refshard_fs.formats.zip.directory import DEFLATED, HEADER, STORED, TAIL, DirectoryIndex, End, Members, TailIndex
+from refshard_fs.formats.zip.directory import HEADER, TAIL, DirectoryIndex, End, Members, TailIndex
+from refshard_fs.formats.zip.methods import METHODS, OTHERS, STORED, plain
 
 _FIELDS = struct.Struct("<2H4x3L2H")
 _FIELD = struct.Struct("<2H")
@@ -26,7 +26,6 @@ _ENCRYPTED, _DESCRIPTOR = 1, 8
 _SHORTEST_DESCRIPTOR = 12
 _MOST_EXTRA = 512
 _LONGEST = 2 * 0xFFFF  # bytes of a local header's name and extra field together
-_METHODS = {6: "implode", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ", 98: "PPMd"}
 
 
 class LocalHeader(msgspec.Struct, frozen=True):
@@ -56,7 +55,7 @@ class LocalHeader(msgspec.Struct, frozen=True):
         same = method == self.method and not flags & _ENCRYPTED
         start, end = HEADER + name, HEADER + name + extra
         if self.name:
-            same = same and data[HEADER:start] == self.name
+            same = same and data[HEADER:start].partition(b"\0")[0] == self.name
             same = same and extra <= self.room - (_SHORTEST_DESCRIPTOR if flags & _DESCRIPTOR else 0)
         if not flags & _DESCRIPTOR:
             numbers = ((stored, self.stored), (size, self.size))
@@ -75,7 +74,7 @@ def _is_extra(extra: bytes) -> bool:
 
 
 class Inflated(msgspec.Struct, frozen=True):
-    """The bytes of a deflated member, made from its local header and all that follows up to the next member."""
+    """The bytes of a compressed member, made from its local header and all that follows up to the next member."""
 
     header: LocalHeader
 
@@ -83,16 +82,8 @@ class Inflated(msgspec.Struct, frozen=True):
         start = self.header.decode(raw)
         if start + self.header.stored > len(raw):
             raise ValueError("a local header pushes its member into the next one")
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
-            data = inflater.decompress(raw[start : start + self.header.stored], self.header.size + 1)
-        except zlib.error as e:
-            raise ValueError(f"its deflated bytes are damaged: {e}") from e
-        if len(data) != self.header.size or not inflater.eof or inflater.unused_data:
-            raise ValueError(f"its bytes do not inflate to the {self.header.size} that the directory promises")
-        if zlib.crc32(data) != self.header.crc:
-            raise ValueError(f"its CRC-32 is {zlib.crc32(data):08x}, where {self.header.crc:08x} is stored")
-        return data
+        header = self.header
+        return plain(header.method, raw[start : start + header.stored], header.size, header.crc)
 
 
 class ZipKeySpace(KeySpace):
@@ -116,15 +107,15 @@ class ZipKeySpace(KeySpace):
         start, limit, head, stored, size, crc, method, is_encrypted = members.rows[place].item()
         if is_encrypted:
             raise ReferenceNotReachable(key, self.url, "it is encrypted, which is not read here")
-        if method not in (STORED, DEFLATED):
-            named = _METHODS.get(method, "a method of number")
+        if method != STORED and method not in METHODS:
+            named = OTHERS.get(method, "a method of number")
             raise ReferenceNotReachable(key, self.url, f"it is compressed by {named} ({method}), not read here")
         if not size:
             return Inline(b"")
         name = key.encode()
         room = limit - start - HEADER - len(name) - stored
         header = LocalHeader(method, stored, size, crc, name if key.isascii() else b"", max(room, 0))
-        if method == DEFLATED:
+        if method != STORED:
             return self._inflated(key, start, min(limit, start + HEADER + _LONGEST + stored), header)
         if not head:
             head = yield Load(self._source.part(start, header.length), header)
