@@ -84,7 +84,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         options. Synchronous or asynchronous, of any event loop.
     options:
         Options (and so credentials) per URL prefix: ``{"s3://bucket/a/": {...}}``. The
-        longest prefix wins, and wins over ``remote_options``.
+        longest prefix wins, and wins over ``remote_options``. ``"versions": "ignore"`` among them
+        compares sizes alone, for mirrors whose ETags differ though their bytes are the same.
     template_overrides:
         Templates to use instead of the manifest's.
     simple_templates:
@@ -260,7 +261,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                     max_manifest_bytes=max_manifest_bytes,
                 ),
                 format=None if format is None else READ_AS.get(format, format),
-                pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3, routes.rule_of),
+                pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3, routes.rule_of, routes.only_sizes),
                 fallback=routes.fallback,
                 limits=Limits(max_gap, max_block),
                 budget=Budget(concurrency, max_memory),

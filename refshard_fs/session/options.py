@@ -62,11 +62,12 @@ class Routes(NamedTuple):
     bare_protocol: str | None
     bare_as_is: bool  # URLs without a protocol are paths of an instance's own, not to be resolved
     rule_of: Callable[[str], Admission]  # for a set at a URL that is part of the source
+    only_sizes: tuple[str, ...] = ()  # prefixes of objects whose sizes are compared, and their versions not
 
     @property
     def token(self) -> str:
         """Tell these routes from others; what was read by some is not for all."""
-        return repr((self.by_protocol, self.by_prefix, self.admission))
+        return repr((self.by_protocol, self.by_prefix, self.admission, self.only_sizes))
 
 
 def route(
@@ -84,7 +85,7 @@ def route(
     What the user writes may be read again, with the options that it was written with.
     """
     by_protocol = _by_protocol(fs, remote_protocol, remote_options)
-    by_prefix = dict(options or {})
+    by_prefix, only_sizes = _versions_apart(options or {})
     if data_url is not None:
         protocol = protocol_of(data_url)
         known = protocol in by_protocol or longest_prefix(by_prefix, data_url) is not None
@@ -113,7 +114,25 @@ def route(
         remote_protocol if fs is None or isinstance(fs, Mapping) else None,
         isinstance(bare, AbstractFileSystem) and not isinstance(bare, LocalFileSystem),
         partial(Admission.of, allow=allow, protocols=tuple(filter(None, by_protocol)), prefixes=tuple(options or ())),
+        only_sizes,
     )
+
+
+def _versions_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return options by prefix as filesystems take them, and the prefixes that have ``versions="ignore"``."""
+    by_prefix: dict[str, Any] = {}
+    only_sizes: list[str] = []
+    for prefix, given in options.items():
+        versions = given.get("versions") if isinstance(given, Mapping) else None
+        if versions not in (None, "ignore", "compare"):
+            raise ValueError(f"versions={versions!r} in options={{{prefix!r}: ...}}: it is 'ignore' or 'compare'")
+        if versions is None:
+            by_prefix[prefix] = given
+        elif len(given) > 1:  # else the options of its protocol serve it
+            by_prefix[prefix] = {name: value for name, value in given.items() if name != "versions"}
+        if versions == "ignore":
+            only_sizes.append(prefix)
+    return by_prefix, tuple(only_sizes)
 
 
 def _by_protocol(

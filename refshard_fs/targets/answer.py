@@ -159,6 +159,10 @@ async def read_answer(
             length, total = _placed(", ".join(dict.fromkeys(headers.getall("content-range", []))), sent, start, stop)
             check_size(length, most)
             data = await _exactly(response, length, sent)
+        case 200 if part := _part_told(response, start, stop):
+            length, total = part
+            check_size(length, most)
+            data = await _exactly(response, length, length)
         case 200:
             data, total = await _cut(response, stop, most, inflates)
             data = data if start == 0 else data[start:stop]
@@ -222,6 +226,20 @@ def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[
     if sent is not None and sent != length:
         raise (Incomplete if sent < length else Unfit)(f"Content-Range {text!r} with {sent} bytes")
     return length, total
+
+
+def _part_told(response: aiohttp.ClientResponse, start: int, stop: int | None) -> tuple[int, int | None] | None:
+    """Return what `_placed` does of an answer that is told to be whole, and has the range that was asked for.
+
+    Some servers and proxies answer so. None where it tells no range, or the whole; Unfit where it tells another one.
+    """
+    headers, sent = response.headers, response.content_length
+    text = ", ".join(dict.fromkeys(headers.getall("content-range", [])))
+    if not text or sent is None or text == f"bytes 0-{sent - 1}/{sent}":
+        return None
+    if headers.get("content-encoding", "") not in _IDENTITY:
+        raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
+    return _placed(text, sent, start, stop)
 
 
 async def _exactly(response: aiohttp.ClientResponse, length: int, sent: int | None) -> bytes:

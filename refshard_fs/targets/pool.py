@@ -73,6 +73,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     retry: Retry = Retry()
     fast_s3: bool = True
     rule_of: Callable[[str], Admission] | None = None  # for what somebody else's part of the source asks for
+    only_sizes: tuple[str, ...] = ()  # prefixes of objects whose sizes are compared, and their versions not
 
     def given(self, url: str) -> Given:
         """Return the instance or the options for ``url``."""
@@ -132,7 +133,9 @@ class Pool:
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
         hint = _NOBODY if access is Access.NONE else ""
-        return VersionedObject(target, self.versions.of(url), retry, self._stats, hint), path
+        only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
+        version = self.versions.of(url, only_size=only_size)
+        return VersionedObject(target, version, retry, self._stats, hint), path
 
     async def close(self) -> None:
         """Let go of all connections."""

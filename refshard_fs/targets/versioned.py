@@ -21,6 +21,7 @@ from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.model import OWN, Facts, Listed, Pin
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged
+from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets.answer import Answer, Target, check
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
 
@@ -45,10 +46,11 @@ class Seen(NamedTuple):
 class Version:
     """What is known of one object; shared by all loops and threads of a session."""
 
-    __slots__ = ("_pin", "_seen", "etag", "modified", "size", "url")
+    __slots__ = ("_only_size", "_pin", "_seen", "etag", "modified", "size", "url")
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, only_size: bool = False) -> None:
         self.url = url
+        self._only_size = only_size
         self._seen = False
         self.etag: str | None = None
         self.modified: str | None = None
@@ -70,13 +72,16 @@ class Version:
 
     def condition(self, pin: Pin | None) -> str | None:
         """Return the ETag to ask for: the one seen before, or the one that the manifest names."""
-        if self._seen or pin is None:
+        if self._seen or pin is None or self._only_size:
             return strong(self.etag)
         etag = strong(pin.etag)
         return None if etag is None else f'"{bare(etag)}"'
 
     def observe(self, etag: str | None, modified: str | None, size: int | None, pin: Pin | None) -> None:
         """Compare an answer with what is known; TargetChanged, which says what differs, if it is another version."""
+        if self._only_size:
+            etag = modified = None
+            pin = None if pin is None else Pin(size=pin.size)
         if self._seen and etag == self.etag and modified == self.modified and (size is None or size == self.size):
             if pin is None or pin == self._pin:
                 return
@@ -125,6 +130,11 @@ class Version:
 
     def _changed(self, what: str) -> TargetChanged:
         remedy = "invalidate_cache() starts over with what is there now"
+        if protocol_of(self.url) in ("http", "https"):
+            remedy += (
+                "; if mirrors that differ in this answer by turns, "
+                f"options={{'{server_of(self.url)}/': {{'versions': 'ignore'}}}} compares sizes alone"
+            )
         return TargetChanged("", self.url, f"it was replaced since it was first read here: {what}; {remedy}")
 
     def _differs(self, what: str) -> TargetChanged:
@@ -138,12 +148,12 @@ class Versions:
         self._lock = fork_safe(threading.Lock())
         self._known: OrderedDict[str, Version] = OrderedDict()
 
-    def of(self, url: str) -> Version:
-        """Return the one record of ``url``."""
+    def of(self, url: str, *, only_size: bool = False) -> Version:
+        """Return the one record of ``url``, which holds it to its size alone where that is wanted."""
         with self._lock:
             version = self._known.get(url)
             if version is None:
-                version = self._known[url] = Version(url)
+                version = self._known[url] = Version(url, only_size=only_size)
                 if len(self._known) > REMEMBERED:
                     self._known.popitem(last=False)
             else:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from refshard_fs.core.model import Pin
 from refshard_fs.errors import TargetChanged
+from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Versions
 from refshard_fs.targets import versioned as versions
 from refshard_fs.targets.versioned import Version, seconds
+from tests.servers.http import RangeServer
+from tests.servers.log import Request
+from tests.servers.wire import Answer, Head
 
 MONDAY, TUESDAY = "Mon, 16 Nov 2026 00:00:00 GMT", "Tue, 17 Nov 2026 00:00:00 GMT"
 
@@ -122,3 +127,40 @@ def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         known.of(f"u{i}")
     assert len(known._known) == 10
     assert known.of("u0") is not first
+
+
+class Mirrors(RangeServer):
+    """Two servers behind one name, which answer by turns: the same bytes, each with an ETag of its own."""
+
+    turn = 0
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
+        answer = await super().answer(head, body, request)
+        self.turn = 1 - self.turn
+        return dataclasses.replace(answer, headers={**answer.headers, "ETag": f'"of mirror {self.turn}"'})
+
+
+def test_mirrors_whose_strong_etags_differ_are_read_where_the_user_says_so() -> None:
+    with Mirrors({"/a": bytes(range(100))}) as server:
+        refs = {f"k/{i}": [f"{server.url}/a", 10 * i, 5] for i in range(4)}
+        strict = RefShardFileSystem(refs, max_gap=-1, retries=0)
+        strict.cat_file("k/0")
+        with pytest.raises(TargetChanged) as error:
+            strict.cat_file("k/1")
+        assert f"options={{'{server.url}/': {{'versions': 'ignore'}}}}" in str(error.value)
+        loose = RefShardFileSystem(refs, max_gap=-1, options={f"{server.url}/": {"versions": "ignore"}})
+        assert [loose.cat_file(f"k/{i}") for i in range(4)] == [bytes(range(10 * i, 10 * i + 5)) for i in range(4)]
+
+
+def test_sizes_are_compared_all_the_same() -> None:
+    version = Version("http://h/x", only_size=True)
+    version.observe('"a"', MONDAY, 5, Pin('"z"', MONDAY, 5))
+    version.observe('"b"', TUESDAY, 5, None)
+    assert version.condition(Pin('"z"')) is None
+    with pytest.raises(TargetChanged, match="its size was 5"):
+        version.observe('"b"', TUESDAY, 6, None)
+
+
+def test_other_words_for_versions_are_refused() -> None:
+    with pytest.raises(ValueError, match="it is 'ignore' or 'compare'"):
+        RefShardFileSystem({}, options={"http://h/": {"versions": "never"}})

@@ -129,6 +129,21 @@ def test_an_answer_is_the_same_however_it_is_sent(answer: bytes) -> None:
     assert (found.data, found.size) == (b"01234", 9)
 
 
+WHOLE = RIGHT.replace(b"206 Partial Content", b"200 OK")
+
+
+def test_a_range_that_is_told_to_be_the_whole_is_that_range_if_it_is_just_what_was_asked() -> None:
+    assert WHOLE.startswith(b"HTTP/1.1 200")
+    assert (one(WHOLE).data, one(WHOLE).size) == (b"01234", 9)
+    middle = WHOLE.replace(b"0-4/9", b"2-6/9")
+    assert talk(Script([middle]), lambda ask: ask(2, 7)).data == b"01234"
+    for odd in (b"bytes 1-5/9", b"bytes 0-5/9", b"bytes 0-3/9", b"bytes 4-0/9", b"bytes 0-4/4", b"0-4"):
+        with pytest.raises(Unfit):
+            one(WHOLE.replace(b"bytes 0-4/9", odd))
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nContent-Range: bytes 0-8/9\r\n\r\n012345678"
+    assert talk(Script([whole]), lambda ask: ask(2, 7)).data == b"23456"
+
+
 def test_a_server_that_answers_in_chunks_is_asked_no_other_way_from_then_on() -> None:
     script = Script([CHUNKED, RIGHT])
     assert talk(script, twice) == [b"01234"] * 2
