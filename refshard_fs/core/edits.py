@@ -164,7 +164,7 @@ class Edits:
         self._lock = fork_safe(threading.Lock())
         self._changes: dict[str, Change] = {}
         self._prefixes: dict[str, int] = {}  # removed as a whole, and the number of that
-        self._below: dict[str, dict[str, bool]] = {}  # directory → name → whether that is a directory, of what is there
+        self._below: dict[str, dict[str, int]] = {}  # directory → name → how many keys there or below were written
         self._removed: dict[str, int] = {}  # directory → how many keys below it were removed one by one
         self.number = 0  # of the last change
 
@@ -219,7 +219,7 @@ class Edits:
     def names(self, prefix: str) -> Mapping[str, bool]:
         """Return the names directly below ``prefix`` that were written: name → whether there is a directory of it."""
         with self._lock:
-            return dict(self._below.get(prefix, {}))
+            return {name: join(prefix, name) in self._below for name in self._below.get(prefix, ())}
 
     def is_directory(self, prefix: str) -> bool:
         """Whether something was written below ``prefix``."""
@@ -274,47 +274,26 @@ class Edits:
         self._forget(key)
         self.number = max(self.number + 1, number)
         self._changes[key] = Change(edit, number or self.number)
-        path, is_directory = key, False
-        if edit is REMOVED:
-            while path:
-                path, _ = parent(path)
-                self._removed[path] = self._removed.get(path, 0) + 1
-            return
-        while path:
-            path, name = parent(path)
-            names = self._below.get(path)
-            if names is not None:
-                names[name] = names.get(name, False) or is_directory
-                return
-            self._below[path] = {name: is_directory}
-            is_directory = True
+        self._count(key, edit, 1)
 
     def _forget(self, key: str) -> None:
         change = self._changes.pop(key, None)
-        if change is None:
-            return
+        if change is not None:
+            self._count(key, change.edit, -1)
+
+    def _count(self, key: str, edit: Edit, by: int) -> None:
         path = key
-        if change.edit is REMOVED:
-            while path:
-                path, _ = parent(path)
-                self._removed[path] -= 1
-                if not self._removed[path]:
-                    del self._removed[path]
-            return
-        if path in self._below:  # it is a directory too
-            directory, name = parent(path)
-            self._below[directory][name] = True
-            return
         while path:
             directory, name = parent(path)
-            names = self._below[directory]
-            if path != key and path in self._changes and self._changes[path].edit is not REMOVED:
-                names[name] = False
-                return
-            del names[name]
-            if names:
-                return
-            del self._below[directory]
+            if edit is REMOVED:
+                self._removed[directory] = self._removed.get(directory, 0) + by
+            else:
+                names = self._below.setdefault(directory, {})
+                names[name] = names.get(name, 0) + by
+                if not names[name]:
+                    del names[name]
+                if not names:
+                    del self._below[directory]
             path = directory
 
 
