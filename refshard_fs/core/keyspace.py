@@ -201,6 +201,7 @@ def _as_sequence(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:
 # Chunk keys by the hundred thousand: spelled, ordered and listed from the columns of a table. No I/O here.
 
 
+FEW: Final = 64  # names that are put among many others one by one
 _BARE: Final = ChunkKeyEncoding("v2", ".")
 
 by_name: Callable[[Listed], Any] = attrgetter("name")
@@ -240,6 +241,27 @@ class Listing(Sequence[Listed]):
         else:
             self.paths.insert(at, path)
             self.sizes.insert(at, file.size)
+
+
+def merged(stem: str, *parts: Sequence[Listed]) -> Sequence[Listed]:
+    """Return what ``parts`` list of one directory, by name; of two with one name, the one that comes last.
+
+    ``stem`` is as in a `Listing`, which the answer is where all parts are, or the others are a few files.
+    """
+    most = max(parts, key=len)
+    others = [listed for part in parts if part is not most for listed in part if len(part) <= FEW]
+    if isinstance(most, Listing) and sum(map(len, parts)) == len(most) + len(others):
+        if not any(listed.is_directory for listed in others):
+            for listed in others:
+                most.insert(listed)
+            return most
+    if all(isinstance(part, Listing) for part in parts if part):
+        files = [part for part in parts if isinstance(part, Listing)]
+        sizes = {path: size for part in files for path, size in zip(part.paths, part.sizes, strict=True)}
+        paths = sorted(sizes)
+        return Listing(stem, paths, list(map(sizes.__getitem__, paths)))
+    found = {listed.name: listed for part in parts for listed in part}
+    return [found[name] for name in sorted(found)]
 
 
 def tails(grid: ChunkGrid, numbers: UInt64s) -> Iterable[str]:

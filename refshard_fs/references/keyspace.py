@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Final
 
 from refshard_fs.core.columns import ABSENT, Row
 from refshard_fs.core.keys import add_to_tree, splits
-from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below
+from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below, merged
 from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
 from refshard_fs.core.swar import Positions
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode
-
-FEW: Final = 64  # names that are put among many others one by one
 
 
 class FlatKeySpace(KeySpace):
@@ -72,24 +69,11 @@ class FlatKeySpace(KeySpace):
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         yield from ()
-        directories = {name: Listed(name, None, True) for name in self._tree.get(prefix, ())}
         stem = prefix + "/" if prefix else ""
         chunks = [chunks_below(self.refs.chunks[path], below, stem) for path, below in self._tables_at(prefix)]
-        found = [listed for listed in (*chunks, self._files(prefix, stem)) if listed]
-        files = [part for part in found if isinstance(part, Listing)]
-        if not found and not directories:
-            return None if prefix and prefix not in self._rows else []
-        if not directories and len(files) == len(found):
-            *others, most = sorted(files, key=len)
-            if sum(map(len, others)) <= FEW:
-                for file in chain(*others):
-                    most.insert(file)
-                return most
-            sizes = {path: size for part in files for path, size in zip(part.paths, part.sizes, strict=True)}
-            paths = sorted(sizes)
-            return Listing(stem, paths, list(map(sizes.__getitem__, paths)))
-        merged = {child.name: child for child in chain(*found)} | directories
-        return [merged[name] for name in sorted(merged)]
+        directories = [Listed(name, None, True) for name in self._tree.get(prefix, ())]
+        found = merged(stem, *chunks, self._files(prefix, stem), directories)
+        return found if found or not prefix or prefix in self._rows else None
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
@@ -117,11 +101,11 @@ class FlatKeySpace(KeySpace):
             self._pins[target] = self.refs.pins.pin(target)
         return self._pins.get(target)
 
-    def _files(self, prefix: str, stem: str) -> Listing | None:
+    def _files(self, prefix: str, stem: str) -> Sequence[Listed]:
         """Return what lies directly below ``prefix`` and is not in columns."""
         keys, rows = self.refs.keys, self._rows.get(prefix)
         if rows is None:
-            return None
+            return []
         paths, sizes = keys.keys_of(rows), keys.sizes(rows)
         closer = {-1} if self.refs.pins is None else {-1, None}
         for i in [i for i, size in enumerate(sizes) if size in closer]:

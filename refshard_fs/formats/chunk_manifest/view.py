@@ -17,7 +17,7 @@ from refshard_fs.core.documents import Documents
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, is_key, join
-from refshard_fs.core.keyspace import KeySpace, Listing, View, by_name, chunks_below, has_chunks_below
+from refshard_fs.core.keyspace import KeySpace, View, chunks_below, has_chunks_below, merged
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.entries import MARK as DECLARED
@@ -267,13 +267,8 @@ class ManifestView(View):
         if grid is None:
             return names
         others = [listed for listed in names if not grid.has_name(listed.name, is_directory=listed.is_directory)]
-        chunks = chunks_below((yield from self._listed(prefix, grid, ())), "", prefix + "/" if prefix else "")
-        match chunks:
-            case Listing() if not any(listed.is_directory for listed in others):
-                for listed in others:
-                    chunks.insert(listed)
-                return chunks
-        return sorted([*others, *chunks], key=by_name)
+        stem = prefix + "/" if prefix else ""
+        return merged(stem, chunks_below((yield from self._listed(prefix, grid, ())), "", stem), others)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         path, grid = yield from self._array_of(prefix)

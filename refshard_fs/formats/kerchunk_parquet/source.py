@@ -21,7 +21,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key, join, parent, splits
-from refshard_fs.core.keyspace import KeySpace, by_name, chunks_below, place
+from refshard_fs.core.keyspace import KeySpace, chunks_below, merged, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
@@ -234,13 +234,14 @@ class ParquetKeySpace(KeySpace):
                     return partition.urls
         return ()
 
-    def children(self, prefix: str) -> Steps[list[Listed] | None]:
-        documents = yield from self._documents.children(prefix)
-        found = {listed.name: listed for listed in documents or ()}
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        stem = prefix + "/" if prefix else ""
+        parts: list[Sequence[Listed]] = []
         for array, rest in self._arrays_at(prefix):
-            for listed in (yield from self._chunks_below(array, rest, prefix + "/" if prefix else "")):
-                found.setdefault(listed.name, listed)
-        return None if documents is None and not found else sorted(found.values(), key=by_name)
+            parts.append((yield from self._chunks_below(array, rest, stem)))
+        documents = yield from self._documents.children(prefix)
+        found = merged(stem, *parts, documents or ())
+        return None if documents is None and not found else found
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if (yield from self._documents.is_directory(prefix)):
