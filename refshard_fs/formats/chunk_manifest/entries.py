@@ -39,6 +39,17 @@ class JsonEntry(msgspec.Struct, gc=False):
     last_modified: str | None = None
     checksum: str | None = None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where it says two things at once, or names no range."""
+        offset, length = self.offset or 0, self.length or 0
+        others = (self.path, self.offset, self.length, self.etag, self.last_modified)
+        if self.data is not None and any(other is not None for other in others):
+            raise ValueError("it has data, and so no path, offset, length, etag or last_modified")
+        if self.path == "":
+            raise ValueError("it has an empty path")
+        if min(offset, length) < 0 or offset + length >= MOST:
+            raise ValueError(f"it has the offset {offset} and the length {length}")
+
     @property
     def is_empty(self) -> bool:
         """Whether the manifest says of the key that there is nothing, on purpose."""
@@ -114,27 +125,12 @@ class Source(NamedTuple):
 
 
 def source_of(entry: JsonEntry, key: str, where: str) -> Source | None:
-    """Return where the value of ``key`` comes from; None if it is empty, ManifestError where the entry cannot be."""
-    check(entry, key, where)
+    """Return where the value of ``key`` comes from; None if it is empty, ManifestError where its data is damaged."""
     if entry.path is None:
         return None if entry.data is None else Source(None, checksum=entry.checksum, data=_data(entry.data, key, where))
     is_pinned = entry.etag is not None or entry.last_modified is not None
     pin = Pin(entry.etag, entry.last_modified) if is_pinned else None
     return Source(entry.path, entry.offset or 0, entry.length, pin, entry.checksum)
-
-
-def check(entry: JsonEntry, key: str, where: str) -> None:
-    """Raise ManifestError where an entry says two things at once, or names no range."""
-    offset, length = entry.offset, entry.length
-    if entry.path is not None and entry.data is not None:
-        raise ManifestError(f"{where}: {key!r} has both path and data")
-    is_ranged = offset is not None or length is not None
-    if entry.data is not None and (is_ranged or entry.etag is not None or entry.last_modified is not None):
-        raise ManifestError(f"{where}: {key!r} has data, and so no offset, length, etag or last_modified")
-    if entry.path == "":
-        raise ManifestError(f"{where}: {key!r} has an empty path")
-    if is_ranged and (min(offset or 0, length or 0) < 0 or (offset or 0) + (length or 0) >= MOST):
-        raise ManifestError(f"{where}: {key!r} has the offset {offset} and the length {length}")
 
 
 def _data(data: str | dict[str, Any], key: str, where: str) -> bytes:
