@@ -26,7 +26,7 @@ from refshard_fs.core.model import Facts, Inline, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.security.admission import Admission
 
-HEAD = 4096  # bytes of a document that a format may look at to recognise it
+HEAD = 64 << 10  # bytes of a document that are read with its size, to recognise it: most of what some files say first
 IN_MEMORY = "<bytes>"  # stands for the URL of a document that the caller gave as bytes
 MANIFEST_BYTES = 8 << 30  # that a manifest may have, decompressed
 

@@ -262,6 +262,17 @@ class Stat(msgspec.Struct, frozen=True):
     origin: str | None = None
 
 
+class Head(msgspec.Struct, frozen=True):
+    """Needed: `Facts` of the object at ``url`` and its first ``length`` bytes, of one answer that is not remembered.
+
+    Answer: both; None if there is no such object.
+    """
+
+    url: str
+    length: int
+    origin: str | None = None
+
+
 class Listed(msgspec.Struct, frozen=True, gc=False):
     """One name directly below a prefix: ``size`` in bytes; None for a directory, or where only the target knows it.
 
@@ -282,13 +293,13 @@ class Names(msgspec.Struct, frozen=True):
     origin: str | None = None
 
 
-Need = Load | Stat | Names
+Need = Load | Stat | Head | Names
 
 
 def of_origin(what: T, origin: str) -> T:
     """Return a need, several of them, or an entry, as one of the set at ``origin``; whatever else it is, as it is."""
     match what:
-        case Span() | Stat() | Names():
+        case Span() | Stat() | Head() | Names():
             return msgspec.structs.replace(what, origin=origin)
         case Packed(source):
             return msgspec.structs.replace(what, source=of_origin(source, origin))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from refshard_fs.core.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat
+from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat
 from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, told, told_cause
 from refshard_fs.targets.failures import ConnectionLost, Denied, TooLarge, Unfit
 
@@ -79,7 +79,7 @@ def note(error: Exception, need: Need) -> None:
     match need:
         case Load(entry):
             where = describe(entry)
-        case Stat(url) | Names(url):
+        case Stat(url) | Head(url) | Names(url):
             where = url
     error.add_note(READING + told(where))
 

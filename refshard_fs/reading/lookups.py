@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import ABSENT, blame, note
@@ -174,6 +174,11 @@ class Lookups:
                     raise
             case Stat(url, origin=origin):
                 value, weight = await self._asked(url, origin, VersionedObject.facts), 256
+            case Head(url, length, origin):
+                head = await self._asked(url, origin, lambda found, path: found.head(path, length))
+                if head is not None:
+                    self.stats.add(requests=1, bytes_fetched=len(head[1]))
+                return head
             case Names(url, origin):
                 return await self._asked(url, origin, VersionedObject.names)
         if value is not None:

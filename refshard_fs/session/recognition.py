@@ -9,7 +9,7 @@ import msgspec
 
 from refshard_fs.core.format import HEAD, IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
 from refshard_fs.core.keyspace import KeySpace, View
-from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps
+from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
@@ -123,18 +123,27 @@ def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
 
 def _probe(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
     try:
-        facts: Facts | None = yield Stat(url, fresh=True)
+        facts, head = yield from _head(url)
     except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
         try:
             return (yield from _probe_directory(url, known, most))
         except SourceNotReachable:
             raise e from None
     if facts is not None and not url.endswith("/"):
-        head = b""
-        if facts.size != 0:
-            head = yield Load(Span(url, 0, HEAD, exact=False, pin=facts.pin), Raw())
         return Probe(url, facts, head)
     return (yield from _probe_directory(url, known, most))
+
+
+def _head(url: str) -> Steps[tuple[Facts | None, bytes]]:
+    """Return what is known of a document, and its first bytes: by one request, where it can be read in ranges."""
+    try:
+        found: tuple[Facts, bytes] | None = yield Head(url, HEAD)
+    except OSError:
+        facts: Facts | None = yield Stat(url, fresh=True)
+        if facts is None or facts.size == 0:
+            return facts, b""
+        return facts, (yield Load(Span(url, 0, HEAD, exact=False, pin=facts.pin), Raw()))
+    return found or (None, b"")
 
 
 def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:

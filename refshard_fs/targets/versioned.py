@@ -268,6 +268,13 @@ class VersionedObject:
         self._version.observe(facts.etag, facts.last_modified, facts.size, None)
         return facts
 
+    async def head(self, path: str, length: int) -> tuple[Facts, bytes]:
+        """Return what is known of the object, and its first ``length`` bytes."""
+        answer = await self.read(path, 0, length)
+        if answer.size is None:
+            return await self.facts(path), answer.data
+        return Facts(answer.size, answer.etag, answer.last_modified), answer.data
+
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         """Return what lies directly below ``path``, or None if the target cannot list."""
         return await self._persist(math.inf, self.target.names, path)
