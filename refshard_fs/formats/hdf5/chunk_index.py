@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.model import Inline, Load, Span, Steps
-from refshard_fs.formats.hdf5.file import Fields, Sizes
+from refshard_fs.core.model import Load, Steps
+from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes
 from refshard_fs.formats.hdf5.heaps import BTree2, Child, b_tree_2_size, parse_b_tree_2
 
 UInt64s = npt.NDArray[np.uint64]
@@ -45,10 +45,7 @@ class Place(msgspec.Struct, frozen=True):
     ``stored`` are the bytes of a chunk that no filter made smaller. Addresses count from ``base``.
     """
 
-    source: Span | Inline
-    base: int
-    room: int  # bytes of the file from its base address on
-    sizes: Sizes
+    file: MetadataFile
     chunk: tuple[int, ...]
     counts: tuple[int, ...]
     most: tuple[int | None, ...]
@@ -57,9 +54,17 @@ class Place(msgspec.Struct, frozen=True):
 
     def load(self, address: int, length: int, index: Any, what: str) -> Load:
         """Return the need of one node."""
-        if length > self.room - address:
-            raise ValueError(f"{what} at {address} has {length} bytes, beyond the end of the file")
-        return Load(self.source.part(self.base + address, length), index)
+        return Load(self.file.metadata(address, length, what), index)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Bytes of the file's addresses and lengths."""
+        return self.file.sizes
+
+    @property
+    def room(self) -> int:
+        """Bytes of the file from its base address on."""
+        return self.file.room(0)
 
     @property
     def size(self) -> int:

@@ -25,6 +25,7 @@ from refshard_fs.formats.hdf5.netcdf4 import Variable
 from refshard_fs.formats.hdf5.structure import Chunked, Compact, Contiguous, HDF5Object, Superblock
 
 MOST_FILL: Final = 1 << 30  # bytes of a chunk that was never written, where one has to be made
+SMALL: Final = 1 << 16  # bytes of a coordinate that are read together: xarray would read parts of it in several rounds
 TEXT: Final = {"id": "vlen-utf8"}
 
 
@@ -68,6 +69,13 @@ class Dataset:
     def stored(self) -> int:
         """Bytes of a chunk that no filter made smaller."""
         return self.count * self.datatype.size
+
+    @property
+    def is_small_coordinate(self) -> bool:
+        """Whether it is an index of xarray's that is small enough to be read at once, and held as metadata is."""
+        variable = self.variable
+        is_index = variable.dimensions == (variable.path.rpartition("/")[2],) and not self.is_text
+        return is_index and max(variable.shape[0], self.chunk[0]) * self.datatype.size <= SMALL
 
     def description(self) -> ArrayDescription:
         """Return what zarr's metadata says of it; elements that are arrays add their dimensions."""
@@ -123,10 +131,7 @@ class DatasetChunks(Chunks):
         self._dataset = dataset
         self._grid = grid
         self._url = url
-        self._source = file.source
-        self._base = file.base
-        self._sizes = file.sizes
-        self._room = file.size - file.base
+        self._file = file
         self._pieces, self._index = _layout(file, superblock, dataset)
         self._filled: Inline | None = None
 
@@ -140,11 +145,24 @@ class DatasetChunks(Chunks):
             stored = yield from self._stored(numbers)
             if self._dataset.is_text:
                 return (yield from self._texts(numbers, stored))
-            return [self._shown(number, stored.get(number)) for number in numbers]
+            found = [self._shown(number, stored.get(number)) for number in numbers]
+            if self._dataset.is_small_coordinate:
+                return (yield from _read_now(found))
+            return found
         except RefShardError:
             raise
         except ValueError as e:
             raise DamagedIndex("", self._url, f"dataset {self._dataset.object.path!r}: {e}") from e
+
+    def prepare(self) -> Steps[None]:
+        """Read what most users of the file ask for next: the index's first node; of a small coordinate, all."""
+        try:
+            if self._dataset.is_small_coordinate:
+                yield from self.entries(range(self._grid.size))
+            elif self._index is not None:
+                yield from self._index.find(np.empty(0, np.uint64))
+        except (RefShardError, ValueError, OSError):
+            pass  # whoever reads it meets the same error
 
     def listed(self) -> Steps[list[Listed] | None]:
         if self._index is None or not self._dataset.variable.fills_itself:
@@ -161,7 +179,7 @@ class DatasetChunks(Chunks):
             found = yield from self._index.find(wanted)
             columns = (column.tolist() for column in found)
             return {
-                number: _Stored(self._source.part(self._base + address, size), mask)
+                number: _Stored(self._file.part(address, size, "a chunk"), mask)
                 for number, address, size, mask in zip(*columns, strict=True)
             }
         if self._pieces is None:
@@ -238,13 +256,10 @@ class DatasetChunks(Chunks):
         return [made.get(number) for number in numbers]
 
     def _collection(self, address: int) -> Steps[Collection]:
-        room = self._room - address
-        length = min(GLOBAL, room)
+        length = min(GLOBAL, self._file.room(address))
         while True:
-            if not 0 < length <= room:
-                raise ValueError(f"a collection of the global heap at {address} ends beyond the end of the file")
-            entry = self._source.part(self._base + address, length)
-            collection: Collection = yield Load(entry, CollectionIndex(self._sizes))
+            entry = self._file.metadata(address, length, "a collection of the global heap")
+            collection: Collection = yield Load(entry, CollectionIndex(self._file.sizes))
             if collection.size <= length:
                 return collection
             length = collection.size
@@ -276,10 +291,7 @@ def _place(file: MetadataFile, dataset: Dataset) -> Place:
     counts, most = tuple(count for count, _ in cells), tuple(limit for _, limit in cells)
     if any(limit is not None and limit < count for count, limit in cells):
         raise ValueError(f"{dataset.object.path!r} is larger than its greatest extent")
-    room = file.size - file.base
-    return Place(
-        file.source, file.base, room, file.sizes, dataset.chunk, counts, most, dataset.stored, bool(dataset.filters)
-    )
+    return Place(file, dataset.chunk, counts, most, dataset.stored, bool(dataset.filters))
 
 
 def _index(layout: Chunked, address: int, place: Place, superblock: Superblock) -> Index:
@@ -304,6 +316,13 @@ def _pieces(source: Span | Inline, offset: int, dataset: Dataset) -> Chunks:
     return ContiguousChunks(
         source, offset, dataset.outer_shape, dataset.chunk, dataset.datatype.size, dataset.object.path
     )
+
+
+def _read_now(entries: Sequence[Entry | None]) -> Steps[Sequence[Entry | None]]:
+    """Return ``entries`` as their bytes."""
+    there = [entry for entry in entries if entry is not None]
+    data = iter((yield tuple(Load(entry, Raw()) for entry in there)) if there else ())
+    return [None if entry is None else Inline(next(data)) for entry in entries]
 
 
 def _made(entry: Entry, recipe: Recipe) -> Entry:

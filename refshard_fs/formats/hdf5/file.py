@@ -134,6 +134,18 @@ class MetadataFile:
         """Return at least ``least`` bytes, and up to ``most`` where the file has them."""
         return (yield from self.read(address, max(least, min(most, self.room(address))), what))
 
+    def forget(self) -> None:
+        """Let go of all pages but the head: the file has been opened."""
+        self._pages = {}
+
+    def metadata(self, address: int, length: int, what: str) -> Span | Inline:
+        """Return where metadata lie that are read later: those in the file's head are known."""
+        stop = self.base + address + length
+        if stop <= len(self._head):
+            return Inline(self._head[stop - length : stop])
+        found = self.part(address, length, what)
+        return msgspec.structs.replace(found, apart=True) if isinstance(found, Span) else found
+
     def part(self, address: int, length: int, what: str) -> Span | Inline:
         """Return where ``length`` bytes at ``address`` lie, without reading them."""
         if length > self.room(address):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace, LookUp, place
-from refshard_fs.core.model import Inline, Span, Steps
+from refshard_fs.core.model import Inline, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5 import is_gzip
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
@@ -16,6 +17,8 @@ from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.netcdf4 import describe
 from refshard_fs.formats.hdf5.objects import Tree, read_tree
 from refshard_fs.formats.hdf5.structure import Superblock, parse_superblock, read_extension
+
+PREPARED: Final = 32  # datasets that are looked into when a file is opened; a node has some 3 KiB
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -35,13 +38,16 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         superblock = parse_superblock(file, probe.head)
         superblock, shared = yield from read_extension(file, superblock)
         tree = yield from read_tree(file, superblock, shared)
-        return _shown(file, superblock, tree, url, options.zarr_format)
+        keyspace = _shown(file, superblock, tree, url, options.zarr_format)
     except RefShardError as e:
         if type(e) is ManifestError and url not in str(e):
             raise ManifestError(f"{url}: {e}") from e
         raise
     except ValueError as e:
         raise DamagedIndex("", url, str(e)) from e
+    file.forget()
+    yield from keyspace.prepare()
+    return keyspace
 
 
 class HDF5KeySpace(ArrayGroup):
@@ -59,23 +65,27 @@ class HDF5KeySpace(ArrayGroup):
         super().__init__(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=others)
         self._datasets = chunks
 
+    def prepare(self) -> Steps[None]:
+        """Read what most users of the file ask for next, of its first datasets, in as many rounds as one takes."""
+        yield from together([chunks.prepare() for chunks in islice(self._datasets.values(), PREPARED)])
+
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         found: list[LookUp] = []
-        together: dict[str, tuple[list[int], list[int]]] = {}
+        by_array: dict[str, tuple[list[int], list[int]]] = {}
         for number, key in enumerate(keys):
             at = None if key in self._documents else place(self.grids, key)
             if at is None:
                 found.append(self.single_lookup(number, key))
             else:
-                places, numbers = together.setdefault(at.array, ([], []))
+                places, numbers = by_array.setdefault(at.array, ([], []))
                 places.append(number)
                 numbers.append(at.number)
-        for path, (places, numbers) in together.items():
+        for path, (places, numbers) in by_array.items():
             found.append(LookUp(places, self._datasets[path].entries(numbers)))
         return found
 
 
-def _shown(file: MetadataFile, superblock: Superblock, tree: Tree, url: str, zarr_format: int) -> KeySpace:
+def _shown(file: MetadataFile, superblock: Superblock, tree: Tree, url: str, zarr_format: int) -> HDF5KeySpace:
     """Return the objects of ``tree`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
     variables, groups, others = describe(tree.objects, zarr_format)
     reports = {**tree.reports, **others}
