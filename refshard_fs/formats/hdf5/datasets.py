@@ -134,6 +134,7 @@ class DatasetChunks(Chunks):
         self._file = file
         self._pieces, self._index = _layout(file, superblock, dataset)
         self._filled: Inline | None = None
+        self.is_small_coordinate = dataset.is_small_coordinate
 
     def entry(self, number: int) -> Steps[Entry | None]:
         (found,) = yield from self.entries((number,))
@@ -146,9 +147,7 @@ class DatasetChunks(Chunks):
             if self._dataset.is_text:
                 return (yield from self._texts(numbers, stored))
             found = [self._shown(number, stored.get(number)) for number in numbers]
-            if self._dataset.is_small_coordinate:
-                return (yield from _read_now(found))
-            return found
+            return (yield from self._read_now(found)) if self.is_small_coordinate else found
         except RefShardError:
             raise
         except ValueError as e:
@@ -157,7 +156,7 @@ class DatasetChunks(Chunks):
     def prepare(self) -> Steps[None]:
         """Read what most users of the file ask for next: the index's first node; of a small coordinate, all."""
         try:
-            if self._dataset.is_small_coordinate:
+            if self.is_small_coordinate:
                 yield from self.entries(range(self._grid.size))
             elif self._index is not None:
                 yield from self._index.find(np.empty(0, np.uint64))
@@ -209,6 +208,12 @@ class DatasetChunks(Chunks):
         coords = self._grid.coords(number)
         cells = zip(coords, layout.shape, self._dataset.outer_shape, strict=False)
         return all((coord + 1) * chunk <= extent for coord, chunk, extent in cells)
+
+    def _read_now(self, entries: Sequence[Entry | None]) -> Steps[Sequence[Entry | None]]:
+        """Return ``entries`` as their bytes."""
+        there = [self._file.known(entry) for entry in entries if entry is not None]
+        data = iter((yield tuple(Load(entry, Raw()) for entry in there)) if there else ())
+        return [None if entry is None else Inline(next(data)) for entry in entries]
 
     # ------------------------------------------------------------------ those that were never written
 
@@ -316,13 +321,6 @@ def _pieces(source: Span | Inline, offset: int, dataset: Dataset) -> Chunks:
     return ContiguousChunks(
         source, offset, dataset.outer_shape, dataset.chunk, dataset.datatype.size, dataset.object.path
     )
-
-
-def _read_now(entries: Sequence[Entry | None]) -> Steps[Sequence[Entry | None]]:
-    """Return ``entries`` as their bytes."""
-    there = [entry for entry in entries if entry is not None]
-    data = iter((yield tuple(Load(entry, Raw()) for entry in there)) if there else ())
-    return [None if entry is None else Inline(next(data)) for entry in entries]
 
 
 def _made(entry: Entry, recipe: Recipe) -> Entry:

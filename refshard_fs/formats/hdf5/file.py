@@ -5,17 +5,21 @@ Addresses in the file count from its base address, the end of the user block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from refshard_fs.core.model import Inline, Load, Raw, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps, together
 
 A = TypeVar("A")
 B = TypeVar("B")
 
-PAGE: Final = 4096  # bytes that are read together: most object headers are shorter, and lie beside others
-MOST_PAGES_AT_ONCE: Final = 1 << 14  # that one structure may take: 64 MiB
+PAGE: Final = 4096  # bytes that are read together at least: most object headers are shorter, and lie beside others
+FIRST: Final = 4 * PAGE  # bytes around each place that are read in the first round; each further one reads 4 times more
+AROUND: Final = 1 << 20  # bytes that a round reads beyond what it needs, at most: they take less time than a round
+KEPT: Final = 4 << 20  # bytes of pages that are kept for an open file, for what they tell of its chunks
+MOST: Final = 64 << 20  # bytes of one structure
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -96,7 +100,11 @@ def both(first: Steps[A], second: Steps[B]) -> Steps[tuple[A, B]]:
 
 
 class MetadataFile:
-    """The pages of one file that were read while it is opened. Each is read once, whoever needs it."""
+    """One file while it is opened, and what was read of it: pages of its metadata, each once, whoever needs it.
+
+    A structure leads to the next, and each takes a round of requests. So every round reads more around what it needs
+    than the one before: metadata tend to lie together.
+    """
 
     def __init__(self, source: Span | Inline, size: int, head: bytes) -> None:
         """``head`` are the first bytes of ``source``, which has ``size`` bytes in all."""
@@ -104,11 +112,9 @@ class MetadataFile:
         self.size = size
         self.base = 0
         self.sizes = Sizes()
+        self._head = source.data if isinstance(source, Inline) else head
         self._pages: dict[int, bytes] = {}
-        if isinstance(source, Inline):
-            head = source.data
-        self._head = head
-        self._head_pages = len(head) // PAGE if len(head) < size else -(-size // PAGE)
+        self._rounds = 0
 
     def fields(self, data: bytes) -> Fields:
         """Return the fields of a structure."""
@@ -120,57 +126,95 @@ class MetadataFile:
 
     def read(self, address: int, length: int, what: str) -> Steps[bytes]:
         """Return ``length`` bytes at ``address``; ValueError, which names ``what`` is there, beyond the file's end."""
-        if length > self.room(address):
-            raise ValueError(f"{what} at {address} has {length} bytes, beyond the end of the file of {self.size}")
-        start = self.base + address
-        first, last = start // PAGE, -(-(start + length) // PAGE)
-        if last - first > MOST_PAGES_AT_ONCE:
+        entry = self.metadata(address, length, what)
+        if isinstance(entry, Inline):
+            return entry.data
+        if length > MOST:
             raise ValueError(f"{what} at {address} has {length} bytes, more than metadata may have")
-        yield from self._load(first, last)
-        joined = b"".join([self._page(number) for number in range(first, last)])
-        return joined[start - first * PAGE : start - first * PAGE + length]
+        data: bytes = yield Load(entry, Raw())
+        return data
 
     def peek(self, address: int, least: int, most: int, what: str) -> Steps[bytes]:
         """Return at least ``least`` bytes, and up to ``most`` where the file has them."""
         return (yield from self.read(address, max(least, min(most, self.room(address))), what))
 
-    def forget(self) -> None:
-        """Let go of all pages but the head: the file has been opened."""
-        self._pages = {}
-
     def metadata(self, address: int, length: int, what: str) -> Span | Inline:
-        """Return where metadata lie that are read later: those in the file's head are known."""
-        stop = self.base + address + length
-        if stop <= len(self._head):
-            return Inline(self._head[stop - length : stop])
+        """Return where metadata lie; they themselves, if they were read before."""
+        known = self._known(self.base + address, self.base + address + length)
+        if known is not None:
+            return Inline(known)
         found = self.part(address, length, what)
         return msgspec.structs.replace(found, apart=True) if isinstance(found, Span) else found
 
+    def known(self, entry: Entry) -> Entry:
+        """Return ``entry`` as its bytes, if they were read before."""
+        data = self._known(entry.start, entry.stop or 0) if isinstance(entry, Span) else None
+        return entry if data is None else Inline(data)
+
     def part(self, address: int, length: int, what: str) -> Span | Inline:
-        """Return where ``length`` bytes at ``address`` lie, without reading them."""
+        """Return where ``length`` bytes at ``address`` lie; ValueError, which names ``what`` is there, if beyond."""
         if length > self.room(address):
             raise ValueError(f"{what} at {address} has {length} bytes, beyond the end of the file of {self.size}")
         found = self.source.part(self.base + address, length)
         assert isinstance(found, Span | Inline)
         return found
 
-    def _page(self, number: int) -> bytes:
-        if number < self._head_pages:
-            return self._head[number * PAGE : (number + 1) * PAGE]
-        return self._pages[number]
+    def run(self, steps: Steps[A]) -> Steps[A]:
+        """Return what ``steps`` return, which `read` this file: what they need in a round is read as pages."""
+        answer: Any = None
+        while True:
+            try:
+                need: Any = steps.send(answer)
+            except StopIteration as done:
+                found: A = done.value
+                return found
+            needs: tuple[Load, ...] = need if isinstance(need, tuple) else (need,)
+            spans = [load.entry for load in needs if isinstance(load.entry, Span)]
+            places = [(span.start, span.stop or 0) for span in spans]
+            yield from self._fetch(places)
+            answers = tuple([self._known(start, stop) for start, stop in places])
+            answer = answers if isinstance(need, tuple) else answers[0]
 
-    def _load(self, first: int, last: int) -> Steps[None]:
-        """Read the pages ``[first, last)`` that are not known yet: each run of them in one piece."""
-        missing = [n for n in range(max(first, self._head_pages), last) if n not in self._pages]
+    def forget(self) -> None:
+        """Let go of the pages of a file that has been opened, if they are many; others tell of its chunks as well."""
+        if len(self._pages) * PAGE > KEPT:
+            self._pages = {}
+
+    def _known(self, start: int, stop: int) -> bytes | None:
+        """Return bytes of the file, if they were read."""
+        if stop <= len(self._head):
+            return self._head[start:stop]
+        first, last = start // PAGE, -(-stop // PAGE)
+        pages = [self._pages.get(number) for number in range(first, last)] if self._pages else [None]
+        there = [page for page in pages if page is not None]
+        if len(there) < len(pages):
+            return None
+        return b"".join(there)[start - first * PAGE : stop - first * PAGE]
+
+    def _fetch(self, places: Sequence[tuple[int, int]]) -> Steps[None]:
+        """Read all pages of ``places``, and others around them."""
+        needed = {n for start, stop in places for n in range(start // PAGE, -(-stop // PAGE))}
+        missing = needed - self._pages.keys()
         if not missing:
             return
+        width = min(FIRST << 2 * self._rounds, AROUND) // PAGE
+        self._rounds += 1
+        blocks = {number // width for number in missing}
+        while width > 1 and len(blocks) * width * PAGE > AROUND:
+            width //= 2
+            blocks = {number // width for number in missing}
+        end = -(-self.size // PAGE)
+        wanted = {
+            n for block in blocks for n in range(block * width, min((block + 1) * width, end))
+        } - self._pages.keys()
         runs: list[list[int]] = []
-        for number in missing:
+        for number in sorted(around - self._pages.keys()):
             if runs and runs[-1][1] == number:
                 runs[-1][1] = number + 1
             else:
                 runs.append([number, number + 1])
-        loads = tuple(Load(self.source.part(a * PAGE, min(b * PAGE, self.size) - a * PAGE), Raw()) for a, b in runs)
-        for (a, b), data in zip(runs, (yield loads), strict=True):
-            for number in range(a, b):
-                self._pages[number] = data[(number - a) * PAGE : (number - a + 1) * PAGE]
+        loads = [Load(self.source.part(a * PAGE, min(b * PAGE, self.size) - a * PAGE), Raw()) for a, b in runs]
+        read: Sequence[bytes] = yield tuple(loads)
+        for (first, last), data in zip(runs, read, strict=True):
+            for number in range(first, last):
+                self._pages[number] = data[(number - first) * PAGE : (number - first + 1) * PAGE]

@@ -30,6 +30,7 @@ from refshard_fs.formats.hdf5.structure import (
     parse_dataspace,
     parse_fill,
     parse_layout,
+    read_extension,
     read_header,
 )
 
@@ -53,11 +54,12 @@ class _Node(NamedTuple):
     is_group: bool
 
 
-def read_tree(file: MetadataFile, superblock: Superblock, shared: bytes | None) -> Steps[Tree]:
-    """Return all objects below the root group."""
+def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superblock, Tree]]:
+    """Return all objects below the root group, and the superblock with what its extension says."""
+    superblock, shared = yield from read_extension(file, superblock)
     reader = _Reader(file, superblock, shared)
     yield from reader.read_all()
-    return reader.tree()
+    return superblock, reader.tree()
 
 
 class _Reader:

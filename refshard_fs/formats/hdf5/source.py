@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any, Final
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup
@@ -16,9 +15,10 @@ from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.netcdf4 import describe
 from refshard_fs.formats.hdf5.objects import Tree, read_tree
-from refshard_fs.formats.hdf5.structure import Superblock, parse_superblock, read_extension
+from refshard_fs.formats.hdf5.structure import Superblock, parse_superblock
 
-PREPARED: Final = 32  # datasets that are looked into when a file is opened; a node has some 3 KiB
+PREPARED: Final = 256  # coordinates that are read when a file is opened
+FEW: Final = 32  # datasets, of which the first nodes of the indexes are: each has some 3 KiB
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -36,8 +36,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     file = MetadataFile(source, size, probe.head)
     try:
         superblock = parse_superblock(file, probe.head)
-        superblock, shared = yield from read_extension(file, superblock)
-        tree = yield from read_tree(file, superblock, shared)
+        superblock, tree = yield from file.run(read_tree(file, superblock))
         keyspace = _shown(file, superblock, tree, url, options.zarr_format)
     except RefShardError as e:
         if type(e) is ManifestError and url not in str(e):
@@ -66,8 +65,11 @@ class HDF5KeySpace(ArrayGroup):
         self._datasets = chunks
 
     def prepare(self) -> Steps[None]:
-        """Read what most users of the file ask for next, of its first datasets, in as many rounds as one takes."""
-        yield from together([chunks.prepare() for chunks in islice(self._datasets.values(), PREPARED)])
+        """Read what most users of the file ask for next, in as many rounds as one dataset takes."""
+        coordinates = [chunks for chunks in self._datasets.values() if chunks.is_small_coordinate]
+        others = [chunks for chunks in self._datasets.values() if not chunks.is_small_coordinate]
+        first = [*coordinates[:PREPARED], *(others if len(others) <= FEW else [])]
+        yield from together([chunks.prepare() for chunks in first])
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         found: list[LookUp] = []
