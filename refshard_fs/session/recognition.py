@@ -123,7 +123,7 @@ def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
 
 def _probe(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
     try:
-        facts, head = yield from _head(url)
+        facts, head = yield from _head(url, min(HEAD, most))
     except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
         try:
             return (yield from _probe_directory(url, known, most))
@@ -134,15 +134,15 @@ def _probe(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
     return (yield from _probe_directory(url, known, most))
 
 
-def _head(url: str) -> Steps[tuple[Facts | None, bytes]]:
+def _head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
     """Return what is known of a document, and its first bytes: by one request, where it can be read in ranges."""
     try:
-        found: tuple[Facts, bytes] | None = yield Head(url, HEAD)
+        found: tuple[Facts, bytes] | None = yield Head(url, length)
     except OSError:
         facts: Facts | None = yield Stat(url, fresh=True)
         if facts is None or facts.size == 0:
             return facts, b""
-        return facts, (yield Load(Span(url, 0, HEAD, exact=False, pin=facts.pin), Raw()))
+        return facts, (yield Load(Span(url, 0, length, exact=False, pin=facts.pin), Raw()))
     return found or (None, b"")
 
 

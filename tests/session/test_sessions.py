@@ -122,7 +122,7 @@ def test_what_one_filesystem_forgets_others_still_know(source: str, http_server:
     before = gets(http_server, "/other/refs.json")
     fs.invalidate_cache()
     assert opened(other).cat_file("k/2") == b"other"
-    assert gets(http_server, "/other/refs.json") == before
+    assert gets(http_server, "/other/refs.json") == before + 1  # its first bytes, with which its version comes
 
 
 def test_one_array_of_a_hierarchy_is_forgotten_alone(http_server: RangeServer) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Inline, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Head, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.session import recognition as catalog
 
@@ -75,5 +75,8 @@ class Files:
                     raise DamagedIndex("", str(entry), str(e)) from e
             case Stat(url):
                 return Facts(len(self.files[url])) if url in self.files else None
+            case Head(url, length):
+                data = self.files.get(url)
+                return None if data is None else (Facts(len(data)), data[:length])
             case Names():
                 return None

@@ -204,9 +204,7 @@ class MetadataFile:
             width //= 2
             blocks = {number // width for number in missing}
         end = -(-self.size // PAGE)
-        wanted = {
-            n for block in blocks for n in range(block * width, min((block + 1) * width, end))
-        } - self._pages.keys()
+        around = {n for block in blocks for n in range(block * width, min((block + 1) * width, end))}
         runs: list[list[int]] = []
         for number in sorted(around - self._pages.keys()):
             if runs and runs[-1][1] == number:

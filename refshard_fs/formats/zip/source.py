@@ -170,4 +170,4 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
             members: Members = yield Load(whole.part(start, length), DirectoryIndex(probe.url, end))
         case _:
             members = found
-    return ZipKeySpace(probe.url, whole, members)
+    return ZipKeySpace(probe.url, whole if probe.is_in_memory else source, members)
