@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -24,7 +25,8 @@ from refshard_fs.fs import RefShardFileSystem
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
-_URLS = ("refshard://", "refshard::")
+_PLAIN = ("refshard", "reference")  # protocols of URLs whose source is in the options
+_URLS = ("refshard://", "refshard::", "reference://")
 
 
 class RefShardBackend(BackendEntrypoint):
@@ -83,6 +85,8 @@ class RefShardBackend(BackendEntrypoint):
             return xr.open_dataset(store, engine="zarr", **options)
         ds = ZarrBackendEntrypoint().open_dataset(store, **options)
         _load_coordinates([ds])
+        if not ds.variables:
+            _warn_of_groups(options["store"].zarr_group, options.get("group"))
         return ds
 
     def open_datatree(self, filename_or_obj: Any, **options: Any) -> xr.DataTree:
@@ -114,7 +118,7 @@ class RefShardBackend(BackendEntrypoint):
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Whether it is a URL of ours; other names do not tell, and looking into files is not for guessing."""
-        return isinstance(filename_or_obj, str) and filename_or_obj.startswith(_URLS)
+        return isinstance(filename_or_obj, str) and filename_or_obj.startswith(("refshard://", "refshard::"))
 
 
 class _TypedStore(ZarrStore):
@@ -220,8 +224,29 @@ def _bar(total: int) -> Any:
     return tqdm(total=total, unit=" variables")
 
 
+def _warn_of_groups(root: Any, group: str | None) -> None:
+    """Warn that a group has no arrays of its own, and name those below it."""
+    names = sorted(root.group_keys())
+    if names:
+        path = f"{(group or '').strip('/')}/{names[0]}".strip("/")
+        warnings.warn(
+            f"there are no variables in {group or 'the root group'}, but there are groups: {', '.join(names[:8])}"
+            f"{' ...' if len(names) > 8 else ''}. group={path!r} opens one, xarray.open_datatree all of them",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def _filesystem(source: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
     if isinstance(source, str) and source.startswith(_URLS):
+        scheme, _, rest = source.partition("://")
+        if rest and scheme in _PLAIN and "fo" not in options:
+            raise ValueError(
+                f"{source!r} names a key in a source that is not given: for the source itself say {rest!r} or "
+                f"'refshard::{rest}', or give storage_options={{'fo': {rest!r}}} with 'refshard://'"
+            )
+        if scheme == "reference":
+            source = f"refshard://{rest}"
         fs: RefShardFileSystem = url_to_fs(source, **options)[0]
         return fs
     return RefShardFileSystem(fo=source, **options)

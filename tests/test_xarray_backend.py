@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from refshard_fs import ReferenceNotReachable, RefShardError, RefShardFileSystem
+from refshard_fs.errors import NoSuchSource
 
 np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")
@@ -139,3 +141,27 @@ def test_a_source_that_is_not_there_says_so(tmp_path: Path) -> None:
 )
 def test_only_its_own_urls_are_guessed(name: object, ours: bool) -> None:
     assert RefShardBackend().guess_can_open(name) is ours
+
+
+def test_a_url_of_reference_is_taken_as_ours() -> None:
+    ds = xr.open_dataset("reference://", engine=RefShardBackend, storage_options={"fo": group()})
+    assert ds.sizes == xr.open_dataset(group(), engine=RefShardBackend).sizes
+
+
+def test_a_source_behind_two_slashes_is_told_how_it_is_spelled() -> None:
+    with pytest.raises(ValueError, match=r"say 'refs\.json' or 'refshard::refs\.json', or give storage_options"):
+        xr.open_dataset("refshard://refs.json", engine=RefShardBackend)
+
+
+def test_a_pattern_is_told_what_joins_its_matches(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchSource, match=r"refshard_fs\.concat\(url, dim=\.\.\.\)"):
+        xr.open_dataset(f"{tmp_path}/*.nc", engine=RefShardBackend)
+
+
+def test_groups_are_named_where_the_root_has_no_arrays() -> None:
+    refs = {".zgroup": '{"zarr_format": 2}', **group("inner/")}
+    with pytest.warns(UserWarning, match="there are groups: inner. group='inner' opens one"):
+        xr.open_dataset(refs, engine=RefShardBackend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        xr.open_dataset(refs, engine=RefShardBackend, group="inner")

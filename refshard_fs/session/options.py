@@ -186,7 +186,10 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         given = kwargs.pop("fo", None)
         fo = given if fo is None else fo
         if fo is None:
-            raise TypeError("refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file")
+            raise TypeError(
+                "refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file. With a URL: "
+                "'refshard::SOURCE', or 'refshard://' and storage_options={'fo': SOURCE}"
+            )
         if not hasattr(fo, "read") and hasattr(fo, "fs") and hasattr(fo, "path"):  # fsspec's OpenFile, or a UPath
             options = {name: value for name, value in fo.fs.storage_options.items() if name not in FSSPEC_ARGUMENTS}
             if options and not {"target_options", "ref_storage_args"} & named.keys():

@@ -157,10 +157,10 @@ def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Pro
     there = yield tuple(Stat(below(marker), fresh=True) for marker in markers)
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
-        raise NoSuchSource(
-            f"{url}: there is no such object, and no directory with a source in it. Check the path; what its "
-            "filesystem needs, such as credentials, goes into target_options="
-        )
+        remedy = "Check the path; what its filesystem needs, such as credentials, goes into target_options="
+        if "*" in url:
+            remedy = "A pattern is for refshard_fs.concat(url, dim=...), which joins all that it matches"
+        raise NoSuchSource(f"{url}: there is no such object, and no directory with a source in it. {remedy}")
     return Probe(url, None, b"", present, documents)
 
 
