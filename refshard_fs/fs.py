@@ -402,17 +402,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                     raise value
         return out
 
-    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
-        """Return the bytes of ``path``, or of each of several as a dict: see fsspec's.
-
-        ``on_error="return"`` has errors in their places, and ``"omit"`` leaves out missing keys, and no others.
-        """
-        return sync(self.loop, self._cat_boxed, path, recursive=recursive, on_error=on_error, **kwargs)[0]
-
-    async def _cat_boxed(self, path: Any, **kwargs: Any) -> tuple[Any]:
-        """Return what `_cat` does, in a tuple: fsspec raises an error that a coroutine returns."""
-        return (await self._cat(path, **kwargs),)
-
     async def _cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
     ) -> Any:

@@ -177,7 +177,8 @@ def test_sets_that_fsspec_writes(engine: str, threshold: int, tmp_path: Path, ta
         out[key] = value
     out.flush()
     fs = RefShardFileSystem(str(tmp_path / "set"))
-    assert dict(fs.references) == {**refs, **chunks, ".zmetadata": (tmp_path / "set" / ".zmetadata").read_bytes()}
+    found = {key: json.loads(v) if isinstance(v, str) and v[:1] == "{" else v for key, v in fs.references.items()}
+    assert found == {**refs, **chunks, ".zmetadata": (tmp_path / "set" / ".zmetadata").read_bytes()}
     assert fs.cat_file("g/a/1.2") == DATA[5:11]
     assert fs.cat_file("g/a/2.1") == DATA
     assert fs.info("g/a/2.1")["size"] == len(DATA)
@@ -369,7 +370,6 @@ def test_references_are_loaded_as_they_are_iterated(http_server: RangeServer) ->
     value = refs["a/3"]
     value[0] = "changed"
     assert refs["a/3"] != value
-    assert "LazyReferences" in repr(refs)
 
 
 def test_a_set_that_was_rewritten_is_read_anew(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import IO, Any, TextIO, assert_type
 
@@ -55,7 +55,7 @@ def seeing() -> None:
     assert_type(fs.plan(["a/0"])[0].keys, tuple[str, ...])
     assert_type(fs.resolve("a/0"), tuple[str, int, int | None] | bytes)
     assert_type(fs.stats()["requests"], int)
-    assert_type(fs.references, Mapping[str, Any])
+    assert_type(fs.references, MutableMapping[str, Any])
     assert_type(fs.left_whole, dict[str, str])
     report = check(fs, "read", sample=10)
     assert_type(report, Report)
