@@ -255,18 +255,31 @@ class Answers:
         """Return the answer to ``need``; None if it is not known, or its object is another one by now.
 
         Where that cannot be told without a request, the object is held to be the one it was: if it is not, the next
-        read of it is `TargetChanged`.
+        read of it is `TargetChanged`. A document that is read as a whole has no next read: it is `doubtful`.
         """
         if isinstance(need, Stat) and need.fresh:
             return None
         found = self.cache.get((self.token, need))
-        if type(found) is not _Bound:
-            return found
+        if type(found) is not _Bound or self._is_doubtful(need, found, pool):
+            return None if type(found) is _Bound else found
         place = pool.place(found.url, found.origin)
         if place is None:  # nothing is opened without an event loop; the session may have seen it in one
             version = pool.versions.of(found.url)
             return found.value if version.seen is not None and version.is_like(found.seen) else None
         return found.value if place[0].is_still(place[1], found.seen) else None
+
+    def doubtful(self, need: Need, pool: Pool) -> tuple[str, str | None] | None:
+        """Return URL and origin of a document that is remembered, and that this session has to ask about first."""
+        found = self.cache.get((self.token, need))
+        return (found.url, found.origin) if type(found) is _Bound and self._is_doubtful(need, found, pool) else None
+
+    def _is_doubtful(self, need: Need, found: _Bound, pool: Pool) -> bool:
+        match need:
+            case Load(Span(start=0, stop=None) | Packed(source=Span(start=0, stop=None))):
+                place = pool.place(found.url, found.origin)
+                with contextlib.suppress(OSError):  # it is gone: then it is not what it was
+                    return place is not None and not place[0].is_known(place[1])
+        return False
 
     def put(self, need: Need, value: Any, weight: int, pool: Pool) -> None:
         """Remember ``value``, of ``weight`` bytes, as the answer to ``need``."""

@@ -7,12 +7,14 @@ a read that nobody waits for any more is cancelled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
+from refshard_fs.errors import RefShardError
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import ABSENT, blame, note
 from refshard_fs.reading.fetch import Fetcher, Reader
@@ -163,6 +165,12 @@ class Lookups:
         match need:
             case Load(entry):
                 known = self._answers
+                asked = known.doubtful(need, self.pool)
+                if asked is not None:  # another session read it: is it still the same?
+                    with contextlib.suppress(OSError, RefShardError):
+                        await self._asked(*asked, VersionedObject.facts)
+                        if (value := self._known(need)) is not None:
+                            return value
                 try:
                     with naming(entry):
                         value, weight = await load(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
-from refshard_fs.core.dtypes import dtype_of, fill_of
+from refshard_fs.core.dtypes import check_chunk, dtype_of, fill_of
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsafe
@@ -49,6 +49,7 @@ def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
         dtype = dtype.newbyteorder("<" if order == "little" else ">")
     decoded: Any = data
     try:
+        check_chunk(meta, data)
         for codec in codecs:
             if codec.codec_id == "blosc":
                 check_blosc(bytes(decoded))

@@ -290,14 +290,20 @@ class VersionedObject:
 
     def is_still(self, path: str, seen: Seen) -> bool:
         """Whether the object is the one that was ``seen``; if only a request can tell, yes, and later answers tell."""
-        if self._version.seen is None:
-            try:
-                now = self.target.read_now(path, 0, 0)
-            except OSError:
-                return False
-            if now is not None:
-                self._version.observe(now.etag, now.last_modified, now.size, None)
+        try:
+            self.is_known(path)
+        except OSError:
+            return False
         return self._version.is_like(seen)
+
+    def is_known(self, path: str) -> bool:
+        """Whether it is known, or can be seen without a request, which version the object is of."""
+        if self._version.seen is None:
+            now = self.target.read_now(path, 0, 0)
+            if now is None:
+                return False
+            self._version.observe(now.etag, now.last_modified, now.size, None)
+        return True
 
     async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
         """Return what ``call`` returns of some ``size`` bytes, in as many tries as `Retry` allows."""

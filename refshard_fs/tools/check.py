@@ -21,6 +21,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
+from refshard_fs.core.dtypes import check_chunk, promised
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Facts, Stat
 from refshard_fs.core.stats import count_text
@@ -208,7 +209,9 @@ class Trial:
         if meta.zarr_format == 2 and "shards" in meta.raw:
             raise ValueError("no zarr reads the shards of the version 2 prototype")
         self._chunks, self._grid, self._shape = meta.chunks, meta.grid, meta.shape
+        promised(meta)
         self._is_blosc = is_blosc(meta)
+        self._meta = meta
         zarr = importlib.import_module("zarr")
         self._is_zarr_2 = zarr.__version__.startswith("2.")
         name = ".zarray" if meta.zarr_format == 2 else "zarr.json"
@@ -228,6 +231,7 @@ class Trial:
         ends = [min(s + size, n) for s, size, n in zip(starts, self._chunks, self._shape, strict=True)]
         if self._is_blosc:
             check_blosc(data)
+        check_chunk(self._meta, data)
         self._store[tail] = self._stored(data)
         try:
             self._array[tuple(map(slice, starts, ends))]

@@ -492,3 +492,23 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises((ImportError, RefShardError), match=r"refshard_fs\[parquet\]"):
         RefShardFileSystem(root).ls("")
+
+
+def test_a_new_filesystem_asks_whether_a_partition_is_still_the_same(http_server: RangeServer) -> None:
+    """Nothing but the partition tells that it was written anew: what it points to is another object."""
+    http_server.put("/x", b"A" * 10 + b"B" * 10)
+    array = {"zarr_format": 2, "shape": [4], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
+    metadata = {".zgroup": {"zarr_format": 2}, "a/.zarray": {**array, "order": "C", "filters": None}}
+    http_server.put("/s/.zmetadata", json.dumps({"metadata": metadata, "record_size": 4}).encode())
+    for offset, expected in ((0, b"A" * 10), (10, b"B" * 10)):
+        rows = {"path": [http_server.url + "/x"] * 4, "offset": [offset] * 4, "size": [10] * 4, "raw": [None] * 4}
+        out = io.BytesIO()
+        types = {"path": pa.string(), "offset": pa.int64(), "size": pa.int64(), "raw": pa.binary()}
+        parquet.write_table(pa.table(rows, schema=pa.schema(list(types.items()))), out)
+        http_server.put("/s/a/refs.0.parq", out.getvalue())
+        for _ in range(2):
+            http_server.clear()
+            fs = RefShardFileSystem(http_server.url + "/s", skip_instance_cache=True)
+            assert fs.cat_file("a/0") == expected
+            assert fs.cat_file("a/1") == expected
+        assert [request.method for request in http_server.requests("/s/a/refs.0.parq")] == ["HEAD"]

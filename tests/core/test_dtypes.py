@@ -1,0 +1,123 @@
+"""What decoding a chunk would make is known before it is made, and is no more than the metadata promise."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import gzip
+import json
+import lzma
+import struct
+import zlib
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs.core.dtypes import MOST, check_chunk
+from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
+
+ZEROS = bytes(4 << 20)
+DATA = np.arange(4, dtype="<i8")
+
+
+def meta_of(compressor: Any = None, filters: Any = None, **more: Any) -> ArrayMeta:
+    doc = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "<i8", "order": "C", "fill_value": 0}
+    meta = array_meta({**doc, "compressor": compressor, "filters": filters, **more}, "x")
+    assert meta is not None
+    return meta
+
+
+def v3_of(codecs: list[Any], data_type: str = "int64") -> ArrayMeta:
+    grid = {"name": "regular", "configuration": {"chunk_shape": [4]}}
+    encoding = {"name": "default", "configuration": {"separator": "/"}}
+    doc = {"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": data_type, "chunk_grid": grid}
+    meta = array_meta({**doc, "chunk_key_encoding": encoding, "fill_value": 0, "codecs": codecs}, "x")
+    assert meta is not None
+    return meta
+
+
+CODECS = ["gzip", "zlib", "bz2", "lzma", "zstd", "lz4", "blosc"]
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_what_a_codec_makes_of_a_chunk_is_no_more_than_promised(name: str) -> None:
+    meta, codec = meta_of({"id": name}), numcodecs.get_codec({"id": name})
+    check_chunk(meta, bytes(codec.encode(DATA)))
+    with pytest.raises(ValueError, match=r"make more than|it says that it is"):
+        check_chunk(meta, bytes(codec.encode(ZEROS)))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("gzip", gzip.compress(ZEROS)),
+        ("zstd", bytes(numcodecs.Zstd().encode(ZEROS))),
+        ("blosc", bytes(numcodecs.Blosc().encode(ZEROS))),
+    ],
+)
+def test_the_same_of_version_3(name: str, data: bytes) -> None:
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    with pytest.raises(ValueError, match=r"make more than|it says that it is"):
+        check_chunk(v3_of([little, {"name": name, "configuration": {}}]), data)
+    with pytest.raises(ValueError, match=r"make more than|it says that it is"):
+        check_chunk(v3_of([little, {"name": name}, "crc32c"]), data + bytes(4))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x1f\x8b", zlib.compress(b"x"), b"x" * 20])
+@pytest.mark.parametrize("name", CODECS)
+def test_damaged_chunks_are_value_errors_or_for_the_codec_to_find(name: str, data: bytes) -> None:
+    try:
+        check_chunk(meta_of({"id": name}), data)
+    except ValueError as e:
+        assert str(e) or name in ("bz2", "lzma")
+
+
+@pytest.mark.parametrize("name", ["vlen-utf8", "vlen-bytes"])
+def test_a_count_of_texts_is_that_of_the_chunk(name: str) -> None:
+    codec = {"id": name}
+    texts = np.array(["a", "bb", "", "ü"], object)
+    right = bytes(numcodecs.VLenUTF8().encode(texts))
+    wrong = struct.pack("<I", 2**29) + right[4:]
+    for compressor, encode in (
+        (None, bytes),
+        ({"id": "zstd"}, numcodecs.Zstd().encode),
+        ({"id": "gzip"}, gzip.compress),
+    ):
+        meta = meta_of(compressor, [codec], dtype="|O", fill_value="")
+        check_chunk(meta, bytes(encode(right)))
+        with pytest.raises(ValueError, match="texts"):
+            check_chunk(meta, bytes(encode(wrong)))
+    with pytest.raises(ValueError, match="texts"):
+        check_chunk(v3_of([{"name": "vlen-utf8"}], "string"), wrong)
+
+
+def test_a_chunk_that_is_too_large_is_not_decoded() -> None:
+    for more in ({"chunks": [MOST]}, {"dtype": "<U100000000", "fill_value": ""}):
+        with pytest.raises(ValueError, match="are decoded here at most"):
+            check_chunk(meta_of(**more), b"x")
+
+
+def test_checks_and_concatenation_take_no_more_memory_than_a_chunk() -> None:
+    data = gzip.compress(bytes(64 << 20))
+    meta = json.dumps(dict(meta_of({"id": "gzip"}).raw))
+    refs = {".zgroup": '{"zarr_format": 2}', "t/.zarray": meta, "t/.zattrs": '{"_ARRAY_DIMENSIONS": ["t"]}'}
+    encoded = "base64:" + base64.b64encode(data).decode()
+    report = refshard_fs.check(refshard_fs.RefShardFileSystem({**refs, "t/0": encoded}), "full")
+    assert [finding.kind for finding in report.findings] == ["undecodable"]
+    with pytest.raises(ValueError, match="make more than"):
+        refshard_fs.concat([{**refs, "t/0": encoded}] * 2, dim="t")
+
+
+def test_a_check_says_what_it_left_out() -> None:
+    meta = json.dumps(dict(meta_of(chunks=[2 * MOST], shape=[2 * MOST]).raw))
+    report = refshard_fs.check(refshard_fs.RefShardFileSystem({"t/.zarray": meta, "t/0": "x"}), "full")
+    assert [(finding.severity, finding.kind) for finding in report.findings] == [("warning", "not-decoded")]
+
+
+def test_bzip2_and_xz_are_bounded_while_they_are_read() -> None:
+    for name, data in (("bz2", bz2.compress(ZEROS)), ("lzma", lzma.compress(ZEROS))):
+        with pytest.raises(ValueError, match="make more than"):
+            check_chunk(meta_of({"id": name}), data)
