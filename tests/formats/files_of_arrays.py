@@ -86,6 +86,8 @@ def same(got: Any, want: Any) -> None:
         same_attributes(found.attrs, variable.attrs)
         values = variable.values
         if values.dtype.kind == "f":
+            assert found.dtype.kind == "f", name
+            assert found.dtype.itemsize == values.dtype.itemsize, name
             np.testing.assert_allclose(found.values, values, rtol=1e-6, err_msg=str(name))
         else:
             np.testing.assert_array_equal(found.values, values, err_msg=str(name))
@@ -95,7 +97,7 @@ def same(got: Any, want: Any) -> None:
 
 
 def same_attributes(got: Any, want: Any) -> None:
-    """Assert that attributes are equal: those of JSON have no widths, and lists for arrays."""
+    """Assert that attributes are equal: JSON has no widths of numbers, and lists for arrays."""
     assert set(got) == set(want)
     for name, value in want.items():
         np.testing.assert_array_equal(np.asarray(got[name]), np.asarray(value), err_msg=str(name))

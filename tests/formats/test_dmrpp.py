@@ -50,7 +50,7 @@ def write(path: Path, *, texts: bool = True) -> Path:
         time[:] = np.arange(7)
         air: dict[str, Any] = {"zlib": True, "shuffle": True, "fletcher32": True, "chunksizes": (2, 20, 20)}
         packed = ds.createVariable("packed", "i2", ("time", "y", "x"), fill_value=-99, **air)
-        packed.scale_factor = 0.5
+        packed.scale_factor = np.float32(0.1)
         packed[:] = np.arange(7 * 1200).reshape(7, 30, 40) % 1000
         ds.createVariable("plain", "f4", ("y", "x"), contiguous=True)[:] = np.linspace(0, 1, 1200).reshape(30, 40)
         big = ds.createVariable("big", ">i4", ("y", "x"), zlib=True, chunksizes=(7, 9), endian="big")
@@ -110,7 +110,8 @@ def test_commands_take_a_document_and_convert_it_to_references(
 ) -> None:
     path = write(tmp_path / "air.nc")
     refs = check_commands(path, tmp_path, capsys, "deep/er/both")
-    xr.testing.assert_identical(*(xr.open_dataset(fo, engine="refshard").load() for fo in (path, refs)))
+    stored = (xr.open_dataset(fo, engine="refshard", decode_cf=False).load() for fo in (path, refs))
+    xr.testing.assert_identical(*stored)
 
 
 def test_opening_reads_the_document_alone_and_a_chunk_takes_one_request(

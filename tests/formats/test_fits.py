@@ -59,7 +59,7 @@ def test_xarray_shows_the_images_that_astropy_shows(tmp_path: Path, zarr_format:
         assert set(ds.data_vars) == set(names)
         for name, hdu in zip(names, hdus, strict=True):
             np.testing.assert_array_equal(ds[name].values, hdu.data, err_msg=name)
-            assert ds[name].dtype.kind == hdu.data.dtype.kind
+            assert ds[name].dtype.newbyteorder("=") == hdu.data.dtype.newbyteorder("="), name
         shown, header = ds["SCI"].attrs, hdus["SCI"].header
         for keyword in ("CTYPE1", "CRVAL1", "CRPIX1", "CD1_1", "CUNIT1", "OBSERVER", "LONG", "ESO DET GAIN", "DONE"):
             assert shown[keyword] == header[keyword]
@@ -139,7 +139,7 @@ def test_opening_takes_few_rounds_and_a_piece_one_request(http_server: RangeServ
     http_server.latency = 0.1
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert "I3" in fs.ls("", detail=False)
-    assert rounds(http_server) <= 4
+    assert rounds(http_server) <= 3
     assert sum(request.sent for request in http_server.requests()) < 1 << 19
     http_server.clear()
     assert fs.cat_file("I2/0.0") == (large + 2).astype(">i4").tobytes()

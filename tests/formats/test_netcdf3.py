@@ -39,7 +39,9 @@ def write(path: Path, version: str = "NETCDF3_CLASSIC", records: int = 5) -> Pat
     time.units = "hours since 2001-02-03"
     time[:] = np.arange(records) * 6
     packed = ds.createVariable("packed", "i2", ("time", "y", "x"), fill_value=-999)
-    packed.setncatts({"scale_factor": 0.25, "add_offset": 10.0, "valid_range": np.array([-900, 900], "i2")})
+    packed.setncatts(
+        {"scale_factor": np.float32(0.1), "add_offset": np.float32(10.5), "valid_range": np.array([-900, 900], "i2")}
+    )
     packed.set_auto_maskandscale(False)
     packed[:] = np.arange(records * 15).reshape(records, 3, 5)
     packed[-1:, 1] = -999
@@ -138,7 +140,7 @@ def test_large_variables_are_cut_into_pieces_and_records_into_parts(tmp_path: Pa
 def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "a.nc")
     refs = check_commands(path, tmp_path, capsys, "packed")
-    same(xr.open_dataset(refs, engine="refshard"), xr.open_dataset(path))
+    same(xr.open_dataset(refs, engine="refshard", decode_cf=False), xr.open_dataset(path, decode_cf=False))
 
 
 def test_opening_takes_the_header_alone_and_a_record_one_request(http_server: RangeServer, tmp_path: Path) -> None:

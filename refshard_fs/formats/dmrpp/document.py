@@ -39,6 +39,7 @@ NUMBERS: Final = {
 }
 TEXTS: Final = ("String", "URL", "Url")
 _OTHERS: Final = ("Structure", "Sequence", "Enum", "Opaque")
+PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
 # Attributes by which HDF5 and netCDF keep dimensions, and what DMR++ says of itself.
 _HIDDEN: Final = frozenset(["DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS", "_NCProperties"])
 _HIDDEN_NETCDF: Final = ("_Netcdf4", "_nc3_strict")
@@ -59,6 +60,7 @@ class Variable(msgspec.Struct):
     type: str
     dims: list[Dim] = []
     attributes: dict[str, Any] = {}
+    attribute_dtypes: dict[str, str] = {}
     has_chunks: bool = False
     chunk_sizes: str = ""
     compression: str = ""
@@ -251,6 +253,8 @@ class _Reader:
             whole = ""
         of = self._variable.attributes if self._variable is not None else self.document.groups["/".join(self._path)]
         of[found.name] = whole
+        if self._variable is not None and found.name in PACKING and isinstance(whole, (int, float)):
+            self._variable.attribute_dtypes[found.name] = NUMBERS[found.type]
 
     def _name(self, given: dict[str, str]) -> str:
         name = given.get("name", "")

@@ -55,6 +55,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
             raise ManifestError(f"{where}: {e}") from e
     groups = {path: attributes for path, attributes in document.groups.items() if path}
     keyspace = ArrayGroup(arrays, chunks, options.zarr_format, document.groups[""], reports, groups=groups)
+    keyspace.attribute_dtypes = {
+        path: v.attribute_dtypes for path, v in document.variables.items() if v.attribute_dtypes
+    }
     keyspace.urls = tuple(targets.urls.values())
     return keyspace
 

@@ -28,6 +28,7 @@ class Image(msgspec.Struct, frozen=True):
     filters: Sequence[Mapping[str, Any]]
     attributes: Mapping[str, Any]
     fill_value: int | None
+    attribute_dtypes: Mapping[str, str]
 
     def described(self, chunks: Sequence[int], dimensions: Sequence[str]) -> ArrayDescription:
         """Return what zarr's metadata says of it."""
@@ -54,6 +55,7 @@ def image_of(header: Header, prefix: str = "") -> Image:
     stored = dtype = np.dtype(_DTYPES[bitpix])
     filters: list[Mapping[str, Any]] = []
     attributes = header.attributes
+    dtypes: dict[str, str] = {}
     blank: int | None = None
     if bitpix > 0 and type(header.cards.get("BLANK")) is int:
         blank = header.cards["BLANK"]
@@ -66,9 +68,11 @@ def image_of(header: Header, prefix: str = "") -> Image:
         blank = None if blank is None else blank + int(zero)
     elif (scale, zero) != (1, 0):
         attributes |= {"scale_factor": scale, "add_offset": zero}
+        single = bitpix in (8, 16, -32)  # of which astropy makes numbers of single precision
+        dtypes = dict.fromkeys(("scale_factor", "add_offset"), "f4" if single else "f8")
     if blank is not None and not np.iinfo(dtype).min <= blank <= np.iinfo(dtype).max:
         blank = None  # which no number equals
-    return Image(header.where, shape, stored, dtype, filters, attributes, blank)
+    return Image(header.where, shape, stored, dtype, filters, attributes, blank, dtypes)
 
 
 def axis_names(images: Mapping[str, Image]) -> dict[str, list[str]]:

@@ -64,7 +64,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         itemsize = image.stored.itemsize
         arrays[name] = array = image.described(pieces(image.shape, itemsize), dimensions[name])
         chunks[name] = Contiguous(source, begins[name], image.shape, array.chunks, itemsize, image.where)
-    return ArrayGroup(arrays, chunks, options.zarr_format, headers[0].attributes, reports)
+    keyspace = ArrayGroup(arrays, chunks, options.zarr_format, headers[0].attributes, reports)
+    keyspace.attribute_dtypes = {name: image.attribute_dtypes for name, image in images.items()}
+    return keyspace
 
 
 def _headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str, str]]]:

@@ -17,6 +17,7 @@ from refshard_fs.errors import ManifestError
 
 MOST_HEADER: Final = 64 << 20  # bytes of a header; those of real files take kilobytes
 
+PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12  # tags of lists
 _TYPES: Final = {
     number: np.dtype(name)
@@ -44,6 +45,7 @@ class Variable(msgspec.Struct, frozen=True):
     name: str
     dimensions: tuple[Dimension, ...]
     attributes: dict[str, Any]
+    attribute_dtypes: dict[str, str]
     dtype: np.dtype[Any]
     begin: int
 
@@ -134,8 +136,10 @@ class _Cursor:
             raise self.error(f"type {number} is none of version {self.version} of the format")
         return _TYPES[number]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return attributes, and the dtypes of those that say how values are packed."""
         found: dict[str, Any] = {}
+        dtypes: dict[str, str] = {}
         for _ in self.entries(_ATTRIBUTE, "attributes"):
             name = self.name()
             dtype = self.dtype()
@@ -143,7 +147,9 @@ class _Cursor:
             if name in found:
                 raise self.error(f"there are two attributes {name!r}")
             found[name] = _value(name, dtype, data)
-        return found
+            if name in PACKING and isinstance(found[name], (int, float)):
+                dtypes[name] = dtype.str
+        return found, dtypes
 
 
 def _value(name: str, dtype: np.dtype[Any], data: bytes) -> Any:
@@ -165,22 +171,19 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
     if records == streaming:
         records = None
     dimensions = _dimensions(cursor)
-    attributes = cursor.attributes()
-    found: dict[str, tuple[tuple[int, ...], dict[str, Any], np.dtype[Any], int]] = {}
+    attributes, _ = cursor.attributes()
+    variables: dict[str, Variable] = {}
     for _ in cursor.entries(_VARIABLE, "variables"):
         name = cursor.name()
-        if name in found:
+        if name in variables:
             raise cursor.error(f"there are two variables {name!r}")
         ids = _ids(cursor, name, dimensions)
-        of_it = cursor.attributes()
+        of_it, dtypes = cursor.attributes()
         dtype = cursor.dtype()
         cursor.number()  # vsize, which the shape tells as well: it is wrong for variables of 4 GiB and more
-        found[name] = ids, of_it, dtype, cursor.offset()
-    variables = [
-        Variable(name, tuple(dimensions[i] for i in ids), of_it, dtype, begin)
-        for name, (ids, of_it, dtype, begin) in found.items()
-    ]
-    recorded = [variable for variable in variables if variable.is_record]
+        shared = tuple(dimensions[number] for number in ids)
+        variables[name] = Variable(name, shared, of_it, dtypes, dtype, cursor.offset())
+    recorded = [variable for variable in variables.values() if variable.is_record]
     record_size = sum(variable.slab + -variable.slab % 4 for variable in recorded)
     if len(recorded) == 1:  # whose records follow one another without padding
         record_size = recorded[0].slab
@@ -189,10 +192,10 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
         records = max(size - begin, 0) // record_size if recorded else 0
     if records >= COUNTABLE:
         raise ManifestError(f"{where}: its number of records is negative: {records}")
-    variables = [_with_records(variable, records) for variable in variables]
-    for variable in variables:
+    whole = tuple(_with_records(variable, records) for variable in variables.values())
+    for variable in whole:
         _check(variable, records, record_size, cursor.at, size, where)
-    return Header(attributes, tuple(variables), record_size)
+    return Header(attributes, whole, record_size)
 
 
 def _dimensions(cursor: _Cursor) -> list[Dimension]:

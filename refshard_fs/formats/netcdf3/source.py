@@ -76,7 +76,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         chunks[name] = Contiguous(
             source, variable.begin, array.shape, array.chunks, array.dtype.itemsize, where, stride
         )
-    return ArrayGroup(arrays, chunks, options.zarr_format, header.attributes, reports)
+    keyspace = ArrayGroup(arrays, chunks, options.zarr_format, header.attributes, reports)
+    keyspace.attribute_dtypes = {v.name: v.attribute_dtypes for v in header.variables if v.attribute_dtypes}
+    return keyspace
 
 
 def _header(probe: Probe, size: int) -> Steps[Header]:
