@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from refshard_fs.core import checksums as crc32c
 from refshard_fs.core import zarrmeta
@@ -23,6 +24,7 @@ _CHUNKS = 2**63  # of an array, all dimensions together: their numbers must fit 
 _EDGES = 1 << 20  # shards of their own sizes along one dimension
 
 _Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
@@ -85,34 +87,46 @@ def _unwind(codecs: list[Any], ndim: int) -> _Chain:
         try:
             axes = _axes(codecs[:at], axes)
             trailer = _trailer(codecs[at + 1 :])
-            configuration = _codec(codecs[at]).configuration
+            configuration = _read(_codec(codecs[at]).configuration, _Configuration)
             index = _index(configuration, trailer)
         except _Opaque as e:
             return _Chain(levels, [*transposes, *codecs], str(e))
-        levels.append(_Level(_chunk_shape(configuration.get("chunk_shape"), axes), axes, index))
+        if len(configuration.chunk_shape) != ndim:
+            raise ValueError(f"its inner chunk_shape has {len(configuration.chunk_shape)} dimensions, its shape {ndim}")
+        by_axis = dict(zip(axes, configuration.chunk_shape, strict=True))
+        levels.append(_Level(tuple(by_axis[axis] for axis in range(ndim)), axes, index))
         transposes += codecs[:at]
-        match configuration.get("codecs"):
-            case [*codecs]:
-                pass
-            case other:
-                raise ValueError(f"its inner codecs are {str(other)[:100]}, no list")
+        codecs = configuration.codecs
     return _Chain(levels, [*transposes, *codecs], None)
 
 
-class _Codec(NamedTuple):
+class _Codec(msgspec.Struct, frozen=True):
     name: str
-    configuration: Mapping[str, Any]
+    configuration: dict[str, Any] = {}
+
+
+class _Configuration(msgspec.Struct, frozen=True):
+    """The configuration of the sharding codec."""
+
+    chunk_shape: list[Annotated[int, Meta(ge=1, le=_CHUNKS - 1)]]
+    codecs: list[Any]
+    index_codecs: list[Any] = msgspec.field(default_factory=lambda: ["bytes", "crc32c"])
+    index_location: Literal["start", "end"] = "end"
+
+
+class _Endian(msgspec.Struct, frozen=True):
+    endian: Literal["little", "big"] = "little"
 
 
 def _codec(spec: object) -> _Codec:
-    match spec:
-        case str():
-            return _Codec(spec, {})
-        case {"name": str(name), "configuration": dict(configuration)}:
-            return _Codec(name, configuration)
-        case {"name": str(name)}:
-            return _Codec(name, {})
-    raise ValueError(f"one of its codecs is {str(spec)[:100]}, neither a name nor an object with one")
+    return _Codec(spec) if isinstance(spec, str) else _read(spec, _Codec)
+
+
+def _read(spec: object, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(spec, kind)
+    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
+        raise ValueError(f"one of its codecs is not as specified: {e}") from None
 
 
 def _place(codecs: Sequence[Any]) -> int | None:
@@ -144,34 +158,15 @@ def _trailer(after: Sequence[Any]) -> int:
     return crc32c.LENGTH * len(after)
 
 
-def _chunk_shape(value: object, axes: _Shape) -> _Shape:
-    """Return elements per chunk along the array's dimensions, given those along the shard's."""
-    match value:
-        case [*sizes] if len(sizes) == len(axes) and all(type(size) is int and 0 < size < 2**63 for size in sizes):
-            by_axis: dict[int, Any] = dict(zip(axes, sizes, strict=True))
-            return tuple(by_axis[axis] for axis in range(len(axes)))
-    raise ValueError(f"its inner chunk_shape is {str(value)[:100]}, not {len(axes)} positive integers")
-
-
-def _index(configuration: Mapping[str, Any], trailer: int) -> OffsetsLevel:
+def _index(configuration: _Configuration, trailer: int) -> OffsetsLevel:
     """Return how an index is laid out; its number of slots is left open."""
-    location = configuration.get("index_location", "end")
-    if location not in ("start", "end"):
-        raise ValueError(f"its index_location is {location!r:.100}, neither 'start' nor 'end'")
-    match configuration.get("index_codecs", ["bytes", "crc32c"]):
-        case [*specs]:
-            chain = list(map(_codec, specs))
-        case other:
-            raise ValueError(f"its index_codecs are {str(other)[:100]}, no list")
+    chain = list(map(_codec, configuration.index_codecs))
     names = [codec.name for codec in chain]
     if names not in (["bytes"], ["bytes", "crc32c"], ["endian"], ["endian", "crc32c"]):
         raise _Opaque(f"its index is encoded by {', '.join(names) or 'nothing'}, and only bytes and crc32c are known")
-    endian = chain[0].configuration.get("endian", "little")
-    if endian not in ("little", "big"):
-        raise ValueError(f"its index has the endian {endian!r:.100}, neither 'little' nor 'big'")
-    return OffsetsLevel(
-        slots=0, at_end=location == "end", checked=len(chain) > 1, big_endian=endian == "big", trailer=trailer
-    )
+    is_big = _read(chain[0].configuration, _Endian).endian == "big"
+    at_end = configuration.index_location == "end"
+    return OffsetsLevel(slots=0, at_end=at_end, checked=len(chain) > 1, big_endian=is_big, trailer=trailer)
 
 
 def _sized(index: OffsetsLevel) -> Callable[[int], OffsetsLevel]:
