@@ -570,6 +570,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """The dtypes that attributes have in the source, where JSON's are others, by array and by name."""
         return self._session.open().attribute_dtypes
 
+    @property
+    def unlimited_dimensions(self) -> Mapping[str, Sequence[str]]:
+        """The names of the dimensions that may grow in a NetCDF file, by the path of their group."""
+        return self._session.open().unlimited_dimensions
+
     def prefetch(
         self,
         what: str | Sequence[str] | Mapping[str, Any],

@@ -122,9 +122,10 @@ class RefShardBackend(BackendEntrypoint):
 
 
 class _TypedStore(ZarrStore):
-    """xarray's store, with attributes of the dtypes that they have in the file: JSON knows one kind of numbers.
+    """xarray's store, with what a file says and zarr's metadata does not.
 
-    From the dtype of ``scale_factor`` xarray concludes whether values that it decodes are single or double precision.
+    That is the dimensions that may grow, and the dtypes of attributes, since JSON knows one kind of numbers: from that of
+    ``scale_factor`` xarray concludes whether values that it decodes are single or double precision.
     """
 
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
@@ -136,6 +137,13 @@ class _TypedStore(ZarrStore):
                 if attribute in variable.attrs:
                     variable.attrs[attribute] = np.dtype(dtype).type(variable.attrs[attribute])
         return variable
+
+    def get_encoding(self) -> dict[str, Any]:
+        fs = getattr(self.zarr_group.store, "fs", None)
+        if not isinstance(fs, RefShardFileSystem):
+            return {}
+        unlimited = fs.unlimited_dimensions.get(self.zarr_group.path)
+        return {} if unlimited is None else {"unlimited_dims": set(unlimited)}
 
 
 def _opening(options: Mapping[str, Any]) -> dict[str, Any]:

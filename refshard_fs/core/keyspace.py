@@ -54,6 +54,8 @@ class KeySpace(ABC):
     reports: Mapping[str, str] = {}
     # The dtypes of attributes that JSON cannot tell, by array path and by name: xarray decodes by that of scale_factor.
     attribute_dtypes: Mapping[str, Mapping[str, str]] = {}
+    # The names of dimensions that may grow in the file, by the path of their group.
+    unlimited_dimensions: Mapping[str, Sequence[str]] = {}
     # Whether look-ups never need a read: `find` tells a key's entry at once.
     in_memory = False
     # Whether the metadata of every array is known without reads, so that none is learnt of by reading.
@@ -166,6 +168,7 @@ class View(KeySpace):
         self.url_of = base.url_of
         self.reports = base.reports
         self.attribute_dtypes = base.attribute_dtypes
+        self.unlimited_dimensions = base.unlimited_dimensions
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from self.base.lookup(key))

@@ -83,6 +83,7 @@ def test_xarray_shows_what_its_own_engine_shows(tmp_path: Path, version: str, za
             want["label"].attrs.pop("_FillValue", None)
             want["label"], got["label"] = want["label"].astype(str), got["label"].astype(str)
         same(got, want)
+        assert got.encoding["unlimited_dims"] == want.encoding["unlimited_dims"] == {"time"}
     tree = xr.open_datatree(path, **options)
     assert set(tree["/"].data_vars) == set(want.data_vars)
 

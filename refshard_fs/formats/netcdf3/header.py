@@ -67,6 +67,7 @@ class Variable(msgspec.Struct, frozen=True):
 class Header(NamedTuple):
     """What a header says; ``record_size`` is the bytes from one record to the next."""
 
+    dimensions: tuple[Dimension, ...]
     attributes: dict[str, Any]
     variables: tuple[Variable, ...]
     record_size: int
@@ -195,7 +196,7 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
     whole = tuple(_with_records(variable, records) for variable in variables.values())
     for variable in whole:
         _check(variable, records, record_size, cursor.at, size, where)
-    return Header(attributes, whole, record_size)
+    return Header(tuple(dimensions), attributes, whole, record_size)
 
 
 def _dimensions(cursor: _Cursor) -> list[Dimension]:

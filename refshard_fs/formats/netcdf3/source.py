@@ -78,6 +78,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         )
     keyspace = ArrayGroup(arrays, chunks, options.zarr_format, header.attributes, reports)
     keyspace.attribute_dtypes = {v.name: v.attribute_dtypes for v in header.variables if v.attribute_dtypes}
+    keyspace.unlimited_dimensions = {"": [dimension.name for dimension in header.dimensions if dimension.is_record]}
     return keyspace
 
 
