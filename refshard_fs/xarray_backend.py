@@ -124,8 +124,8 @@ class RefShardBackend(BackendEntrypoint):
 class _TypedStore(ZarrStore):
     """xarray's store, with what a file says and zarr's metadata does not.
 
-    That is the dimensions that may grow, and the dtypes of attributes, since JSON knows one kind of numbers: from that of
-    ``scale_factor`` xarray concludes whether values that it decodes are single or double precision.
+    That is the dimensions that may grow, and the dtypes of attributes, since JSON knows one kind of numbers: from that
+    of ``scale_factor`` xarray concludes whether values that it decodes are single or double precision.
     """
 
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
