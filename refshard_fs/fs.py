@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import warnings
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from glob import has_magic
 from operator import index
@@ -943,11 +944,17 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         kind = format or format_named(url)
         whole, spelled = self._respelling(), self._respelling(None if kind == "chunk-manifest" else url)
 
+        adopted: list[str] = []
+
         def respell(written: str | None) -> str | None:
-            self._session.admit([whole(written)])  # what is written here is the user's own, and trusted
+            # What is written here is the user's own, and trusted.
+            if (said := self._session.adopt([whole(written)])) and not adopted:
+                adopted.append(said)
             return spelled(written)
 
         save(self._stored(), self._session.run, url, kind, record_size, overwrite, respell, storage_options, callback)
+        for said in adopted:
+            warnings.warn(told(said), UserWarning, stacklevel=2)
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""

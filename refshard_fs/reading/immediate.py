@@ -141,8 +141,11 @@ class Immediate:
         return entry
 
     def reaches(self, span: Span) -> bool:
-        """Whether the bytes of ``span`` need no event loop."""
-        return self._pool.place(span.url, span.origin) is not None
+        """Whether the bytes of ``span`` need no event loop. Of what may not be read, or opened, its reader is told."""
+        try:
+            return self._pool.place(span.url, span.origin) is not None
+        except Exception:  # noqa: BLE001  # a filesystem's class may raise anything
+            return False
 
     def has(self, entry: Entry) -> bool:
         """Whether the bytes of ``entry`` need no event loop."""

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Span
-from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.reading.fetch import Block
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
@@ -160,11 +159,8 @@ class Ahead:
         return spans
 
     def _is_fetched(self, span: Span) -> bool:
-        """Whether ``span`` is worth a request ahead; whoever reads what may not be read is told so then."""
-        try:
-            return bool(span.size) and not self._near(span)
-        except TargetNotAllowed:
-            return False
+        """Whether ``span`` is worth a request ahead."""
+        return bool(span.size) and not self._near(span)
 
     # ------------------------------------------------------------------ what the reader says
 

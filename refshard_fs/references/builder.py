@@ -307,7 +307,7 @@ class ReferenceBuilder:
         try:
             return _key(key)
         except ValueError as e:
-            raise ManifestError(f"{key!r} of {self._where}: {e}") from e
+            raise ManifestError(f"{key[:200]!r} of {self._where}: {e}") from e
 
     def _value(self, value: Any) -> Value:
         match value:

@@ -224,6 +224,20 @@ class Admission(msgspec.Struct, frozen=True):
             raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", _remedy(url))
         return url, self._admit_by_default(url)
 
+    def adopt(self, urls: Iterable[str | None]) -> str:
+        """Return what the user is to know who makes a set of these URLs, all admitted, which is then the user's own.
+
+        Nothing where all of them are read with the user's credentials already.
+        """
+        anonymous = [url for url in urls if url is not None and self.admit(url)[1] is Access.NONE]
+        if not anonymous:
+            return ""
+        return (
+            f"what is made of {self.source} is your own set, and points to servers of its author's choice, such as "
+            f"{anonymous[0]}: it will be read with your credentials, wherever those servers lead. To hold it to some "
+            "of them, open it with allow=[...]"
+        )
+
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
         """Raise TargetNotAllowed unless the local ``path``, without symbolic links, is where it may be.
 

@@ -115,13 +115,10 @@ class Engines:
 
     # ------------------------------------------------------------------ targets
 
-    def admit(self, urls: Iterable[str | None]) -> None:
-        """Raise TargetNotAllowed if the source may not point to one of ``urls``."""
+    def adopt(self, urls: Iterable[str | None]) -> str:
+        """Return what the user is to know who makes a set of ``urls``; TargetNotAllowed where one is refused."""
         rule = self._pool_options.admission
-        if not rule.admits_all:
-            for url in urls:
-                if url is not None:
-                    rule.admit(url)
+        return "" if rule.admits_all else rule.adopt(urls)
 
     def given(self, url: str) -> Given:
         """Return the filesystem instance, or the options for one, that ``url`` is opened with."""

@@ -10,7 +10,7 @@ import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.stats import count_text
-from refshard_fs.errors import UnknownSource, redacted
+from refshard_fs.errors import UnknownSource, redacted, told
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.policy import LOCAL, longest_prefix, protocol_of
@@ -113,7 +113,7 @@ def rebase(
 
     fs = opened(fo, options)
     refs = fs._collect()
-    fs._session.admit(url for url in refs.urls if respell(url) == url)
+    warn_adopted(fs._session.adopt(url for url in refs.urls if respell(url) == url))
     if missing == "raise":
         _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])
     new = respelled(refs, respell)
@@ -135,6 +135,12 @@ def rebase(
 def _place(url: str) -> str:
     """Return ``url``, or the path that it is of a file of this machine, which may be spelled as either."""
     return "/" + url.partition("://")[2].lstrip("/") if protocol_of(url) in LOCAL and "::" not in url else url
+
+
+def warn_adopted(*said: str) -> None:
+    """Tell the user, once, what `Admission.adopt` says of the sets that another one is made of."""
+    for text in list(filter(None, said))[:1]:
+        warnings.warn(told(text), UserWarning, stacklevel=4)
 
 
 def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:

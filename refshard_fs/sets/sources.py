@@ -39,7 +39,7 @@ from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session.collect import respelled
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.options import route
-from refshard_fs.sets.rebase import MadeSet, opened
+from refshard_fs.sets.rebase import MadeSet, opened, warn_adopted
 from refshard_fs.sets.variables import Named, Variable, VariableReader
 from refshard_fs.writing.save import respelling
 
@@ -217,6 +217,7 @@ def read_sets(
     """
     variables = VariableReader()
     found: dict[int, Named] = {}
+    adopted: list[str] = []
 
     def named(number: int, refs: ReferenceSet) -> Named:
         fo = sets[number]
@@ -229,7 +230,7 @@ def read_sets(
             refs = parser.parse(document, sets[number])
             if refs is None:
                 continue
-            _check_targets(sets[number], refs.urls, options)
+            adopted.append(_adopted(sets[number], refs.urls, options))
             part = named(number, refs)
             if not any(_coordinates_to_read(part)):
                 found[number] = part
@@ -239,7 +240,7 @@ def read_sets(
         try:
             fs = opened(sets[number], options)
             refs = fs._collect()
-            fs._session.admit(refs.urls)
+            adopted.append(fs._session.adopt(refs.urls))
             part = with_coordinates(named(number, refs), fs)
         except TargetNotAllowed:
             raise
@@ -257,6 +258,7 @@ def read_sets(
     remote = any(isinstance(sets[number], str) and not _is_local(sets[number]) for number in left)
     with ThreadPoolExecutor(TOGETHER if remote else 1) as pool:
         found.update((number, part) for number, part in zip(left, pool.map(read, left), strict=True) if part)
+    warn_adopted(*adopted)
     return [found[number] for number in sorted(found)]
 
 
@@ -345,17 +347,16 @@ def _is_local(url: str) -> bool:
     return protocol_of(url) in (None, *LOCAL)
 
 
-def _check_targets(fo: Any, urls: Iterable[str | None], options: Mapping[str, Any]) -> None:
-    """Raise TargetNotAllowed if the set ``fo`` is somebody else's, and names URLs that it may not.
+def _adopted(fo: Any, urls: Iterable[str | None], options: Mapping[str, Any]) -> str:
+    """Return what is to be known of the set ``fo`` if it is somebody else's; TargetNotAllowed where a URL is refused.
 
     The set that is made is the user's own, which may point anywhere.
     """
     if not isinstance(fo, str) or is_trusted(fo):
-        return
+        return ""
     given = {name: options.get(name) for name in ("fs", "remote_protocol", "remote_options", "options", "allow")}
     routes = route(fo, source_options=options.get("ref_storage_args", options.get("target_options")), **given)
-    for url in filter(None, urls):
-        routes.admission.admit(url)
+    return routes.admission.adopt(urls)
 
 
 def _documents(sets: Sequence[Any], options: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
