@@ -1,6 +1,6 @@
 """Dask's `LocalCluster` reads a few of many references: this filesystem, and fsspec's reference filesystem.
 
-    python -m benchmarks.cluster [--quick]
+    python -m benchmarks.dask [--quick]
 
 Two processes of two threads read 2000 chunks of 4 KB of a set of a million references, given by its path and as a dict:
 a chunk a task, which nobody would do with chunks so small, for it is dask's scheduling that takes the time; and 20
@@ -179,7 +179,7 @@ def compare(what: str, kind: str, contenders: Contenders, each: int, held: str, 
         (f"{what}: memory of workers", "B", grown, LEAST),
     ):
         met = values["reference"] >= goal * values["ours"]
-        keep(Case("cluster", case, unit, values, mine, "reference", goal=f"≥ {goal:g}×", met=met, size=count))
+        keep(Case("dask", case, unit, values, mine, "reference", goal=f"≥ {goal:g}×", met=met, size=count))
     print(what)
     for name, seconds in took.items():
         print(
@@ -193,7 +193,7 @@ def compare(what: str, kind: str, contenders: Contenders, each: int, held: str, 
 
 def main() -> None:
     """Measure, and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description="Reading with dask.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dask", description="Reading with dask.")
     parser.add_argument("--quick", action="store_true", help="fewer references, one round")
     options = parser.parse_args()
     count, rounds = (QUICK, 1) if options.quick else (COUNT, 3)
