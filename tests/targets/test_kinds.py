@@ -1,0 +1,89 @@
+"""Sets and their targets on FTP, SFTP and WebDAV servers: read, listed, committed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from refshard_fs import ConflictError, RefShardFileSystem
+from tests.servers.kinds import KINDS, Served
+
+DATA = bytes(range(256))
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of the servers, and of filesystems that fsspec keeps
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with KINDS[request.param](tmp_path_factory.mktemp("served")) as found:
+        yield found
+
+
+@pytest.fixture
+def served(server: Served, request: pytest.FixtureRequest) -> Served:
+    """A directory of this test's own, and its URL."""
+    name = f"t{abs(hash(request.node.name))}"
+    folder = server.directory / name / "folder"
+    folder.mkdir(parents=True)
+    (folder / "data.bin").write_bytes(DATA)
+    slash = "" if server.url.endswith("/") else "/"
+    return Served(f"{server.url}{slash}{name}", server.options, folder.parent)
+
+
+def opened(served: Served, name: str, **more: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(f"{served.url}/{name}", target_options=served.options, index_cache=False, **more)
+
+
+def test_a_set_and_what_lies_beside_it_are_read_with_the_options_of_the_set(served: Served) -> None:
+    absolute = f"{served.url}/folder/data.bin"
+    refs = {"relative": ["data.bin", 10, 20], "absolute": [absolute, 5, 6], "whole": [absolute], "inline": "text"}
+    (served.directory / "folder" / "refs.json").write_text(json.dumps(refs))
+    fs = opened(served, "folder/refs.json")
+    expected = {"relative": DATA[10:30], "absolute": DATA[5:11], "whole": DATA, "inline": b"text"}
+    assert fs.cat(list(refs)) == expected
+    assert fs.cat_file("whole", -6) == DATA[-6:]
+    assert fs.size("whole") == len(DATA)
+
+
+def test_a_hierarchy_is_listed_and_read(served: Served) -> None:
+    (served.directory / "h.zarr" / "g").mkdir(parents=True)
+    (served.directory / "h.zarr" / ".zgroup").write_text('{"zarr_format": 2}')
+    (served.directory / "h.zarr" / "g" / ".zgroup").write_text('{"zarr_format": 2}')
+    fs = opened(served, "h.zarr")
+    assert sorted(fs.find("")) == [".zgroup", "g/.zgroup"]
+    assert json.loads(fs.cat_file("g/.zgroup")) == {"zarr_format": 2}
+
+
+def test_a_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
+    fs = opened(served, "made.json", mode="a")
+    fs.pipe({"large": DATA * 10, "small": b"small"})
+    fs.commit()
+    again = opened(served, "made.json")
+    assert again.cat(["large", "small"]) == {"large": DATA * 10, "small": b"small"}
+    assert (served.directory / "made.json.data").is_dir()
+    assert not list(served.directory.rglob("*.tmp"))
+
+
+def test_a_commit_over_one_that_another_made_is_a_conflict(served: Served) -> None:
+    first = opened(served, "set.json", mode="a")
+    first.pipe_file("k", b"000")
+    first.commit()
+    one, two = opened(served, "set.json", mode="a"), opened(served, "set.json", mode="a")
+    assert one.cat_file("k") == two.cat_file("k") == b"000"
+    one.pipe_file("k", b"111")
+    two.pipe_file("k", b"222")
+    one.commit()
+    later = time.time() + 2  # these servers tell seconds
+    os.utime(served.directory / "set.json", (later, later))
+    with pytest.raises(ConflictError):
+        two.commit()
+    two.discard()
+    assert two.cat_file("k") == b"111"
