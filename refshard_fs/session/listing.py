@@ -50,19 +50,21 @@ async def ls(session: Session, key: str, *, detail: bool) -> list[Any]:
         if known.get("empty"):
             raise FileNotFoundError(key)
         return [known] if detail else [key]
-    stem = key + "/" if key else ""
+    if not detail and isinstance(children, Listing) and children.stem == (key + "/" if key else ""):
+        return children.paths  # of a million chunks, at half the cost
+    found = _entries(key, children)
+    return found if detail else [entry["name"] for entry in found]
+
+
+def _entries(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return what lies directly below ``prefix`` as fsspec describes it."""
+    stem = prefix + "/" if prefix else ""
     match children:
         case Listing(stem=given, paths=paths, sizes=sizes) if given == stem:
-            return _files(paths, sizes) if detail else paths
-    if not detail:
-        return [stem + child.name for child in children]
+            return [{"name": path, "size": size, "type": "file"} for path, size in zip(paths, sizes, strict=True)]
     return [
         {"name": stem + c.name, "size": 0 if c.is_directory else c.size, "type": KIND[c.is_directory]} for c in children
     ]
-
-
-def _files(paths: list[str], sizes: list[int | None]) -> list[dict[str, Any]]:
-    return [{"name": path, "size": size, "type": "file"} for path, size in zip(paths, sizes, strict=True)]
 
 
 async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
@@ -74,32 +76,23 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
     out: dict[str, dict[str, Any]] = {}
     children = await engine.run_for(key, keyspace.children(key))
     if children is None:
-        if key:
-            with contextlib.suppress(FileNotFoundError):
-                known = await info(session, key)
-                if not known.get("empty"):
-                    out[key] = known
+        with contextlib.suppress(FileNotFoundError):
+            known = await info(session, key)
+            if key and not known.get("empty"):
+                out[key] = known
         return out
     if withdirs and key:
         out[key] = {"name": key, "size": 0, "type": "directory"}
-    level: list[tuple[str, Sequence[Listed]]] = [(key, children)]
-    depth = 1
+    level, depth = [(key, children)], 1
     while level:
-        below = []
+        below: list[str] = []
         for prefix, listed in level:
-            stem = prefix + "/" if prefix else ""
-            match listed:
-                case Listing(stem=given, paths=paths, sizes=sizes) if given == stem:
-                    out.update(zip(paths, _files(paths, sizes), strict=True))
-                    continue
-            for child in listed:
-                name = stem + child.name
-                if child.is_directory:
-                    below.append(name)
-                    if withdirs:
-                        out[name] = {"name": name, "size": 0, "type": "directory"}
-                else:
-                    out[name] = {"name": name, "size": child.size, "type": "file"}
+            for entry in _entries(prefix, listed):
+                is_directory = entry["type"] == "directory"
+                if is_directory:
+                    below.append(entry["name"])
+                if withdirs or not is_directory:
+                    out[entry["name"]] = entry
         depth += 1
         if maxdepth is not None and depth > maxdepth:
             break
