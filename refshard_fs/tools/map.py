@@ -139,26 +139,6 @@ class Strip(msgspec.Struct, frozen=True):
     requests: list[tuple[int, int]]
 
 
-def _strip(file: int, url: str, starts: UInt64s, stops: UInt64s, requests: Sequence[Planned]) -> Strip:
-    known = stops != WHOLE
-    ends = [request.stop for request in requests if request.stop is not None]
-    end = max([int(stops[known].max(initial=0)), int(starts.max(initial=0)), *ends])
-    is_whole = not bool(known.all())
-    if is_whole and not end:
-        end = 1
-    return Strip(
-        file=file,
-        url=url,
-        chunks=len(starts),
-        bytes=int((stops - starts)[known].sum()),
-        end=end,
-        order=float((starts[1:] >= starts[:-1]).mean()) if len(starts) > 1 else None,
-        is_whole=is_whole,
-        segments=_segments(starts, np.where(known, stops, np.uint64(end)), max(end, 1)),
-        requests=[(request.start, end if request.stop is None else request.stop) for request in requests],
-    )
-
-
 def _segments(starts: UInt64s, stops: UInt64s, end: int) -> list[Segment]:
     ranks = np.linspace(0, 1, len(starts)) if len(starts) > 1 else np.ones(1)
     if len(starts) <= FINE:
@@ -300,7 +280,22 @@ def _strips(extents: Extents, file_of: Positions, files: Sequence[str], asked: A
     for file in sorted(shown):
         rows = np.flatnonzero(file_of == file)
         starts, stops = extents.chunks.starts[rows], extents.chunks.stops[rows]
-        strips.append(_strip(file, redacted(files[file]), starts, stops, requests.get(files[file], [])))
+        ranges = requests.get(files[file], [])
+        known = stops != WHOLE
+        ends = [request.stop for request in ranges if request.stop is not None]
+        end = max([int(stops[known].max(initial=0)), int(starts.max(initial=0)), *ends]) or 1
+        strip = Strip(
+            file=file,
+            url=redacted(files[file]),
+            chunks=len(rows),
+            bytes=int((stops - starts)[known].sum()),
+            end=end,
+            order=float((starts[1:] >= starts[:-1]).mean()) if len(rows) > 1 else None,
+            is_whole=not bool(known.all()),
+            segments=_segments(starts, np.where(known, stops, np.uint64(end)), end),
+            requests=[(request.start, end if request.stop is None else request.stop) for request in ranges],
+        )
+        strips.append(strip)
     return strips
 
 

@@ -276,17 +276,13 @@ class _Layout:
         below = [boxes[place] for place in places if fills[place][1] < 1]  # what shows through
         if below:
             self._shapes.append(Boxes("faint", below))
-        if len(places) <= POINTED:
-            radius = 2 if smaller >= 10 else 0
-            for place in places:
-                fill, opacity = fills[place]
-                title = self._title(*place)
-                self._shapes.append(Boxes(fill, [boxes[place]], opacity, radius=radius, title=title))
-        else:
-            groups: dict[tuple[str, float], list[Box]] = {}
-            for place in places:
-                groups.setdefault(fills[place], []).append(boxes[place])
-            self._shapes += [Boxes(fill, group, opacity) for (fill, opacity), group in groups.items()]
+        groups: dict[tuple[str, float, str], list[Box]] = {}
+        for place in places:
+            title = self._title(*place) if len(places) <= POINTED else ""
+            groups.setdefault((*fills[place], title), []).append(boxes[place])
+        radius = 2 if smaller >= 10 and len(places) <= POINTED else 0
+        for (fill, opacity, title), group in groups.items():
+            self._shapes.append(Boxes(fill, group, opacity, radius=radius, title=title))
         corner = Box(MARGIN - gap / 2, top + 32 - gap / 2, wide, high)
         if shown.shard_of is not None:
             self._outline(np.pad(shown.shard_of, 1, "edge"), corner, "ink", 1.2, 0.55)
