@@ -19,8 +19,6 @@ from refshard_fs.reading.plan import MIB
 SURE = 4  # chunks of a run that it foresaw, from which on it is followed;
 SURE_AT_ONCE = 6  # if all were asked for together, which may be all there is
 STEPS = 256  # of a run, in which is looked for how it goes on
-RUNS = 2  # at once in one array: the one that is followed, and another that may take its place
-LEFT = 24  # chunks read elsewhere after which a run is over
 PASS = 1 << 16  # chunks that are remembered as read, and not fetched again
 LEAST = 16  # a window does not become smaller than this part of the one that it began with
 
@@ -37,42 +35,38 @@ class ReadAhead:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._runs: list[_Run] = []  # the one that was read last comes last
-        self._unread: dict[int, _Run] = {}  # chunks that were fetched ahead, by the run that expects them
+        self._run: _Run | None = None
+        self._unread: set[int] = set()  # chunks that were fetched ahead
         self._known: set[int] = set()  # chunks that were read in this pass: threads read in strange orders
-        self._calls = self._count = 0
+        self._calls = 0
         self._bytes = 0  # that were read
         self._window = 0  # bytes
 
     def observe(self, numbers: Sequence[int], chunk: int, window: int, most: int, *, late: bool = False) -> Advice:
         """Take note that chunks ``numbers``, about ``chunk`` bytes each, were asked for, together and in this order.
 
-        ``window`` is what to fetch ahead of a run at first, ``most`` of all of them, in bytes. ``late``: one of the
+        ``window`` is what to fetch ahead of a run at first, ``most`` the bytes to hold at most. ``late``: one of the
         chunks was fetched ahead, and has not arrived.
         """
         self._calls += 1
         self._bytes += len(numbers) * chunk
         drop: list[int] = []
-        asked: dict[_Run, None] = {}
         for number in numbers:
             if number in self._known or len(self._known) >= PASS:
-                if self._runs and self._runs[-1].last == number:
+                if self._run is not None and self._run.last == number:
                     continue  # the same once more
                 self._known.clear()  # another pass begins
             self._known.add(number)
-            asked[self._take(number, drop)] = None
-        while self._runs and self._count - self._runs[0].count > LEFT:
-            self._end(self._runs[0], drop)
+            self._follow(number, drop)
         self._resize(window, late=late, wasted=bool(drop))
-        fetch: list[int] = []
-        for run in asked:
-            if run in self._runs and run.foreseen >= (SURE if run.calls > 1 else SURE_AT_ONCE):
-                fetch += self._fetch(run, max(chunk, 1), most)
-        return Advice(fetch, drop)
+        run = self._run
+        if run is None or run.foreseen < (SURE if run.calls > 1 else SURE_AT_ONCE):
+            return Advice([], drop)
+        return Advice(self._fetch(run, max(chunk, 1), most), drop)
 
     def forget(self) -> None:
         """Expect nothing any more."""
-        self._runs.clear()
+        self._run = None
         self._unread.clear()
 
     def _resize(self, window: int, *, late: bool, wasted: bool) -> None:
@@ -82,54 +76,27 @@ class ReadAhead:
         elif late:  # what is fetched in vain is no more than what was read
             self._window = max(self._window, min(2 * self._window, self._bytes))
 
-    # ------------------------------------------------------------------ finding and following runs
-
-    def _take(self, number: int, drop: list[int]) -> _Run:
-        """Return the run that goes on to ``number``, an old one or a new one."""
-        self._count += 1
-        run = self._unread.pop(number, None)
-        if run is not None:
-            if run.turns_with(number):
-                run = self._turn(run, drop)
-            run.take(number)
-        else:
-            run = next((run for run in reversed(self._runs) if run.take(number)), None)
+    def _follow(self, number: int, drop: list[int]) -> None:
+        """Take note of one chunk, with which the run goes on, turns, or begins anew."""
+        run = self._run
         if run is None:
-            run = self._begin(number, drop)
-        else:
-            self._runs.remove(run)
-        self._runs.append(run)
-        run.note(self._calls, self._count)
-        return run
+            run = _Run([], number, self._size)
+        elif number in self._unread and run.turns_with(number):
+            run = self._branch(run, run.latest_early, drop)
+            run.take(number)
+        elif not run.take(number):
+            run = self._branch(run, number, drop)
+        self._unread.discard(number)
+        self._run = run
+        run.note(self._calls)
 
-    def _begin(self, number: int, drop: list[int]) -> _Run:
-        latest = self._runs[-1] if self._runs else None
-        if len(self._runs) == RUNS:
-            self._end(self._runs[0], drop)
-        if latest is None:
-            return _Run([], number, self._size)
-        return latest.branch(number)
-
-    def _turn(self, run: _Run, drop: list[int]) -> _Run:
-        """Return ``run`` as it goes on from where it turned; what is not expected after that is dropped."""
-        turned = run.branch(run.latest_early)
-        self._runs[self._runs.index(run)] = turned
-        expected = [number for number, of in self._unread.items() if of is run]
-        right = set(islice(turned.following(), 2 * len(expected) + STEPS))
-        for number in expected:
-            if number in right:
-                self._unread[number] = turned
-            else:
-                del self._unread[number]
-                drop.append(number)
-        return turned
-
-    def _end(self, run: _Run, drop: list[int]) -> None:
-        self._runs.remove(run)
-        expected = [number for number, of in self._unread.items() if of is run]
-        for number in expected:
-            del self._unread[number]
-        drop += expected
+    def _branch(self, run: _Run, number: int, drop: list[int]) -> _Run:
+        """Return ``run`` as it goes on from ``number``; what is not expected after that is dropped."""
+        new = run.branch(number)
+        wrong = self._unread.difference(islice(new.following(), 2 * len(self._unread) + STEPS), (number,))
+        self._unread -= wrong
+        drop += wrong
+        return new
 
     def _fetch(self, run: _Run, chunk: int, most: int) -> list[int]:
         """Return the chunks that follow in ``run``, as far as the window lets it go and they are not fetched yet."""
@@ -142,12 +109,10 @@ class ReadAhead:
             number = run.go_on() if len(fetch) < room else None
             if number is None:
                 break
-            if number in self._unread:
-                self._unread[number] = run
-            elif number in self._known:
+            if number in self._known:
                 run.skip(number)
-            else:
-                self._unread[number] = run
+            elif number not in self._unread:
+                self._unread.add(number)
                 fetch.append(number)
         return fetch
 
@@ -163,7 +128,7 @@ class _Run:
         self.last = last
         self.foreseen = 0  # chunks that came as expected, some of them those of the run that this one branched from
         self.went_on = False  # as it was expected to, once at least
-        self.calls = self.count = 0
+        self.calls = 0
         self.coming: dict[int, None] = {}  # the next chunks, in order, as far as they were looked at
         self._early: dict[int, None] = {}  # those of them that were read before their turn
         self._call = 0
@@ -177,9 +142,8 @@ class _Run:
         """The chunk that was read last before its turn."""
         return next(reversed(self._early))
 
-    def note(self, call: int, count: int) -> None:
-        """Take note of the call to whoever reads, and of how many chunks of the array were read."""
-        self.count = count
+    def note(self, call: int) -> None:
+        """Take note of the call in which the run was read."""
         self.calls += call != self._call
         self._call = call
 
