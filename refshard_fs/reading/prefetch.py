@@ -43,17 +43,10 @@ class _Array:
 
     def __init__(self, keyspace: KeySpace, path: str, grid: ChunkGrid) -> None:
         self.keyspace, self.path, self.grid = keyspace, path, grid
-        self._prefix = f"{path}/" if path else ""
         self.policy = ReadAhead(grid.size)
         self.chunk = 0  # bytes of one, roughly
         self.url = ""  # of the last one
         self.issued: dict[int, Span | None] = {}  # None: it is being looked up
-
-    def number(self, chunk: Chunk) -> int | None:
-        """Return the number of ``chunk``; None if it is none of this array's."""
-        if chunk.keyspace is not self.keyspace or not chunk.key.startswith(self._prefix):
-            return None
-        return self.grid.number(chunk.key[len(self._prefix) :])
 
 
 class Ahead:
@@ -81,14 +74,11 @@ class Ahead:
             return []
         read: dict[_Array, list[int]] = {}
         late: set[_Array] = set()
-        array: _Array | None = None
         for chunk in chunks:
-            number = None if array is None else array.number(chunk)  # most are of the same array as the one before
-            if array is None or number is None:
-                at = place(chunk.keyspace.grids, chunk.key)
-                if at is None:
-                    continue
-                array, number = self._array(chunk.keyspace, at.array), at.number
+            at = place(chunk.keyspace.grids, chunk.key)
+            if at is None:
+                continue
+            array, number = self._array(chunk.keyspace, at.array), at.number
             read.setdefault(array, []).append(number)
             ahead = array.issued.pop(number, None)
             if ahead is not None and self._fetcher.awaits(ahead):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.reading import plan
 from refshard_fs.reading.plan import KIB, MIB, PARTS, Limits, coalesce, parts, requests_for
 
 RANGES = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 300)).map(lambda p: (p[0], p[0] + p[1])), max_size=60)
@@ -29,15 +28,6 @@ def test_every_range_is_served_once_by_a_block_that_holds_it(ranges: list[tuple[
 def test_no_byte_is_fetched_twice(ranges: list[tuple[int, int]], limits: Limits) -> None:
     blocks = coalesce(ranges, limits)
     assert all(a.stop <= b.start for a, b in pairwise(blocks))
-
-
-@given(ranges=RANGES, limits=LIMITS)
-def test_many_ranges_are_planned_like_few(ranges: list[tuple[int, int]], limits: Limits) -> None:
-    few = coalesce(ranges, limits)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "MANY", 1)
-        many = coalesce(ranges, limits)
-    assert [(b.start, b.stop, sorted(b.members)) for b in many] == [(b.start, b.stop, sorted(b.members)) for b in few]
 
 
 @pytest.mark.parametrize(

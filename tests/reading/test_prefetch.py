@@ -207,7 +207,7 @@ def test_what_is_written_after_it_was_announced_is_read(chunked: Chunked) -> Non
 
 
 def test_what_nobody_reads_for_long_gives_its_memory_back(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "UNREAD_SECONDS", 0.05)
+    monkeypatch.setattr(prefetch, "UNREAD_SECONDS", 0.4)
 
     async def announce() -> None:
         fs = open_fs(chunked, asynchronous=True, max_memory=40 * CHUNK, max_block=10 * CHUNK)
