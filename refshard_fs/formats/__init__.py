@@ -14,6 +14,7 @@ from refshard_fs.formats import (
     chunk_manifest,
     dmrpp,
     fits,
+    grib2,
     hdf5,
     kerchunk_json,
     kerchunk_parquet,
@@ -39,6 +40,7 @@ BUILT_IN = (
     fits.FORMAT,
     tiff.FORMAT,
     dmrpp.FORMAT,
+    grib2.FORMAT,
     zip.FORMAT,
 )
 

@@ -1,0 +1,269 @@
+"""Fields of GRIB2 decoded, by numpy, imagecodecs and eccodes; and parameters named by eccodes. No I/O here."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import threading
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.formats.grib2.messages import Parameter, integer, signed
+
+_LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
+
+
+def eccodes() -> Any:
+    """Return the library."""
+    try:
+        return importlib.import_module("eccodes")
+    except Exception as e:  # it raises errors of its own where its library is not found
+        raise ValueError(f'GRIB2 is read by eccodes: pip install "refshard_fs[grib]" ({e})') from e
+
+
+class Values(msgspec.Struct, frozen=True):
+    """The values of a field's ``count`` points as 32-bit floats, NaN where there are none.
+
+    They are made from sections 5, 6 and 7, which are ``sizes`` long, and say how values are packed, where there are
+    some, and which. Whatever other sections hold is not seen by any library.
+    """
+
+    count: int
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is made."""
+        return self.count * 4
+
+    def make(self, raw: bytes) -> bytes:
+        parts, at = [], 0
+        for size in self.sizes:  # they may have been written anew since the file was opened
+            if integer(raw, at + 1, 4) != size:
+                raise ValueError(f"a section of {size} bytes has another length now: was the file replaced?")
+            parts.append(raw[at : at + size])
+            at += size
+        packing, bitmap, data = parts
+        template, stored, where = integer(packing, 10, 2), integer(packing, 6, 4), integer(bitmap, 6)
+        if where not in (0, 255) or stored > self.count or (where == 255 and stored != self.count):
+            raise ValueError(f"{stored} of its {self.count} values are stored, with bitmap number {where}")
+        if template not in _PACKINGS:
+            raise ValueError(f"its values are packed by template {template}, for which there is no decoder here")
+        reference = struct.unpack(">f", packing[11:15])[0]
+        bits = integer(packing, 20)
+        unpack = _PACKINGS[template] if bits or template in (2, 3) else _simple  # all values are alike without bits
+        numbers = unpack(data[5:], packing, bits, stored)
+        if numbers.size != stored:
+            raise ValueError(f"it has {numbers.size} packed values, where {stored} are due")
+        factor, decimal = 2.0 ** signed(packing, 16, 2), 10.0 ** -signed(packing, 18, 2)
+        values = (numbers.ravel().astype("f8") * factor + reference) * decimal
+        if where == 0:
+            there = np.unpackbits(np.frombuffer(bitmap[6:], "u1"), count=self.count).view(bool)
+            if np.count_nonzero(there) != stored:
+                raise ValueError(f"its bitmap has {np.count_nonzero(there)} values, where {stored} are stored")
+            every = np.full(self.count, np.nan)
+            every[there] = values
+            values = every
+        return values.astype("<f4").tobytes()
+
+
+def _simple(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+    """Return numbers of ``bits`` bits each, the most significant first."""
+    if not bits:
+        return np.zeros(stored)
+    if len(data) * 8 < bits * stored or bits > 32:
+        raise ValueError(f"{stored} values of {bits} bits are not in its {len(data)} bytes")
+    if bits in (8, 16, 32):
+        return np.frombuffer(data, f">u{bits // 8}", stored)
+    every = np.unpackbits(np.frombuffer(data, "u1"), count=bits * stored).reshape(stored, bits)
+    return every @ (2.0 ** np.arange(bits)[::-1])
+
+
+def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+    right, bottom, left, top = (integer(data, octet, 4) for octet in (9, 13, 17, 21))
+    if (right - left) * (bottom - top) != stored:
+        raise ValueError(f"its JPEG 2000 image has {right - left} by {bottom - top} points, where {stored} are due")
+    out = np.zeros((bottom - top, right - left), f"u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
+    _imagecodecs("jpeg2k_decode", data, out=out)
+    return out
+
+
+def _png(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+    across, down = integer(data, 17, 4), integer(data, 21, 4)
+    if across * down != stored or bits not in (8, 16):
+        raise ValueError(f"its PNG image has {across} by {down} points of {bits} bits, where {stored} are due")
+    out = np.zeros((down, across), f"u{bits // 8}")
+    _imagecodecs("png_decode", data, out=out)
+    return out
+
+
+def _ccsds(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+    size = 1 if bits <= 8 else 2 if bits <= 16 else 4
+    flags = (integer(packing, 22) & ~2) | 4  # numbers of whole words, the most significant byte first
+    block, interval = integer(packing, 23), integer(packing, 24, 2)
+    if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32:  # libaec writes anywhere with others
+        raise ValueError(f"its CCSDS blocks have {block} values of {bits} bits, {interval} to an interval: none has")
+    options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
+    room = size * (stored + block * interval)  # the last values may be followed by others that fill a block
+    return np.frombuffer(_imagecodecs("aec_decode", data, out=room, **options), f">u{size}")[:stored]
+
+
+def _imagecodecs(function: str, data: bytes, **options: Any) -> Any:
+    try:
+        library = importlib.import_module("imagecodecs")
+    except ImportError as e:
+        raise ValueError('this GRIB2 needs imagecodecs to be read: pip install "refshard_fs[grib]"') from e
+    try:
+        return getattr(library, function)(data, **options)
+    except Exception as e:  # each decoder has errors of its own for damaged bytes
+        raise ValueError(f"its packed values are damaged: {e}") from e
+
+
+def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+    """Return numbers that are packed in groups, each of a width and a length of its own; NaN where one is missing."""
+    groups, missing = integer(packing, 32, 4), integer(packing, 23)
+    order, size = (integer(packing, 48), integer(packing, 49)) if integer(packing, 10, 2) == 3 else (0, 0)
+    if not 0 < groups <= stored or missing > 2 or order > 2 or size > 8:
+        raise ValueError(f"{stored} values are packed in {groups} groups, with differences of order {order}: not known")
+    at = size * (order + 1) if order else 0
+    firsts = [integer(data, 1 + size * number, size) for number in range(order)]
+    least = signed(data, 1 + size * order, size) if order else 0
+    parts = []
+    for width in (bits, integer(packing, 37), integer(packing, 47)):  # references, widths and lengths of the groups
+        parts.append(_simple(data[at:], packing, width, groups).astype("i8") if width else np.zeros(groups, "i8"))
+        at += -(-width * groups // 8)
+    references, widths, lengths = parts
+    widths += integer(packing, 36)
+    lengths = lengths * integer(packing, 42) + integer(packing, 38, 4)
+    lengths[-1] = integer(packing, 43, 4)
+    if (
+        lengths.sum() != stored
+        or lengths.min() < 0
+        or widths.max() > 32
+        or (widths * lengths).sum() > 8 * (len(data) - at)
+    ):
+        raise ValueError(f"its {groups} groups have {lengths.sum()} values, where {stored} are due, or too few bits")
+    bit = np.unpackbits(np.frombuffer(data[at:], "u1"))
+    width = np.repeat(widths, lengths)
+    start = np.cumsum(width) - width
+    numbers = np.zeros(stored, "i8")
+    for place in range(int(width.max())):
+        some = np.flatnonzero(width > place)
+        numbers[some] = numbers[some] << 1 | bit[start[some] + place]
+    limit = np.where(width > 0, 1 << width, 1 << bits)  # the highest numbers stand for what is missing
+    values = np.where(width > 0, numbers, np.repeat(references, lengths))
+    there = np.ones(stored, bool) if not missing else values < limit - missing
+    numbers = (numbers + np.repeat(references, lengths))[there]
+    numbers[order:] += least
+    numbers[:order] = firsts[: len(numbers)]
+    if order == 2:
+        numbers[1:2] -= numbers[:1]
+        numbers[1:] = np.cumsum(numbers[1:])
+    if order:
+        numbers = np.cumsum(numbers)
+    found = np.full(stored, np.nan)
+    found[there] = numbers
+    return found
+
+
+# What turns a section 7 into numbers, by the template of section 5.
+_PACKINGS: Final = {0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 41: _png, 42: _ccsds}
+
+
+class Points(msgspec.Struct, frozen=True):
+    """The latitudes or longitudes of a grid's ``count`` points, by eccodes, made from section 3."""
+
+    key: str
+    count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is made."""
+        return self.count * 8
+
+    def make(self, raw: bytes) -> bytes:
+        library = eccodes()
+        with _LOCK:
+            handle = library.codes_grib_new_from_samples("GRIB2")
+            whole = library.codes_get_message(handle)
+            library.codes_release(handle)
+            first = 16 + integer(whole, 17, 4)
+            rest = whole[first + integer(whole, first + 1, 4) :]
+            size = len(whole) + len(raw) - integer(whole, first + 1, 4)
+            handle = library.codes_new_from_message(whole[:8] + size.to_bytes(8) + whole[16:first] + raw + rest)
+            try:
+                values = library.codes_get_array(handle, self.key)
+            except library.CodesInternalError as e:
+                raise ValueError(f"eccodes knows no {self.key} of its grid: {e}") from e
+            finally:
+                library.codes_release(handle)
+        if len(values) != self.count:
+            raise ValueError(f"it has {len(values)} {self.key} where {self.count} are due")
+        return bytes(np.asarray(values, "<f8").tobytes())
+
+
+class Named(NamedTuple):
+    """What a parameter and its kind of level are called; ``name`` is that of the variable."""
+
+    name: str
+    level: str
+    attributes: dict[str, Any]
+
+
+@lru_cache(1 << 12)
+def named(parameter: Parameter) -> Named:
+    """Return what eccodes calls a parameter; its numbers, where eccodes is not there or does not know it.
+
+    The numbers are put into a message of eccodes' own: it never sees a header that may be damaged.
+    """
+    numbers = f"{parameter.discipline}_{parameter.category}_{parameter.number}"
+    fallback = Named(f"parameter_{numbers}", f"level_{parameter.surfaces[0].kind}", {})
+    try:
+        library = eccodes()
+    except ValueError:
+        return fallback
+    first, second = parameter.surfaces
+    keys = {
+        "discipline": parameter.discipline,
+        "centre": parameter.centre,
+        "tablesVersion": parameter.tables[0],
+        "localTablesVersion": parameter.tables[1],
+        "productDefinitionTemplateNumber": parameter.template,
+        "parameterCategory": parameter.category,
+        "parameterNumber": parameter.number,
+        "typeOfFirstFixedSurface": first.kind,
+        "typeOfSecondFixedSurface": second.kind,
+    }
+    for which, surface in (("First", first), ("Second", second)):
+        if surface.scaled != 0xFFFFFFFF:
+            keys[f"scaleFactorOf{which}FixedSurface"] = surface.factor
+            keys[f"scaledValueOf{which}FixedSurface"] = surface.scaled
+    if parameter.statistic != 255:
+        keys |= {"typeOfStatisticalProcessing": parameter.statistic, "lengthOfTimeRange": parameter.length}
+    with _LOCK:
+        handle = library.codes_grib_new_from_samples("GRIB2")
+        try:
+            for key, value in keys.items():
+                if value >= 0 or key.startswith("scaleFactor"):  # others print an error, of numbers that cannot be
+                    library.codes_set(handle, key, value)
+            said = {
+                key: library.codes_get(handle, key)
+                for key in ("shortName", "cfVarName", "typeOfLevel", "name", "units")
+            }
+            standard = library.codes_get(handle, "cfName")
+        except library.CodesInternalError:
+            return fallback
+        finally:
+            library.codes_release(handle)
+    level = said["typeOfLevel"] if said["typeOfLevel"] != "unknown" else fallback.level
+    if said["shortName"] == "unknown":
+        return Named(fallback.name, level, {})
+    attributes = {"long_name": said["name"], "units": said["units"], "GRIB_shortName": said["shortName"]}
+    if standard != "unknown":
+        attributes["standard_name"] = standard
+    name = said["cfVarName"] if said["cfVarName"] != "unknown" else said["shortName"]
+    return Named(name, level, {**attributes, "GRIB_typeOfLevel": level})

@@ -1,0 +1,230 @@
+"""The messages of a GRIB2 file: where they lie, and what their sections say of the fields in them. No I/O here.
+
+A message says how long it is, and so where the next one begins; a sidecar (wgrib2's ``.idx``, ECMWF's ``.index``) tells
+of all at once. Of each message, a window is read: data are not looked at before somebody wants them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
+from refshard_fs.errors import ManifestError
+
+WINDOW: Final = 1 << 10  # bytes that are read of a message: all sections before the data mostly have less than 300
+AT_ONCE: Final = 64  # messages of equal length that are looked for in one round
+MOST: Final = 1 << 18  # messages in a file
+FIELDS: Final = 1 << 10  # in a message
+SECTION: Final = 1 << 22  # bytes of a section that is read when the file is opened: grids may list points
+
+# Templates of products (section 4) that are shown: at which octets their member and their end of time stand, or 0.
+TEMPLATES: Final = {0: (0, 0), 1: (36, 0), 2: (0, 0), 8: (0, 35), 11: (36, 38), 12: (0, 37)}
+_UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # of time, in seconds
+
+
+def integer(data: bytes, octet: int, size: int = 1) -> int:
+    """Return the unsigned number at an ``octet``, which the specification counts from 1."""
+    if octet + size - 1 > len(data):
+        raise ValueError(f"a section of {len(data)} bytes has no octet {octet + size - 1}")
+    return int.from_bytes(data[octet - 1 : octet - 1 + size])
+
+
+def signed(data: bytes, octet: int, size: int) -> int:
+    """Return the number at an ``octet``, of which the first bit says that it is negative."""
+    found, sign = integer(data, octet, size), 1 << 8 * size - 1
+    return found if found < sign else sign - found
+
+
+class Surface(NamedTuple):
+    """A level: its kind (code table 4.5; 255: none), and its value, in the kind's unit."""
+
+    kind: int
+    factor: int
+    scaled: int
+
+    @property
+    def value(self) -> float:
+        """The value; 0 where it is missing."""
+        return 0.0 if self.scaled == 0xFFFFFFFF or not -30 <= self.factor <= 30 else self.scaled / 10.0**self.factor
+
+
+class Parameter(NamedTuple):
+    """What decides which parameter a field is of, and on which level."""
+
+    discipline: int
+    category: int
+    number: int
+    centre: int
+    tables: tuple[int, int]  # versions of the tables, WMO's and the centre's own
+    template: int
+    statistic: int  # how values of a range of time are made one (code table 4.10); 255: they are of one time
+    length: int  # of that range, in hours
+    surfaces: tuple[Surface, Surface]
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One grid of values: where its sections lie in the file, and what they say."""
+
+    grid_at: tuple[int, int]  # offset and size of section 3, and of sections 5, 6 and 7
+    parts: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    parameter: Parameter
+    time: int  # seconds since 1970, of the reference time
+    step: int  # seconds from there to the time, or the end of the range of time, that the values are of
+    member: int
+    grid: bytes  # section 3
+    count: int  # of grid points
+
+
+def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], discipline: int) -> Field:
+    """Return what the sections say of a field; ValueError where that cannot be, or is not shown."""
+    one, grid, product = sections[1], sections[3], sections[4]
+    template = integer(product, 8, 2)
+    if template not in TEMPLATES:
+        raise ValueError(f"fields of product template {template} are not shown")
+    member_at, end_at = TEMPLATES[template]
+    time = _time(one, 13)
+    unit = integer(product, 18)
+    if unit not in _UNITS:
+        raise ValueError(f"its unit of time is number {unit}: only those of fixed length are known")
+    step = signed(product, 19, 4) * _UNITS[unit]
+    statistic, length = 255, 0
+    if end_at:
+        statistic = integer(product, end_at + 12)
+        end = _time(product, end_at) - time
+        length, step = (end - step) // 3600, end
+    surfaces = Surface(*_surface(product, 23)), Surface(*_surface(product, 29))
+    kind = (discipline, integer(product, 10), integer(product, 11))
+    tables = (integer(one, 10), integer(one, 11))
+    parameter = Parameter(*kind, integer(one, 6, 2), tables, template, statistic, length, surfaces)
+    member = integer(product, member_at) if member_at else 0
+    return Field(parts[3], (parts[5], parts[6], parts[7]), parameter, time, step, member, grid, integer(grid, 7, 4))
+
+
+def _surface(product: bytes, octet: int) -> tuple[int, int, int]:
+    missing = integer(product, octet + 2, 4) == 0xFFFFFFFF
+    return (
+        integer(product, octet),
+        signed(product, octet + 1, 1),
+        0xFFFFFFFF if missing else signed(product, octet + 2, 4),
+    )
+
+
+def _time(data: bytes, octet: int) -> int:
+    parts = [integer(data, octet, 2), *(integer(data, octet + at) for at in range(2, 7))]
+    return int(datetime.datetime(*parts, tzinfo=datetime.UTC).timestamp())  # type: ignore[misc,arg-type]
+
+
+class Offsets(msgspec.Struct, frozen=True):
+    """Decodes a sidecar to the offsets of messages, in order."""
+
+    def decode(self, data: bytes) -> tuple[int, ...]:
+        found = set()
+        for line in data.decode("utf-8", "replace").splitlines():
+            try:  # a JSON object a line, or fields between colons of which the second is the offset
+                value = json.loads(line)["_offset"] if line.startswith("{") else line.split(":", 2)[1]
+                found.add(int(value))
+            except (KeyError, IndexError, TypeError, ValueError, RecursionError):
+                if line.strip():
+                    raise ValueError(f"its line {line[:80]!r} tells of no message") from None
+        return tuple(sorted(found))
+
+
+class Grib:
+    """The file ``source`` of ``size`` bytes."""
+
+    def __init__(self, url: str, source: Span | Inline, size: int) -> None:
+        self.url = url
+        self.size = size
+        self._source = source
+        self._windows: dict[int, bytes] = {}
+
+    def messages(self) -> Steps[list[tuple[int, int]]]:
+        """Return begin and length of each message, found from one to the next."""
+        found: list[tuple[int, int]] = []
+        at, run = 0, 1
+        while at < self.size:
+            if at not in self._windows:
+                length = found[-1][1] if found else 0
+                guesses = range(at + length, self.size, length)[: run - 1] if length else ()
+                yield from self.read([at, *guesses])
+                run = min(run * 2, AT_ONCE)
+            if not any(self._windows[at]):  # what fills the file up
+                break
+            length = self.length(at)
+            run = run if not found or length == found[-1][1] else 1
+            found.append((at, length))
+            if len(found) > MOST:
+                raise ManifestError(f"{self.url}: it has more than {MOST} messages")
+            at += length
+        return found
+
+    def read(self, offsets: Sequence[int]) -> Steps[None]:
+        """Have windows known that begin at ``offsets``."""
+        missing = [at for at in dict.fromkeys(offsets) if at not in self._windows]
+        if missing and not 0 <= min(missing) <= max(missing) < self.size:
+            raise ManifestError(
+                f"{self.url}: its index names a message at byte {max(missing)} of {self.size}: is it its own?"
+            )
+        answers = yield tuple(Load(self.part(at, min(WINDOW, self.size - at)), Raw()) for at in missing)
+        self._windows.update(zip(missing, answers, strict=True))
+
+    def length(self, at: int) -> int:
+        """Return how long the message is that begins at ``at``, of which a window is known."""
+        data = self._windows[at]
+        if data[:4] != b"GRIB" or len(data) < 16:
+            raise ManifestError(f"{self.url}: no message begins at byte {at}, where one is due: {data[:8]!r}")
+        if data[7] != 2:
+            raise ManifestError(f"{self.url}: the message at byte {at} is of GRIB edition {data[7]}; 2 is read")
+        length = integer(data, 9, 8)
+        if not 20 < length <= self.size - at:
+            reason = f"has {length} bytes, of {self.size - at}: the file is cut short, or damaged"
+            raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
+        return length
+
+    def part(self, start: int, size: int) -> Entry:
+        """Return bytes of the file."""
+        return self._source.part(start, size)
+
+    def fields(self, at: int, length: int) -> Steps[list[Field | str]]:
+        """Return the fields of a message, or why one is not shown; ManifestError where its sections do not fit it."""
+        window, begin = self._windows[at], at
+        position, end = at + 16, at + length - 4
+        sections: dict[int, bytes] = {}
+        parts: dict[int, tuple[int, int]] = {}
+        found: list[Field | str] = []
+        while position < end:
+            if position + 6 > begin + len(window):
+                begin, window = position, (yield Load(self.part(position, min(WINDOW, at + length - position)), Raw()))
+            size, number = integer(window, position - begin + 1, 4), integer(window, position - begin + 5)
+            if size < 5 or not 1 <= number <= 7 or position + size > end:
+                reason = f"has a section {number} of {size} bytes at byte {position}: it is damaged"
+                raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
+            if number in (1, 3, 4):
+                if size > SECTION:
+                    raise ManifestError(f"{self.url}: section {number} at byte {position} has {size} bytes")
+                if position + size > begin + len(window):
+                    begin, window = position, (yield Load(self.part(position, size), Raw()))
+                sections[number] = window[position - begin : position - begin + size]
+            if (
+                number != 6 or window[position - begin + 5] != 254 or 6 not in parts
+            ):  # 254: the one before is used again
+                parts[number] = (position, size)
+            position += size
+            if number == 7:
+                found.append(self._field(at, sections, parts))
+                if len(found) > FIELDS:
+                    raise ManifestError(f"{self.url}: the message at byte {at} has more than {FIELDS} fields")
+        return found
+
+    def _field(self, at: int, sections: dict[int, bytes], parts: dict[int, tuple[int, int]]) -> Field | str:
+        if not {1, 3, 4, 5, 6, 7} <= parts.keys():
+            raise ManifestError(f"{self.url}: the message at byte {at} lacks a section: it has {sorted(parts)}")
+        try:
+            return parse_field(sections, parts, self._windows[at][6])
+        except (ValueError, OverflowError) as e:
+            return f"the message at byte {at}: {e}"

@@ -1,0 +1,272 @@
+"""GRIB2 files: what cfgrib shows of them, a request a field; damage never gives data that is not there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from tests.formats.files_of_arrays import check_commands, rounds
+from tests.servers.http import RangeServer
+from tests.sharding.in_memory import ROOT, Files
+from tests.sharding.writers import IS_ZARR_2, array
+
+eccodes = pytest.importorskip("eccodes", exc_type=Exception)
+xr = pytest.importorskip("xarray")
+
+ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
+RNG = np.random.default_rng(5)
+
+
+def message(values: Any = None, sample: str = "regular_ll_sfc_grib2", **keys: Any) -> bytes:
+    """Return a message by eccodes: a grid of 31 rows and 16 columns, if not said otherwise."""
+    handle = eccodes.codes_grib_new_from_samples(sample)
+    try:
+        for key, value in keys.items():
+            eccodes.codes_set(handle, key, value)
+        if values is None:
+            values = RNG.normal(280, 9, eccodes.codes_get(handle, "numberOfDataPoints"))
+        if np.isnan(values).any():
+            eccodes.codes_set(handle, "bitmapPresent", 1)
+            eccodes.codes_set(handle, "missingValue", 9999.0)
+        eccodes.codes_set_values(handle, np.where(np.isnan(values), 9999.0, values))
+        return bytes(eccodes.codes_get_message(handle))
+    finally:
+        eccodes.codes_release(handle)
+
+
+def on_level(level: int, **keys: Any) -> bytes:
+    return message(**{"typeOfLevel": "isobaricInhPa", "level": level, **keys})
+
+
+def cube() -> bytes:
+    """Return temperatures on levels at steps, wind at 10 m, rain that fell, and a field with holes."""
+    found = [on_level(level, shortName="t", step=step) for step in (0, 6) for level in (1000, 850, 500)]
+    found += [on_level(500, shortName="z", step=6)]
+    found += [message(shortName="10u", typeOfLevel="heightAboveGround", level=10, step=step) for step in (0, 6)]
+    rain = {"productDefinitionTemplateNumber": 8, "shortName": "tp", "stepType": "accum"}
+    found += [message(**rain, stepRange=range_) for range_ in ("0-6", "0-12")]
+    holes = np.where(RNG.random(496) > 0.5, np.nan, 3.5)
+    return b"".join([*found, message(holes, shortName="sst")])
+
+
+def open_cfgrib(path: Path, **keys: Any) -> Any:
+    pytest.importorskip("cfgrib", exc_type=Exception)
+    return xr.open_dataset(
+        path, engine="cfgrib", backend_kwargs={"filter_by_keys": keys, "indexpath": ""}, decode_timedelta=True
+    )
+
+
+@pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
+def test_xarray_shows_what_cfgrib_shows(tmp_path: Path, zarr_format: int) -> None:
+    path = tmp_path / "a.grib2"
+    path.write_bytes(cube())
+    got = xr.open_dataset(path, engine="refshard", storage_options={"zarr_format": zarr_format})
+    assert set(got.data_vars) == {"t", "z", "u10", "tp", "sst"}
+    for name, keys in {
+        "t": {"typeOfLevel": "isobaricInhPa", "shortName": "t"},
+        "z": {"shortName": "z"},
+        "u10": {"shortName": "10u"},
+        "tp": {"shortName": "tp"},
+        "sst": {"shortName": "sst"},
+    }.items():
+        want = open_cfgrib(path, **keys)[name]
+        found = got[name]
+        assert [d.partition("_")[0] for d in found.dims] == list(want.dims), name
+        np.testing.assert_array_equal(found.values, want.values)
+        for dimension, own in zip(want.dims, found.dims, strict=True):
+            np.testing.assert_allclose(
+                got[own].values.astype(want[dimension].dtype).astype("f8"), want[dimension].values.astype("f8")
+            )
+        assert found.attrs["long_name"] == want.attrs["long_name"]
+        assert found.attrs["units"] == want.attrs["units"]
+        assert got["time"].values == want["time"].values
+    assert got["z"].isobaricInhPa_1.item() == 500
+    assert set(xr.open_datatree(path, engine="refshard")["/"].data_vars) == set(got.data_vars)
+
+
+def test_members_are_a_dimension_and_fields_that_are_not_there_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "a.grib2"
+    keys = {"productDefinitionTemplateNumber": 1, "shortName": "t"}
+    fields = {
+        (number, step): on_level(500, **keys, number=number, step=step)
+        for number, step in itertools.product((1, 2, 3), (0, 3))
+        if (number, step) != (2, 3)
+    }
+    path.write_bytes(b"".join(fields.values()))
+    got = xr.open_dataset(path, engine="refshard")["t"]
+    assert dict(got.sizes) == {"number": 3, "step": 2, "latitude": 31, "longitude": 16}
+    np.testing.assert_array_equal(got.values, open_cfgrib(path)["t"].values)
+    assert np.isnan(got.values[1, 1]).all()
+
+
+@pytest.mark.parametrize(
+    "packing", ["grid_simple", "grid_complex", "grid_complex_spatial_differencing", "grid_ccsds", "grid_jpeg"]
+)
+@pytest.mark.parametrize("bits", [8, 11, 16, 24])
+def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
+    try:
+        data = message(packingType=packing, bitsPerValue=bits)
+    except eccodes.CodesInternalError as e:
+        pytest.skip(f"this eccodes does not write it: {e}")
+    handle = eccodes.codes_new_from_message(data)
+    want = eccodes.codes_get_values(handle).astype("f4")
+    eccodes.codes_release(handle)
+    np.testing.assert_allclose(array(data, "t")[...].ravel(), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_complex_spatial_differencing", "grid_ccsds"])
+def test_points_without_a_value_are_nan(packing: str) -> None:
+    values = np.where(RNG.random(496) > 0.7, np.nan, RNG.normal(size=496))
+    data = message(values, packingType=packing, bitsPerValue=16)
+    found = array(data, "t")[...].ravel()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(values))
+    np.testing.assert_allclose(found, values, atol=1e-3)
+    np.testing.assert_array_equal(array(message(np.full(496, 4.0)), "t")[...], 4)
+
+
+@pytest.mark.parametrize("sample", ["polar_stereographic_pl_grib2", "regular_gg_pl_grib2", "reduced_gg_pl_32_grib2"])
+def test_grids_of_other_kinds_have_coordinates_by_eccodes(tmp_path: Path, sample: str) -> None:
+    path = tmp_path / "a.grib2"
+    data = message(sample=sample)
+    path.write_bytes(data)
+    got = xr.open_dataset(path, engine="refshard")["t"]
+    handle = eccodes.codes_new_from_message(data)
+    for key in ("latitudes", "longitudes"):
+        np.testing.assert_array_equal(got[key.removesuffix("s")].values.ravel(), eccodes.codes_get_array(handle, key))
+    np.testing.assert_array_equal(got.values.ravel(), eccodes.codes_get_values(handle).astype("f4"))
+    eccodes.codes_release(handle)
+    assert got.dims == (("values",) if "reduced" in sample else ("y", "x"))
+
+
+def sections(data: bytes) -> list[bytes]:
+    found, at = [], 16
+    while data[at : at + 4] != b"7777":
+        size = int.from_bytes(data[at : at + 4])
+        found.append(data[at : at + size])
+        at += size
+    return found
+
+
+def test_each_field_of_a_message_with_several_is_shown() -> None:
+    first, second = sections(on_level(500, shortName="u")), sections(on_level(500, shortName="v"))
+    body = b"".join([*first, *second[2:]])
+    data = b"GRIB\0\0\0\2" + (len(body) + 20).to_bytes(8) + body + b"7777"
+    for name, one in (("u", first), ("v", second)):
+        alone = b"GRIB\0\0\0\2" + (len(b"".join(one)) + 20).to_bytes(8) + b"".join(one) + b"7777"
+        np.testing.assert_array_equal(array(data, name)[...], array(alone, name)[...])
+
+
+def test_what_is_not_shown_is_reported() -> None:
+    chemical = on_level(500, productDefinitionTemplateNumber=40)
+    keyspace = Files({ROOT: chemical + on_level(500, shortName="t")}).open()
+    assert list(keyspace.reports.values()) == ["the message at byte 0: fields of product template 40 are not shown"]
+    with pytest.raises(ManifestError, match="nothing in it can be shown. the message at byte 0: fields of product"):
+        Files({ROOT: chemical}).open()
+    with pytest.raises(ManifestError, match="the message at byte 0 is of GRIB edition 1; 2 is read"):
+        Files({ROOT: message(sample="regular_ll_sfc_grib1")}).open()
+
+
+# ------------------------------------------------------------------------------ sidecars, requests
+
+
+def offsets_of(data: bytes) -> list[int]:
+    found, at = [], 0
+    while at < len(data):
+        found.append(at)
+        at += int.from_bytes(data[at + 8 : at + 16])
+    return found
+
+
+def sidecar(data: bytes, kind: str) -> bytes:
+    offsets = [*offsets_of(data), len(data)]
+    if kind == ".idx":
+        return "".join(f"{n}:{at}:d=2024010100:TMP:500 mb:anl:\n" for n, at in enumerate(offsets[:-1], 1)).encode()
+    lines = [json.dumps({"param": "t", "_offset": a, "_length": b - a}) for a, b in itertools.pairwise(offsets)]
+    return "\n".join(lines).encode()
+
+
+def many() -> bytes:
+    """Return 90 messages of various lengths."""
+    return b"".join(
+        on_level(level, shortName="t", step=step, bitsPerValue=8 + (level + step) % 5)
+        for step, level in itertools.product(range(9), range(100, 1100, 100))
+    )
+
+
+@pytest.mark.parametrize("name", ["a.grib2.idx", "a.grib2.index", "a.index", "a.idx"])
+def test_a_sidecar_saves_walking_through_the_file(tmp_path: Path, name: str) -> None:
+    data = many()
+    (tmp_path / "a.grib2").write_bytes(data)
+    with RangeServer(directory=tmp_path, latency=0.02) as server:
+        walked = RefShardFileSystem(f"{server.url}/a.grib2", skip_instance_cache=True).find("")
+        steps = rounds(server)
+        (tmp_path / name).write_bytes(sidecar(data, name[name.rindex(".") :]))
+        server.clear()
+        fs = RefShardFileSystem(f"{server.url}/a.grib2", skip_instance_cache=True)
+        assert fs.find("") == walked
+        assert rounds(server) <= 4 < steps
+        server.clear()
+        fs.cat_file("t/3.7.0.0")
+        (request,) = server.requests()
+        assert (request.stop or 0) - (request.start or 0) < len(data) / 80
+
+
+def test_messages_of_equal_length_are_found_many_at_a_time(tmp_path: Path) -> None:
+    values = np.arange(90000) % 255
+    keys = {"Ni": 300, "Nj": 300, "bitsPerValue": 8}
+    (tmp_path / "a.grib2").write_bytes(b"".join(on_level(500, values=values + 0.0, **keys, step=n) for n in range(60)))
+    with RangeServer(directory=tmp_path, latency=0.02) as server:
+        RefShardFileSystem(f"{server.url}/a.grib2", skip_instance_cache=True).ls("")
+        assert rounds(server) <= 12
+
+
+def test_a_sidecar_of_another_file_is_an_error(tmp_path: Path) -> None:
+    data = many()
+    for text, reason in (
+        (b"1:0:d\n2:5:d\n", "no message begins at byte 5"),
+        (b"1:0:d\nnonsense", "tells of no message"),
+        (b"1:99999999:d\n", "message at byte 99999999 of"),
+        (b'{"_offset": [1]}', "tells of no message"),
+    ):
+        files = Files({ROOT: data, ROOT + ".idx": text})
+        with pytest.raises((RefShardError, ValueError), match=reason):
+            files.open()
+
+
+# ------------------------------------------------------------------------------ commands, damage
+
+
+def test_commands_take_a_grib2_and_what_they_convert_has_its_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.grib2"
+    path.write_bytes(cube())
+    refs = check_commands(path, tmp_path, capsys, "t")
+    np.testing.assert_array_equal(array(refs, "t")[...], array(path, "t")[...])
+
+
+def test_files_that_are_cut_short_end_in_errors_that_name_them() -> None:
+    data = cube()
+    ends = {*offsets_of(data)[1:], len(data)}
+    for cut in {*RNG.integers(1, len(data), 60).tolist(), *(end - 1 for end in ends)} - ends:
+        with pytest.raises(RefShardError, match="files://x"):
+            Files({ROOT: data[:cut]}).open("grib2")
+
+
+def test_headers_that_are_damaged_end_in_errors_or_show_what_is_there() -> None:
+    data = cube()
+    for at, bit in zip(RNG.integers(0, 220, 300).tolist(), RNG.integers(0, 8, 300).tolist(), strict=True):
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << bit
+        try:
+            keyspace = Files({ROOT: bytes(flipped)}).open("grib2")
+        except RefShardError as e:
+            assert str(e)
+        else:
+            assert "sst" in keyspace.grids

@@ -1,0 +1,71 @@
+"""GRIB2 files and their sidecars: fields that lie in the file, or an error of ours. None is decoded."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import nullcontext as configured
+
+from refshard_fs.core.format import HEAD, OpenOptions, Probe
+from refshard_fs.core.model import Facts, Packed
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats.grib2.source import open_
+from tests.sharding.in_memory import ROOT, Files
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (
+    b"GRIB\0\0\0\2",
+    b"7777",
+    b"\0\0\0\x22\4",
+    b"\0\0\0\5\7",
+    b"\xff" * 8,
+    b"\0" * 8,
+    b"\xfe",
+    b'{"_offset": 0}',
+    b"1:0:d",
+)
+_END = b"\n--\n"  # between a file and its sidecar
+
+
+def seeds() -> list[bytes]:
+    one = _section(1, bytes(7) + struct.pack(">HBBBBB", 2024, 2, 3, 4, 5, 6) + b"\0\1")
+    corners = struct.pack(">iiBiiiiB", 10, 20, 48, 0, 30, 10, 10, 0)
+    grid = _section(3, struct.pack(">BIBBH", 0, 6, 0, 0, 0) + bytes(16) + struct.pack(">IIII", 3, 2, 0, 0) + corners)
+    instant = struct.pack(">HHBBBBBHBBIBBIBBI", 0, 0, 0, 0, 2, 0, 0, 0, 0, 1, 6, 100, 0, 50000, 255, 0, 0)
+    summed = struct.pack(">HHBB", 0, 8, 1, 8) + instant[6:]
+    range_ = struct.pack(">HBBBBBBIBBBIBI", 2024, 2, 3, 10, 5, 6, 1, 0, 1, 2, 1, 6, 1, 0)
+    rest = _section(5, struct.pack(">IH", 6, 0) + bytes(10)) + _section(6, b"\xff") + _section(7, bytes(6))
+    first, second = (_section(4, product) + rest for product in (instant, summed + range_))
+    messages = [_message(one + grid + first), _message(one + grid + first + second), _message(one + grid + second)]
+    data = b"".join(messages)
+    index = f"1:0:d=2024:TMP\n2:{len(messages[0])}:d=2024".encode()
+    return [
+        messages[0] + _END,
+        data + _END,
+        data[: len(messages[0]) * 2] + _END,
+        data + _END + index,
+        data + _END + b'{"_offset": 0}',
+    ]
+
+
+def _section(number: int, content: bytes) -> bytes:
+    return struct.pack(">IB", len(content) + 5, number) + content
+
+
+def _message(sections: bytes) -> bytes:
+    return b"GRIB\0\0\0\2" + struct.pack(">Q", len(sections) + 20) + sections + b"7777"
+
+
+def one_input(data: bytes) -> None:
+    data, _, index = data.partition(_END)
+    files = Files({ROOT: data, **({ROOT + ".idx": index} if index else {})})
+    try:
+        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
+    except RefShardError:
+        return
+    for path, grid in keys.grids.items():
+        for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():
+            entry = files.run(keys.lookup(f"{path}/{grid.tail(number)}"))
+            if isinstance(entry, Packed):
+                assert all(0 <= span.start < (span.stop or 0) <= len(data) for span in entry.spans)
