@@ -192,29 +192,31 @@ def sidecar(data: bytes, kind: str) -> bytes:
 
 
 def many() -> bytes:
-    """Return 90 messages of various lengths."""
+    """Return 40 messages of various lengths."""
     return b"".join(
         on_level(level, shortName="t", step=step, bitsPerValue=8 + (level + step) % 5)
-        for step, level in itertools.product(range(9), range(100, 1100, 100))
+        for step, level in itertools.product(range(4), range(100, 1100, 100))
     )
 
 
-@pytest.mark.parametrize("name", ["a.grib2.idx", "a.grib2.index", "a.index", "a.idx"])
-def test_a_sidecar_saves_walking_through_the_file(tmp_path: Path, name: str) -> None:
+def test_a_sidecar_saves_walking_through_the_file(tmp_path: Path) -> None:
     data = many()
     (tmp_path / "a.grib2").write_bytes(data)
     with RangeServer(directory=tmp_path, latency=0.02) as server:
         walked = RefShardFileSystem(f"{server.url}/a.grib2", skip_instance_cache=True).find("")
         steps = rounds(server)
-        (tmp_path / name).write_bytes(sidecar(data, name[name.rindex(".") :]))
-        server.clear()
-        fs = RefShardFileSystem(f"{server.url}/a.grib2", skip_instance_cache=True)
-        assert fs.find("") == walked
-        assert rounds(server) <= 4 < steps
-        server.clear()
-        fs.cat_file("t/3.7.0.0")
-        (request,) = server.requests()
-        assert (request.stop or 0) - (request.start or 0) < len(data) / 80
+        for name in ("a.grib2.idx", "a.grib2.index", "a.index", "a.idx"):
+            path = tmp_path / name
+            path.write_bytes(sidecar(data, path.suffix))
+            server.clear()
+            fs = RefShardFileSystem(f"{server.url}/a.grib2", skip_instance_cache=True)
+            assert fs.find("") == walked
+            assert rounds(server) <= 4 < steps
+            server.clear()
+            fs.cat_file("t/3.7.0.0")
+            (request,) = server.requests()
+            assert (request.stop or 0) - (request.start or 0) < len(data) / 30
+            path.unlink()
 
 
 def test_messages_of_equal_length_are_found_many_at_a_time(tmp_path: Path) -> None:
@@ -261,7 +263,7 @@ def test_files_that_are_cut_short_end_in_errors_that_name_them() -> None:
 
 def test_headers_that_are_damaged_end_in_errors_or_show_what_is_there() -> None:
     data = cube()
-    for at, bit in zip(RNG.integers(0, 220, 300).tolist(), RNG.integers(0, 8, 300).tolist(), strict=True):
+    for at, bit in zip(RNG.integers(0, 220, 100).tolist(), RNG.integers(0, 8, 100).tolist(), strict=True):
         flipped = bytearray(data)
         flipped[at] ^= 1 << bit
         try:

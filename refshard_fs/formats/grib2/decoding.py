@@ -68,7 +68,7 @@ class Values(msgspec.Struct, frozen=True):
             every = np.full(self.count, np.nan)
             every[there] = values
             values = every
-        return values.astype("<f4").tobytes()
+        return bytes(values.astype("<f4").tobytes())
 
 
 def _simple(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
@@ -133,9 +133,9 @@ def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray
     firsts = [integer(data, 1 + size * number, size) for number in range(order)]
     least = signed(data, 1 + size * order, size) if order else 0
     parts = []
-    for width in (bits, integer(packing, 37), integer(packing, 47)):  # references, widths and lengths of the groups
-        parts.append(_simple(data[at:], packing, width, groups).astype("i8") if width else np.zeros(groups, "i8"))
-        at += -(-width * groups // 8)
+    for each in (bits, integer(packing, 37), integer(packing, 47)):  # references, widths and lengths of the groups
+        parts.append(_simple(data[at:], packing, each, groups).astype("i8"))
+        at += -(-each * groups // 8)
     references, widths, lengths = parts
     widths += integer(packing, 36)
     lengths = lengths * integer(packing, 42) + integer(packing, 38, 4)

@@ -171,7 +171,7 @@ class _Group:
 
     def _variable(self, name: str, text: Named, fields: Sequence[Field]) -> None:
         levels = _levels(fields)
-        axes = {
+        axes: dict[str, list[Any]] = {
             "number": [field.member for field in fields],
             "time": [field.time for field in fields],
             "step": [field.step for field in fields],
