@@ -166,7 +166,12 @@ class DatasetChunks(Chunks):
     def listed(self) -> Steps[list[Listed] | None]:
         if self._index is None or not self._dataset.variable.fills_itself:
             return None
-        found = yield from self._index.find(None)
+        try:
+            found = yield from self._index.find(None)
+        except RefShardError:
+            raise
+        except ValueError as e:
+            raise DamagedIndex("", self._url, f"dataset {self._dataset.object.path!r}: {e}") from e
         return [Listed(tail, None) for tail in tails(self._grid, found.numbers)]
 
     # ------------------------------------------------------------------ as they are stored
