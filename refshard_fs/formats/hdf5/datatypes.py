@@ -398,18 +398,24 @@ def _descriptors(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int, int
         yield (0 if is_undefined or not index else count), int.from_bytes(address, "little"), index
 
 
-def vlen_strings(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
-    """Return the variable-length strings that elements refer to; those that were never written are empty."""
+def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
+    """Return what the elements of variable length refer to; those that were never written are empty."""
+    unit = datatype.base.size if datatype.kind == "vlen-sequence" and datatype.base is not None else 1
     found = []
     for count, address, index in _descriptors(datatype, raw):
         try:
-            text = heap[address, index][:count] if count else b""
+            data = heap[address, index][: count * unit] if count else b""
         except KeyError:
             raise ValueError(f"object {index} of the global heap at {address} is not there") from None
-        if len(text) != count:
-            raise ValueError(f"object {index} of the global heap at {address} is shorter than a string's {count} bytes")
-        found.append(text.split(b"\0")[0])
+        if len(data) != count * unit:
+            raise ValueError(f"object {index} of the global heap at {address} is shorter than {count * unit} bytes")
+        found.append(data)
     return found
+
+
+def vlen_strings(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
+    """Return the variable-length strings that elements refer to."""
+    return [text.split(b"\0")[0] for text in sequences(datatype, raw, heap)]
 
 
 def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
@@ -418,11 +424,10 @@ def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
     if datatype.kind != "vlen-sequence" or base is None or base.kind != "reference" or not base.size:
         return []
     size = base.size
-    found = []
-    for count, address, index in _descriptors(datatype, raw):
-        data = heap.get((address, index), b"")[: count * size]
-        found.append([int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size)])
-    return found
+    return [
+        [int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size)]
+        for data in sequences(datatype, raw, heap)
+    ]
 
 
 def encode_vlen_utf8(strings: Sequence[bytes]) -> bytes:
@@ -454,6 +459,8 @@ def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: 
     if datatype.kind == "vlen-string":
         texts = [_text(found) for found in vlen_strings(datatype, _exactly(raw, count * datatype.size), heap)]
         return texts[0] if not shape else texts
+    if datatype.kind == "vlen-sequence" and datatype.base is not None:
+        return [recast(datatype.base, part) for part in sequences(datatype, _exactly(raw, count * datatype.size), heap)]
     found = recast(datatype, _exactly(raw, count * datatype.size)).reshape(shape + datatype.shape)
     if datatype.kind == "string" and datatype.size > 1:
         texts = [_text(item) for item in found.ravel().tolist()]

@@ -232,10 +232,8 @@ def _attributes(found: HDF5Object) -> dict[str, Any]:
     """Return the attributes of an object as JSON has them; those that hold references are left out."""
     shown: dict[str, Any] = {}
     for name, attribute in found.attributes.items():
-        if name not in HIDDEN and (attribute.datatype.refusal is None or attribute.datatype.kind == "compound"):
-            value = _value(attribute)
-            if value is not None:
-                shown[name] = _plain(value)
+        if name not in HIDDEN and _has_value(attribute.datatype):
+            shown[name] = _plain(_value(attribute))
     datatype = found.datatype
     if datatype is not None and datatype.kind == "enum" and "flag_values" not in shown:
         shown["flag_values"] = list(datatype.members.values())
@@ -243,10 +241,15 @@ def _attributes(found: HDF5Object) -> dict[str, Any]:
     return shown
 
 
+def _has_value(datatype: Datatype) -> bool:
+    """Whether attributes of a datatype can be shown; more can than datasets."""
+    if datatype.kind == "vlen-sequence":
+        return datatype.base is not None and datatype.base.shown is not None
+    return datatype.refusal is None
+
+
 def _value(attribute: Attribute) -> Any:
-    """Return an attribute's value as h5netcdf does: a single one is no list. None for what has no value here."""
-    if attribute.datatype.refusal is not None:
-        return None
+    """Return an attribute's value as h5netcdf does: a single one is no list."""
     value = values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap)
     if not isinstance(value, str) and np.ndim(value) and len(value) == 1:
         return value[0]

@@ -241,6 +241,8 @@ def attributed(path: Path, libver: str, count: int, track: bool) -> None:
             attributes["nan"] = np.nan
             attributes["infinite"] = [np.inf, -np.inf]
             attributes["bool"] = True
+            ragged = np.array([np.arange(2), np.arange(3)], object)
+            attributes.create("ragged", ragged, dtype=h5py.vlen_dtype(np.int32))
             attributes["bools"] = [True, False]
             attributes["large"] = np.arange(2000)
             attributes["unsigned"] = np.uint64(2**64 - 1)
