@@ -107,7 +107,7 @@ def _symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -
     leaf_size = 8 + 2 * leaf_k * (2 * file.sizes.address + 24)
     level = [address]
     above: int | None = None
-    while above != 0:
+    while above != 0 and level:
         if len(level) * 8 > file.size or len(set(level)) < len(level):
             raise ValueError("a group's B-tree has more nodes than there can be: it has a loop")
         nodes = yield from together([file.peek(at, 24, size, "a node of a group's B-tree") for at in level])

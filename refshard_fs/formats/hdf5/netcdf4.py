@@ -251,7 +251,7 @@ def _has_value(datatype: Datatype) -> bool:
 def _value(attribute: Attribute) -> Any:
     """Return an attribute's value as h5netcdf does: a single one is no list."""
     value = values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap)
-    if not isinstance(value, str) and np.ndim(value) and len(value) == 1:
+    if (isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim)) and len(value) == 1:
         return value[0]
     return value
 
