@@ -1,4 +1,4 @@
-"""Files that are cut short or have bits flipped: errors of ours, or values that are there; never others, never a crash."""
+"""Files that are cut short or have bits flipped: errors of ours, or values that are there; never others."""
 
 from __future__ import annotations
 

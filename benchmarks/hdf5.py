@@ -1,0 +1,244 @@
+"""A NetCDF file opened where it is, without references: beside h5netcdf over fsspec, pyfive, kerchunk, VirtualiZarr.
+
+    python -m benchmarks.hdf5 [--quick]
+
+The file has four variables of 3,000 steps, written step by step (351 MB), behind a loopback server that delays each
+request by 20 ms; then 500 variables in 20 groups at 50 ms. Every measurement is a process of its own that has imported
+and used the reader on another file before, so nothing of the file is cached. What is read is compared. Requests and
+bytes are those that the server saw. ``--quick``: 300 steps and 100 variables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+import h5py
+import numpy as np
+import xarray as xr
+
+from benchmarks.engine import Link, Server
+from benchmarks.measure import Goal, in_turns
+from benchmarks.measure import shown as figure
+from benchmarks.record import Case, keep
+
+STEPS, VARIABLES, PLANE = 3000, 4, (60, 122)
+GROUPS, MEMBERS = 20, 25
+REPEATS = 3
+LATENCIES = {"steps.nc": 0.02, "groups.nc": 0.05}
+
+
+def write_steps(path: Path, steps: int) -> None:
+    """Write variables step by step, as a model does: a chunk of each variable after the other."""
+    rng = np.random.default_rng(1)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("time", (0,), "<f8", chunks=(512,), maxshape=(None,))
+        for name, size in zip("yx", PLANE, strict=True):
+            file[name] = np.arange(size, dtype="<f8")
+        for name in ("time", "y", "x"):
+            file[name].make_scale(name)
+        for number in range(VARIABLES):
+            v = file.create_dataset(f"v{number}", (0, *PLANE), "<f4", chunks=(1, *PLANE), maxshape=(None, *PLANE))
+            v.attrs["units"] = "m"
+            for axis, name in enumerate(("time", "y", "x")):
+                v.dims[axis].attach_scale(file[name])
+        plane = rng.normal(size=PLANE).astype("<f4")
+        for step in range(steps):
+            file["time"].resize((step + 1,))
+            file["time"][step] = step
+            for number in range(VARIABLES):
+                file[f"v{number}"].resize((step + 1, *PLANE))
+                file[f"v{number}"][step] = plane + (step + number)
+
+
+def write_groups(path: Path, groups: int) -> None:
+    """Write many small variables with attributes, in groups that each have a dimension."""
+    with h5py.File(path, "w") as file:
+        for place in range(groups):
+            group = file.create_group(f"group{place:02d}")
+            group.attrs["title"] = f"the group {place}"
+            group["x"] = np.arange(10.0)
+            group["x"].make_scale("x")
+            for number in range(MEMBERS - 1):
+                v = group.create_dataset(f"v{number:02d}", data=np.full(10, number, "<f4"))
+                v.dims[0].attach_scale(group["x"])
+                v.attrs["units"], v.attrs["long_name"] = "kg m-2", f"the variable {number}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Readers: each returns something that opens a URL as a Dataset, or reads it in its own way.
+
+
+def with_refshard(url: str) -> xr.Dataset:
+    from refshard_fs.xarray_backend import RefShardBackend
+
+    return xr.open_dataset(url, engine=RefShardBackend)
+
+
+def with_h5netcdf(url: str, **cache: Any) -> xr.Dataset:
+    return xr.open_dataset(_file(url, **cache), engine="h5netcdf")
+
+
+def _file(url: str, **cache: Any) -> Any:
+    fs = fsspec.filesystem(urlsplit(url).scheme, skip_instance_cache=True)
+    return fs.open(url, **cache)
+
+
+class Pyfive:
+    """A file of pyfive's, as far as the measurements look at a Dataset."""
+
+    def __init__(self, url: str) -> None:
+        import pyfive
+
+        self._file = pyfive.File(_file(url, cache_type="blockcache", block_size=1 << 20))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._file[name]
+
+
+BLOCKS = {"cache_type": "blockcache", "block_size": 1 << 20}
+READERS: dict[str, Callable[[str], Any]] = {
+    "refshard": with_refshard,
+    "h5netcdf": with_h5netcdf,
+    "h5netcdf, 1 MiB blocks": partial(with_h5netcdf, **BLOCKS),
+    "pyfive": Pyfive,
+}
+
+
+def all_groups(url: str, reader: str) -> int:
+    """Open all groups with all attributes; return how many variables there are."""
+    if reader == "refshard":
+        from refshard_fs.xarray_backend import RefShardBackend
+
+        groups = RefShardBackend().open_groups_as_dict(url)
+    else:
+        cache = BLOCKS if "blocks" in reader else {}
+        groups = xr.open_groups(_file(url, **cache), engine="h5netcdf")
+    return sum(len(ds.variables) for ds in groups.values())
+
+
+def indexed(url: str, reader: str) -> int:
+    """Make references of the whole file; return how many chunks of one variable they have."""
+    if reader == "refshard":
+        from refshard_fs import RefShardFileSystem
+
+        with tempfile.TemporaryDirectory() as folder:
+            RefShardFileSystem(fo=url).save(f"{folder}/refs.json")
+            refs = json.loads(Path(folder, "refs.json").read_text())["refs"]
+        return sum(key.startswith("v0/") and key[3].isdigit() for key in refs)
+    if reader == "kerchunk":
+        from kerchunk.hdf import SingleHdf5ToZarr
+
+        refs = SingleHdf5ToZarr(_file(url), url).translate()["refs"]
+        return sum(key.startswith("v0/") and key[3].isdigit() for key in refs)
+    from obspec_utils.registry import ObjectStoreRegistry
+    from obstore.store import HTTPStore
+    from virtualizarr import open_virtual_dataset
+    from virtualizarr.parsers import HDFParser
+
+    server = "{0.scheme}://{0.netloc}".format(urlsplit(url))
+    store = HTTPStore.from_url(server, client_options={"allow_http": True})
+    ds = open_virtual_dataset(url, registry=ObjectStoreRegistry({server: store}), parser=HDFParser())
+    return len(ds["v0"].variable.data.manifest.dict())
+
+
+MEASURES: dict[str, Callable[[str, str], Any]] = {
+    "one step": lambda url, reader: float(np.asarray(READERS[reader](url)["v1"][50]).sum()),
+    "a hundred steps": lambda url, reader: float(np.asarray(READERS[reader](url)["v1"][100:200]).sum()),
+    "a point through all steps": lambda url, reader: float(np.asarray(READERS[reader](url)["v1"][:, 5, 5]).sum()),
+    "the whole index": indexed,
+    "all groups": all_groups,
+}
+
+FILE_READERS = tuple(READERS)
+# File, readers (the first one is ours), and what is to be reached: times faster than the fastest of the others.
+CASES: dict[str, tuple[str, tuple[str, ...], Goal]] = {
+    "one step": ("steps.nc", FILE_READERS, Goal(ratio=1)),
+    "a hundred steps": ("steps.nc", FILE_READERS, Goal(ratio=2)),
+    "a point through all steps": ("steps.nc", FILE_READERS[:3], Goal(ratio=8)),
+    "the whole index": ("steps.nc", ("refshard", "kerchunk", "virtualizarr"), Goal(ratio=5)),
+    "all groups": ("groups.nc", ("refshard", "h5netcdf", "h5netcdf, 1 MiB blocks"), Goal(ratio=10)),
+}
+
+
+def child(measure: str, reader: str, server: str) -> None:
+    """Measure once, and print it."""
+    warnings.simplefilter("ignore")
+    name = CASES[measure][0]
+    MEASURES[measure](f"{server}/small-{name}", reader)  # imports, connections, threads
+    control = Server.at(server)
+    control.pace(Link(LATENCIES[name], None))
+    control.get("/__clear__")
+    start = time.perf_counter()
+    value = MEASURES[measure](f"{server}/{name}", reader)
+    seconds = time.perf_counter() - start
+    control.pace(Link(0.0, None))
+    requests, sent = control.seen()
+    print(json.dumps({"s": seconds, "requests": requests, "bytes": sent, "value": value}))
+
+
+def main() -> None:
+    """Write the files, measure in turns, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hdf5", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smaller file, once")
+    parser.add_argument("--child", nargs=3, metavar=("MEASURE", "READER", "SERVER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(*arguments.child)
+        return
+    steps, groups = (300, 4) if arguments.quick else (STEPS, GROUPS)
+    with tempfile.TemporaryDirectory() as folder:
+        for prefix, some_steps, some_groups in (("", steps, groups), ("small-", 220, 2)):
+            write_steps(Path(folder, f"{prefix}steps.nc"), some_steps)
+            write_groups(Path(folder, f"{prefix}groups.nc"), some_groups)
+        server = Server(folder)
+        try:
+            for measure, (name, readers, goal) in CASES.items():
+                cases = [(measure, reader, server.url) for reader in readers]
+                found = in_turns("benchmarks.hdf5", cases, 1 if arguments.quick else REPEATS)
+                tell(measure, dict(zip(readers, found, strict=True)), goal, LATENCIES[name])
+        finally:
+            server.close()
+
+
+def tell(measure: str, found: dict[str, dict[str, float]], goal: Goal, latency: float) -> None:
+    """Print and keep the figures of one measure; the readers must have read the same."""
+    ours, *others = found
+    if len({round(result["value"], 3) for result in found.values()}) != 1:
+        sys.exit(f"{measure}: not the same values: {found}")
+    fastest = min(others, key=lambda reader: found[reader]["s"])
+    ratio = found[fastest]["s"] / found[ours]["s"]
+    met = goal.ratio is None or ratio >= goal.ratio
+    print(f"\n{measure}, {latency * 1000:.0f} ms a request")
+    for reader, result in found.items():
+        seconds, size = figure(result["s"], "s"), figure(result["bytes"], "B")
+        print(f"  {reader:24} {seconds:>9}  {result['requests']:>6.0f} requests  {size:>9}")
+    print(f"  {ratio:.1f} x as fast as {fastest}; goal >= {goal.ratio:g} x: {'met' if met else 'MISSED'}", flush=True)
+    keep(
+        Case(
+            "hdf5",
+            measure,
+            "s",
+            {reader: result["s"] for reader, result in found.items()},
+            (ours,),
+            fastest,
+            requests={reader: int(result["requests"]) for reader, result in found.items()},
+            goal=f">= {goal.ratio:g} x",
+            met=met,
+            latency=latency,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
