@@ -80,12 +80,14 @@ def write_groups(path: Path, groups: int) -> None:
 
 
 def with_refshard(url: str) -> xr.Dataset:
+    """Open a file with this package."""
     from refshard_fs.xarray_backend import RefShardBackend
 
     return xr.open_dataset(url, engine=RefShardBackend)
 
 
 def with_h5netcdf(url: str, **cache: Any) -> xr.Dataset:
+    """Open a file with h5netcdf, over a file of fsspec's that caches as ``cache`` says."""
     return xr.open_dataset(_file(url, **cache), engine="h5netcdf")
 
 

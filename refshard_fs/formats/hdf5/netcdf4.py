@@ -49,11 +49,15 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 class Description(NamedTuple):
-    """The variables by the paths of their datasets, the attributes of groups, and why other objects are not shown."""
+    """The variables by the paths of their datasets, the attributes of groups, and why other objects are not shown.
+
+    ``unlimited`` are the names of the dimensions of each group that can grow.
+    """
 
     variables: Mapping[str, Variable]
     groups: Mapping[str, Mapping[str, Any]]
     reports: Mapping[str, str]
+    unlimited: Mapping[str, Sequence[str]]
 
 
 def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description:
@@ -80,7 +84,7 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description
             path_shown = path if is_taken else plain
             dtypes: dict[str, str] = {name: _dtype(found, name) for name in PACKING if name in attributes}
             variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills, dtypes)
-    return Description(variables, groups, reports)
+    return Description(variables, groups, reports, dimensions.unlimited())
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -126,6 +130,11 @@ class _Dimensions:
             self._phony[group] = []
             self._phony_counts[group] = self._phony_counts.get(parent(group)[0], 0) if group else 0
             self._add_phony(group, members[group])
+
+    def unlimited(self) -> dict[str, list[str]]:
+        """Return the names of those dimensions of each group that can grow."""
+        found = {g: [s.name for s in scales.values() if s.is_unlimited] for g, scales in self._scales.items()}
+        return {group: names for group, names in found.items() if names}
 
     def is_bare(self, path: str) -> bool:
         """Whether a dataset is a dimension only, and no variable."""

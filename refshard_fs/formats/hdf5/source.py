@@ -89,7 +89,7 @@ class HDF5KeySpace(ArrayGroup):
 
 def _shown(file: MetadataFile, superblock: Superblock, tree: Tree, url: str, zarr_format: int) -> HDF5KeySpace:
     """Return the objects of ``tree`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
-    variables, groups, others = describe(tree.objects, zarr_format)
+    variables, groups, others, unlimited = describe(tree.objects, zarr_format)
     reports = {**tree.reports, **others}
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, DatasetChunks] = {}
@@ -103,5 +103,6 @@ def _shown(file: MetadataFile, superblock: Superblock, tree: Tree, url: str, zar
         except ManifestError as e:
             reports[path] = str(e)
     space = HDF5KeySpace(arrays, chunks, zarr_format, groups, reports)
+    space.unlimited_dimensions = unlimited
     space.attribute_dtypes = {v.path: v.attribute_dtypes for v in variables.values() if v.attribute_dtypes}
     return space
