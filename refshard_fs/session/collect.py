@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,8 @@ from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
-from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps
+from refshard_fs.core.keyspace import KeySpace, tails
+from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps, together
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.view import ManifestView
@@ -42,6 +42,8 @@ Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 ROWS_AS_OBJECTS = 1 << 16  # references of one array that are kept as Python objects before they become columns
 INLINED = 64 << 20  # bytes that a set may hold of chunks that are no ranges, such as the padded last ones of arrays
+TOGETHER = 1 << 14  # keys that are looked up together,
+DIRECTORIES = 64  # and directories that are gone through
 ROWS = 1 << 17  # references of a parquet set that are read at a time
 
 
@@ -100,12 +102,12 @@ class _Walk:
             within = prefix
             if (yield from self._manifest(prefix)):
                 return
-        for listed in names:
-            key = join(prefix, listed.name)
-            if listed.is_directory:
-                yield from self.directory(key, within)
-            elif listed.name not in documents:
-                yield from self._file(key, within)
+        files = [join(prefix, n.name) for n in names if not n.is_directory and n.name not in documents]
+        for first in range(0, len(files), TOGETHER):
+            yield from self._files(files[first : first + TOGETHER], within)
+        below = [join(prefix, listed.name) for listed in names if listed.is_directory]
+        for first in range(0, len(below), DIRECTORIES):
+            yield from together([self.directory(path, within) for path in below[first : first + DIRECTORIES]])
 
     def _document(self, prefix: str, name: str) -> Steps[None]:
         key = join(prefix, name)
@@ -132,36 +134,53 @@ class _Walk:
             self.side.pop(manifest, None)
         present, empty = found
         array = self.arrays[path]
-        for number in present.tolist():
-            yield from self._chunk(array, number, join(path, array.grid.tail(number)), with_pins=True)
+        keys = [join(path, tail) for tail in tails(array.grid, present)]
+        for first in range(0, len(keys), TOGETHER):
+            yield from self._files(keys[first : first + TOGETHER], path, with_pins=True)
         array.extras.update((number, {}) for number in empty.tolist())
         return True
 
-    def _file(self, key: str, within: str | None) -> Steps[None]:
-        if within is not None:
-            array = self.arrays[within]
-            number = array.grid.number(key[len(within) + 1 :] if within else key)
-            if number is not None:
-                yield from self._chunk(array, number, key, with_pins=False)
-                return
-        if key not in self._manifests:
-            entry = yield from self._keyspace.lookup(key)
-            if entry is not None:
-                self.side[key], _ = yield from self._value(key, entry, with_pins=False)
+    def _files(self, keys: Sequence[str], within: str | None, *, with_pins: bool = False) -> Steps[None]:
+        """Keep ``keys``, which lie in the array ``within``, if in one; all are looked up together."""
+        array = None if within is None else self.arrays[within]
+        keys = [key for key in keys if key not in self._manifests]
+        look_ups = self._keyspace.lookups(keys)
+        found = yield from together([look_up.steps for look_up in look_ups])
+        entries: dict[int, Entry | None] = {}
+        for look_up, some in zip(look_ups, found, strict=True):
+            entries.update(zip(look_up.places, some, strict=True))
+        there = {keys[i]: entry for i in range(len(keys)) if (entry := entries[i]) is not None}
+        made = yield from self._made(there)
+        for key, entry in there.items():
+            number = None if array is None else array.grid.number(key[len(within) + 1 :] if within else key)
+            pinned = with_pins and number is not None
+            value, extras = (made[key], {}) if key in made else self._value(key, entry, with_pins=pinned)
+            if array is None or number is None or not isinstance(value, Row):
+                self.side[key] = value
+            else:
+                array.add(number, value)
+            if array is not None and number is not None and extras:
+                array.extras[number] = extras
 
-    def _chunk(self, array: _Array, number: int, key: str, *, with_pins: bool) -> Steps[None]:
-        entry = yield from self._keyspace.lookup(key)
-        if entry is None:
-            return
-        value, extras = yield from self._value(key, entry, with_pins=with_pins)
-        if isinstance(value, Row):
-            array.add(number, value)
-        else:
-            self.side[key] = value
-        if extras:
-            array.extras[number] = extras
+    def _made(self, entries: Mapping[str, Entry]) -> Steps[dict[str, bytes]]:
+        """Return the bytes of those ``entries`` that no reference can stand for, by key."""
+        loads: dict[str, Load] = {}
+        for key, entry in entries.items():
+            if not _is_made(entry):
+                continue
+            self._inlined += entry.size or 0
+            if self._inlined > INLINED:
+                raise ManifestError(
+                    f"{key!r} is made from other bytes: no reference can stand for it, and more than "
+                    f"{INLINED >> 20} MiB of such chunks are not copied into a set"
+                )
+            loads[key] = Load(entry, Raw())
+        read: Sequence[bytes] = (yield tuple(loads.values())) if loads else ()
+        made = dict(zip(loads, read, strict=True))
+        self._inlined += sum(len(data) for key, data in made.items() if not entries[key].size)
+        return made
 
-    def _value(self, key: str, entry: Entry, *, with_pins: bool) -> Steps[tuple[Row | bytes, dict[str, str]]]:
+    def _value(self, key: str, entry: Entry, *, with_pins: bool) -> tuple[Row | bytes, dict[str, str]]:
         extras: dict[str, str] = {}
         match entry:
             case Packed(source=source, recipe=Checked(checksum), start=None, stop=None):
@@ -178,14 +197,13 @@ class _Walk:
                     extras |= {name: value for name, value in facts.items() if value is not None}
                 target = self.urls.setdefault(url, len(self.urls))
                 return Row(target, start, None if stop is None else stop - start), extras
-            case Packed() if self._inlined + (entry.size or 0) <= INLINED:
-                made: bytes = yield Load(entry, Raw())
-                self._inlined += len(made)
-                return made, extras
-        raise ManifestError(
-            f"{key!r} is made from other bytes: no reference can stand for it, and more than {INLINED >> 20} MiB of "
-            "such chunks are not copied into a set"
-        )
+        raise ManifestError(f"{key!r} is counted from the end of its target: no reference can stand for it")
+
+
+def _is_made(entry: Entry) -> bool:
+    """Whether no reference can stand for ``entry``; one with a checksum is a range."""
+    is_checked = isinstance(entry, Packed) and isinstance(entry.recipe, Checked)
+    return isinstance(entry, Packed) and not (is_checked and entry.start is None and entry.stop is None)
 
 
 def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
