@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks
+from refshard_fs.core.compression import decompressed
 from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
@@ -153,19 +154,14 @@ class MetadataHeader(msgspec.Struct, frozen=True):
         """Return the metadata that ``stored`` bytes spell, once their digest proves right."""
         try:
             self.digest.verify(stored, digest)
-            data = self._inflated(stored) if self.is_compressed else stored
-            if len(data) != self.size:
-                raise ValueError(f"its meta_size is {self.size}, but there are {len(data)} bytes")
-        except (ValueError, zlib.error) as e:
-            raise ManifestError(f"{where}: {e}") from None
+            stream = zlib.decompressobj()
+            data = decompressed(stream, stored, self.size) if self.is_compressed else stored
+            if len(data) != self.size or stream.unused_data:
+                raise ValueError(f"it has {len(data)} bytes, or more behind its end")
+        except ValueError as e:
+            sizes = f"its meta_size is {self.size} and its meta_comp_size {self.stored}"
+            raise ManifestError(f"{where}: {e} ({sizes})") from None
         return object_in(data, where)
-
-    def _inflated(self, stored: bytes) -> bytes:
-        inflate = zlib.decompressobj()
-        data = inflate.decompress(stored, self.size + 1)
-        if not inflate.eof or inflate.unused_data:
-            raise ValueError(f"its {self.stored} bytes (meta_comp_size) are no zlib stream of {self.size} (meta_size)")
-        return data
 
 
 def parse_metadata_header(data: bytes, where: str) -> MetadataHeader:

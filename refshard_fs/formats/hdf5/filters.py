@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.compression import decompressed, zstd
 from refshard_fs.core.zarrmeta import check_blosc
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
@@ -232,18 +233,11 @@ def _most(length: int) -> int:
 
 
 def _deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    return _stream(zlib.decompressobj(), data, length)
+    return decompressed(zlib.decompressobj(), data, _most(length))
 
 
 def _bzip2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    return _stream(bz2.BZ2Decompressor(), data, length)
-
-
-def _stream(stream: Any, data: bytes, length: int) -> bytes:
-    made: bytes = stream.decompress(data, _most(length))
-    if not stream.eof:
-        raise ValueError("a compressed chunk is cut short, or holds more than the chunk")
-    return made
+    return decompressed(bz2.BZ2Decompressor(), data, _most(length))
 
 
 def _shuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
@@ -260,23 +254,7 @@ def _fletcher32(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 
 
 def _zstd(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    from numcodecs import zstd
-
-    size = _zstd_size(data)
-    if size is None or size > _most(length):
-        raise ValueError(f"a zstd frame of {'unknown size' if size is None else f'{size} bytes'}")
-    return bytes(zstd.decompress(data))
-
-
-def _zstd_size(data: bytes) -> int | None:
-    """Return how many bytes a zstd frame says that it holds."""
-    if len(data) < 6 or data[:4] != b"\x28\xb5\x2f\xfd":
-        raise ValueError("no zstd frame")
-    descriptor = data[4]
-    is_single = descriptor >> 5 & 1
-    at = 6 - is_single + (0, 1, 2, 4)[descriptor & 3]
-    width = (is_single, 2, 4, 8)[descriptor >> 6]
-    return int.from_bytes(data[at : at + width], "little") + (256 if width == 2 else 0) if width else None
+    return decompressed(zstd().ZstdDecompressor(), data, _most(length))
 
 
 def _blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:

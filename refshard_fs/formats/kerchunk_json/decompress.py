@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from refshard_fs.core.zstd import zstd
+from refshard_fs.core.compression import zstd
 
 MAGIC: Final = 6  # bytes that tell what a document is compressed with
 PIECE: Final = 1 << 22  # bytes at a time, at most

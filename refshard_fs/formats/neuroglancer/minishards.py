@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.compression import decompressed
 from refshard_fs.sharding.layout import BEYOND, MAX_INDEX, PAIR
 
 # ----------------------------------------------------------------------------------------------------
@@ -185,11 +186,7 @@ class MinishardIndex(msgspec.Struct, frozen=True):
 
 def inflated(data: bytes, most: int, *, exact: bool) -> bytes:
     """Return what the gzip stream ``data`` holds, ``most`` bytes at most or ``exact``; ValueError otherwise."""
-    inflater = zlib.decompressobj(_GZIP)
-    try:
-        out = inflater.decompress(data, most + 1)
-    except zlib.error as e:
-        raise ValueError(f"its gzip stream is damaged: {e}") from e
-    if len(out) > most or not inflater.eof or (exact and len(out) != most):
-        raise ValueError(f"its gzip stream does not end after {most} bytes")
+    out = decompressed(zlib.decompressobj(_GZIP), data, most)
+    if exact and len(out) != most:
+        raise ValueError(f"its gzip stream has {len(out)} bytes, and not {most}")
     return out

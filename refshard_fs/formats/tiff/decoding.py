@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.array_group import Padded
+from refshard_fs.core.compression import decompressed, zstd
 
 DICTIONARY: Final = 1 << 28  # bytes that decoding LZMA may take; its strongest preset needs a quarter of them
 _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -116,19 +117,9 @@ def _streamed(name: str, make: Callable[[], Any]) -> Codec:
     """Return a codec of Python's own library."""
 
     def decode(raw: bytes, recipe: Decoded) -> bytes:
-        most, stream = recipe.stored(recipe.shape[0]), make()
-        data: bytes = stream.decompress(raw, most + 1)
-        if len(data) > most or not stream.eof:
-            raise ValueError(f"its {name} stream does not end after {most} bytes")
-        return data
+        return decompressed(make(), raw, recipe.stored(recipe.shape[0]))
 
     return Codec(name, decode)
-
-
-def _zstd(raw: bytes, recipe: Decoded) -> bytes:
-    data = bytearray(recipe.stored(recipe.rows))
-    importlib.import_module("numcodecs.zstd").decompress(raw, data)
-    return bytes(data)
 
 
 def _by_imagecodecs(function: str, *args: Any, **options: Any) -> Any:
@@ -206,7 +197,7 @@ CODECS: Final[Mapping[int, Codec]] = {
     34712: _JPEG_2000,
     34887: Codec("LERC", _lerc, is_image=True),
     34925: _streamed("LZMA", lambda: lzma.LZMADecompressor(memlimit=DICTIONARY)),
-    50000: Codec("zstd", _zstd),
+    50000: _streamed("zstd", lambda: zstd().ZstdDecompressor()),
     50001: _image("WebP", "webp_decode"),
     50002: _image("JPEG XL", "jpegxl_decode"),
 }

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from refshard_fs.core.zstd import zstd
+from refshard_fs.core.compression import decompressed, zstd
 
 STORED: Final = 0
 XZ_MEMORY: Final = 1 << 28  # bytes that a dictionary of xz may take
@@ -76,24 +76,14 @@ def plain(number: int, raw: bytes, size: int, crc: int) -> bytes:
     """Return the ``size`` bytes that ``raw`` stands for by the method ``number``; ValueError where it does not."""
     method = METHODS[number]
     try:
-        decompressor, data = method.open(raw, size)
-        made = bytearray(decompressor.decompress(data, size + 1))
-        while len(made) <= size and not decompressor.eof and not getattr(decompressor, "needs_input", True):
-            piece = decompressor.decompress(b"", size + 1 - len(made))
-            if not piece:
-                break
-            made += piece
+        stream, data = method.open(raw, size)
+        made = decompressed(stream, data, size, has_end=number != 14)  # which need not mark it
     except ImportError as e:
         raise ValueError(f"it is compressed by {method.name}, for which a package is missing: {e}") from e
-    except (zlib.error, OSError, EOFError, lzma.LZMAError, *_errors_of(number)) as e:
-        raise ValueError(f"its bytes, compressed by {method.name}, are damaged: {e}") from e
-    has_ended = decompressor.eof or number == 14  # whose end need not be marked
-    if len(made) != size or not has_ended or decompressor.unused_data:
+    except ValueError as e:
+        raise ValueError(f"{method.name}: {e}") from e
+    if len(made) != size or stream.unused_data:
         raise ValueError(f"its bytes do not inflate to the {size} that the directory promises")
     if zlib.crc32(made) != crc:
         raise ValueError(f"its CRC-32 is {zlib.crc32(made):08x}, where {crc:08x} is stored")
-    return bytes(made)
-
-
-def _errors_of(number: int) -> tuple[type[Exception], ...]:
-    return (zstd().ZstdError,) if METHODS[number].open is _zstd else ()
+    return made
