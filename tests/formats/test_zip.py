@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
-from refshard_fs.core.model import Inline, Load, Packed, Span, Steps
 from refshard_fs.core.compression import zstd
+from refshard_fs.core.model import Inline, Load, Packed, Span, Steps
 from refshard_fs.formats.zip.directory import Members, TailIndex
 from refshard_fs.formats.zip.methods import plain
 from refshard_fs.formats.zip.source import ZipKeySpace
