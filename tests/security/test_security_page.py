@@ -30,16 +30,21 @@ def test_a_promise_names_a_test_that_there_is(file: str, test: str) -> None:
 
 
 def test_every_attack_is_among_the_promises() -> None:
-    tests = re.findall(
-        r"^def (test_\w+)\(",
-        (ROOT / "tests" / "security" / "test_security.py").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
-    assert len(tests) > 20
-    assert not set(tests) - {test for _, test in named()}
+    """By its name, or with the file that it is in."""
+    known = named()
+    whole = {file for file, test in known if not test}
+    for path in sorted((ROOT / "tests" / "security").glob("test_*.py")):
+        file = f"tests/security/{path.name}"
+        tests = set(re.findall(r"^def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE))
+        assert (
+            file in whole
+            or path.name in ("test_admission.py", "test_rules.py", Path(__file__).name)
+            or not tests - {test for _, test in known}
+        )
 
 
 def test_every_promise_has_a_test() -> None:
-    rows = [line for line in PAGE.partition("| promise | test |")[2].splitlines() if line.startswith("| ")]
-    assert len(rows) > 15
-    assert all("test_" in row.rpartition("|")[0].rpartition(" | ")[2] for row in rows)
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "|---" not in line]
+    promises = [row for row in rows if not row.startswith(("| promise |", "| what is given |"))]
+    assert len(promises) > 25
+    assert all("test_" in row.rpartition("|")[0].rpartition(" | ")[2] for row in promises)
