@@ -25,7 +25,7 @@ _USERINFO: Final = re.compile(r"(?<=://)[^/?#\s@]++@")
 _PASSWORD: Final = re.compile(
     r"(?<![\w/])[^\s/:@'\"()\[\]]{1,256}+:[^\s/:@'\"]++@(?=[\w\[])"
 )  # where another's text left the scheme out
-_PARAMETER: Final = re.compile(r"([?&;]([\w-]++)=)[^&;#\s\])'\"]++")
+_PARAMETER: Final = re.compile(r"([?&;]([\w-]++)=)(?:[^?&;#\s\])'\"]|\?(?![\w-]{1,64}=))++")
 _SECRET: Final = re.compile(
     r"^x-(?:amz|goog)-|^(?:api|access|subscription)?[-_]?key$|^sid$|auth(?!or)|credential|jwt|accesskeyid|passw|pwd|secret"
     r"|session[-_]?id|(?:^|[-_])sig$|signature|token",

@@ -1,0 +1,37 @@
+"""Texts that are shown: none steers a terminal, what gives access is left out, and nothing takes long."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as configured
+
+from refshard_fs.errors import LONGEST, ManifestError, ReferenceNotReachable, gives_access, printable, redacted, told
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = True
+WORDS = tuple(
+    b"""
+    http:// :// @ : ? & ; = # user:HUSH@ ?token=HUSH &sig=HUSH &X-Amz-Signature=HUSH ;key=HUSH api_key= apikey= auth=
+    jwt= pwd= sessionid= ' " ( ) [ ] - \x1b[31m \xc2\x9b \xe2\x80\xae \xd8\x9c \x07 \x7f {{ }}
+    """.split()
+)
+
+
+def seeds() -> list[bytes]:
+    texts = ["https://h/x?a=1&token=HUSH", "'k' at s3://me:HUSH@b/k is gone", "plain", "a\x1b[31mb \u202e", "x" * 5000]
+    return [text.encode() for text in texts]
+
+
+def one_input(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    shown = told(text)
+    assert all(character.isprintable() or character.isspace() or ord(character) > 0xA0 for character in shown)
+    assert not set(map(chr, [*range(0x20), *range(0x7F, 0xA0)])).intersection(shown)
+    assert printable(shown) == shown
+    assert len(shown) < 12 * LONGEST
+    if redacted(text) == text:
+        assert "?token=HUSH" not in text
+    else:
+        assert gives_access(text.encode()) or len(text) > LONGEST or ":" in text
+    assert str(ManifestError(text)) == shown
+    assert text[:20] == "" or str(ReferenceNotReachable("k", text, text))
