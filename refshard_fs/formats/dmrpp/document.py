@@ -7,12 +7,13 @@ files or servers, or make much of little. Names are those of DAP4 and of the dmr
 from __future__ import annotations
 
 import re
-from array import array
+from collections.abc import Sequence
 from typing import Any, Final
 from xml.parsers import expat
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.keys import join
 from refshard_fs.core.zarrmeta import COUNTABLE, METADATA_NAMES
@@ -71,10 +72,11 @@ class Variable(msgspec.Struct):
     inline: tuple[str, str] | None = None
     texts: list[str] = []
     problem: str | None = None
-    offsets: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    sizes: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    hrefs: list[str | None] = []
+    # Of each chunk, as it is spelled: there are hundreds of thousands, which become numbers all at once (`numbers`).
+    offsets: list[str] = []
+    sizes: list[str] = []
     positions: list[str] = []
+    hrefs: list[str | None] = []
 
 
 class Document(msgspec.Struct):
@@ -217,22 +219,22 @@ class _Reader:
 
     def _located(self, variable: Variable, name: str, given: dict[str, str]) -> None:
         """Note what an element of the dmrpp namespace says of where the bytes of ``variable`` lie."""
-        if name == "chunks":
+        if name == "chunk":
+            if given.get("fm", "0") != "0":
+                variable.problem = "some of its chunks skip filters (fm)"
+            if "LinkedBlockIndex" in given:
+                variable.problem = "its chunks are made of linked blocks"
+            variable.byte_order = given.get("byteOrder", variable.byte_order)
+            variable.offsets.append(given.get("offset", ""))
+            variable.sizes.append(given.get("nBytes", ""))
+            variable.positions.append(given.get("chunkPositionInArray", ""))
+            variable.hrefs.append(given.get("href"))
+        elif name == "chunks":
             variable.has_chunks = True
             variable.compression = given.get("compressionType", "")
             variable.levels = given.get("deflateLevel", given.get("deflate_level", ""))
             variable.byte_order = given.get("byteOrder", "")
             variable.fill = given.get("fillValue")
-        elif name == "chunk":
-            if _integer(given.get("fm", "0"), "fm") != 0:
-                variable.problem = "some of its chunks skip filters (fm)"
-            if "LinkedBlockIndex" in given:
-                variable.problem = "its chunks are made of linked blocks"
-            variable.byte_order = given.get("byteOrder", variable.byte_order)
-            variable.offsets.append(_integer(given.get("offset"), "offset"))
-            variable.sizes.append(_integer(given.get("nBytes"), "nBytes"))
-            variable.hrefs.append(given.get("href"))
-            variable.positions.append(given.get("chunkPositionInArray", ""))
         elif name == "FixedLengthStringArray":
             variable.string_length = _integer(given.get("string_length"), "string_length")
         elif name == "vlsa":
@@ -292,6 +294,18 @@ def number(text: str, dtype: np.dtype[Any]) -> np.generic:
     if not bounds.min <= whole <= bounds.max:
         raise ValueError(f"{text} is no number of {dtype}")
     return dtype.type(whole)  # type: ignore[no-any-return]
+
+
+def numbers(texts: Sequence[str], what: str) -> npt.NDArray[np.int64]:
+    """Return the numbers that are spelled, one in each text; ValueError where one is none, or negative."""
+    try:
+        found = np.array(texts, "U").astype(np.int64)
+    except (ValueError, OverflowError):
+        found = np.full(1, -1)
+    if (found < 0).any():
+        wrong = next((text for text in texts if not _DECIMAL.fullmatch(text) or int(text) >= COUNTABLE), "")
+        raise ValueError(f"{what} is {wrong!r}, no number from 0 to 2**63-1")
+    return found
 
 
 def integers(text: str) -> tuple[int, ...]:

@@ -15,13 +15,24 @@ import numcodecs
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, pieces, spelled_fill
+from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, parent
+from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.dmrpp.document import NUMBERS, TEXTS, Dim, Document, Variable, integers, number, parse_document
+from refshard_fs.formats.dmrpp.document import (
+    NUMBERS,
+    TEXTS,
+    Dim,
+    Document,
+    Variable,
+    integers,
+    number,
+    numbers,
+    parse_document,
+)
 from refshard_fs.references.values import resolver
 from refshard_fs.security.policy import directory_of, protocol_of
 
@@ -175,7 +186,7 @@ class _Array:
             order = ">" if variable.byte_order == "BE" else "<"
             return np.dtype(order + NUMBERS[variable.type])
         length = variable.string_length
-        stored = sum(variable.sizes) if variable.offsets and not variable.compression else 0
+        stored = 0 if variable.compression else sum(map(int, numbers(variable.sizes, "nBytes")))
         if variable.inline is not None:
             stored = len(_inline(variable, 1 << 20))
         count = math.prod(self.shape)
@@ -224,7 +235,8 @@ class _Array:
         if variable.inline is not None:
             return _Whole(self._plain_inline())
         if self.is_contiguous and len(variable.offsets) == 1:
-            (offset,), (size,) = variable.offsets, variable.sizes
+            offset = int(numbers(variable.offsets, "offset")[0])
+            size = int(numbers(variable.sizes, "nBytes")[0])
             if size != math.prod(self.shape) * self.dtype.itemsize:
                 due = f"{math.prod(self.shape)} elements of {self.dtype.itemsize} are due"
                 raise ManifestError(f"{self.where}: it has {size} bytes (nBytes), where {due}")
@@ -283,25 +295,26 @@ class StoredChunks(Chunks):
 
     def __init__(self, found: _Array, targets: _Targets) -> None:
         variable = found.variable
-        self._grid = grid = found.description(2).grid(2)
+        self._grid = found.description(2).grid(2)
         self._array = found
         self._filled: Inline | None = None
-        numbers = [_number(position, found, grid) for position in variable.positions]
-        order = np.argsort(np.array(numbers, np.uint64), kind="stable")
-        self._numbers = np.array(numbers, np.uint64)[order]
+        places = _places(variable.positions, found)
+        order = np.argsort(places, kind="stable")
+        self._numbers = places[order]
         if (self._numbers[1:] == self._numbers[:-1]).any():
             raise ManifestError(f"{found.where}: it has two chunks at one place")
-        self._offsets = np.array(variable.offsets, np.int64)[order]
-        self._sizes = np.array(variable.sizes, np.int64)[order]
+        self._offsets = numbers(variable.offsets, "offset")[order]
+        self._sizes = numbers(variable.sizes, "nBytes")[order]
         most = 2 * found.size + 4096 if found.codecs else found.size
         least = 0 if found.codecs else found.size
         if ((self._sizes > most) | (self._sizes < least)).any():
             raise ManifestError(f"{found.where}: a chunk of {found.size} bytes is stored in {self._sizes.max()}")
         if (self._offsets > COUNTABLE - 1 - self._sizes).any():
             raise ManifestError(f"{found.where}: a chunk ends behind what 63 bits count")
-        codes: dict[str, int] = {}
-        urls = [codes.setdefault(targets.url(variable.hrefs[i]), len(codes)) for i in order.tolist()]
-        self._urls, self._targets = list(codes), np.array(urls, np.uint32)
+        urls = {href: targets.url(href) for href in dict.fromkeys(variable.hrefs)}
+        self._urls = list(dict.fromkeys(urls.values()))
+        codes = {href: self._urls.index(url) for href, url in urls.items()}
+        self._targets = np.array(list(map(codes.__getitem__, variable.hrefs)), np.uint32)[order]
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
@@ -323,15 +336,28 @@ class StoredChunks(Chunks):
         return [Listed(tail, size) for tail, size in zip(tails(self._grid, self._numbers), sizes, strict=True)]
 
 
-def _number(position: str, found: _Array, grid: ChunkGrid) -> int:
-    """Return the number of the chunk whose first element is at ``position``."""
-    places = integers(position) if position else (0,) * len(found.shape)
-    if len(places) != len(found.shape) or any(at % size for at, size in zip(places, found.chunk, strict=True)):
-        raise ManifestError(f"{found.where}: a chunk of {found.chunk} begins at {position}")
-    number = grid.number_of([at // size for at, size in zip(places, found.chunk, strict=True)])
-    if number is None:
-        raise ManifestError(f"{found.where}: a chunk begins at {position}, outside of its shape {found.shape}")
-    return number
+def _places(positions: Sequence[str], found: _Array) -> UInt64s:
+    """Return the numbers of the chunks that begin at ``positions``: ``[0,50]``, or nothing for the first chunk."""
+    if not found.shape or not positions:
+        return np.zeros(len(positions), np.uint64)
+    dimensions = len(found.shape)
+    first = "[" + ",".join("0" * dimensions) + "]"
+    spelled = [position.strip() or first for position in positions]
+    wrong = [p for p in spelled if p.count(",") != dimensions - 1 or p[0] != "[" or p[-1] != "]"]
+    if wrong:
+        raise ManifestError(f"{found.where}: a chunk begins at {wrong[0]}, and its shape is {found.shape}")
+    coords = numbers(",".join([p[1:-1] for p in spelled]).split(","), "chunkPositionInArray").reshape(-1, dimensions)
+    bad = (coords % found.chunk != 0).any(axis=1) | (coords >= found.shape).any(axis=1)
+    if bad.any():
+        where = spelled[int(bad.argmax())]
+        raise ManifestError(
+            f"{found.where}: a chunk begins at {where}, no place of chunks of {found.chunk} in {found.shape}"
+        )
+    counts = tuple(-(-extent // chunk) for extent, chunk in zip(found.shape, found.chunk, strict=True))
+    if math.prod(counts) >= COUNTABLE:
+        raise ManifestError(f"{found.where}: it has more chunks than 63 bits count")
+    places: UInt64s = np.ravel_multi_index(tuple((coords // found.chunk).T), counts).astype(np.uint64)
+    return places
 
 
 def _codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
