@@ -1,7 +1,7 @@
 """Read a NetCDF file over HTTP as if it were zarr: only the chunks asked for, in as few requests as they need.
 
-Everything is local: real data is written as a chunked NetCDF file, served on loopback, and a reference set beside it
-says where its chunks lie. What comes back through ``refshard://`` is checked against h5netcdf, and plotted.
+Everything is local: real data is written as a chunked NetCDF file and served on loopback. The file itself says where
+its chunks lie, so nothing has to be made before. What comes back is checked against h5netcdf, and plotted.
 
     python examples/quickstart.py [--plot quickstart.png]
 """
@@ -9,13 +9,11 @@ says where its chunks lie. What comes back through ``refshard://`` is checked ag
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
-from _hdf5 import references
 from _server import serve
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
@@ -26,21 +24,17 @@ STEPS_A_DAY = 4
 
 def main() -> None:
     """Write, serve, read back, check and plot."""
-    parser = argparse.ArgumentParser(description="A NetCDF file, read over HTTP through its reference set.")
+    parser = argparse.ArgumentParser(description="A NetCDF file, read over HTTP where it lies.")
     parser.add_argument("--plot", type=Path, default=Path("quickstart.png"), help="where to save the plot")
     plot_file: Path = parser.parse_args().plot
 
     with tempfile.TemporaryDirectory() as name, serve(Path(name)) as server:
         folder = Path(name)
         write_netcdf(folder / "air.nc")
-        reference_set = references(folder / "air.nc", "air.nc")  # relative: to wherever the set itself lies
-        (folder / "air.json").write_text(json.dumps(reference_set))
 
-        # From here on there is nothing but the URL of the reference set. With dask's chunks={} it works as well; its
-        # threads ask for fewer chunks at a time, so that fewer of them come in one request.
-        ds = xr.open_zarr(
-            "refshard://", storage_options={"fo": f"{server.url}/air.json"}, consolidated=False, chunks=None
-        )
+        # From here on there is nothing but the URL of the file. With dask's chunks={} it works as well; its threads ask
+        # for fewer chunks at a time, so that fewer of them come in one request.
+        ds = xr.open_dataset(f"{server.url}/air.nc", engine="refshard")
 
         server.forget()
         day = ds["air"].sel(time="2014-10-17").load()

@@ -61,15 +61,15 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any, dask_cluster
     folder = tmp_path_factory.mktemp("documents")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "examples"))
-        quickstart = importlib.import_module("quickstart")
-        quickstart.write_netcdf(folder / "air.nc")
+        importlib.import_module("quickstart").write_netcdf(folder / "air.nc")
+        references = importlib.import_module("_hdf5").references
         air = (folder / "air.nc").read_bytes()
-        relative = json.dumps(quickstart.references(folder / "air.nc", "air.nc")).encode()
+        relative = json.dumps(references(folder / "air.nc", "air.nc")).encode()
         (folder / "refs.json").write_bytes(relative)
         for bucket in ("bucket", "private"):
             s3_server.create_bucket(bucket)
             s3_server.put(f"{bucket}/air.nc", air)
-            absolute = quickstart.references(folder / "air.nc", f"s3://{bucket}/air.nc")
+            absolute = references(folder / "air.nc", f"s3://{bucket}/air.nc")
             s3_server.put(f"{bucket}/refs.json", json.dumps(absolute).encode())
         files = {"/refs.json": relative, "/air.nc": air}
         environment = {
