@@ -417,7 +417,10 @@ def check(
         found.add("error", "source", text=str(e) or type(e).__name__)
     else:
         for path, reason in fs.left_whole.items():
-            found.add("warning", "left-whole", path, text=f"its shards are left whole: {reason}")
+            if path in source.arrays:
+                found.add("warning", "left-whole", path, text=f"its shards are left whole: {reason}")
+            else:
+                found.add("warning", "not-shown", path, text=f"it is not shown: {reason}")
         return _Check(fs, source, found, callback).report(faults, mode, sample)
     return found.report(mode)
 

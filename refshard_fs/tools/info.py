@@ -173,7 +173,8 @@ def _targets(found: Survey) -> Targets:
 
 def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Iterator[str]:
     for path, reason in sorted(left_whole.items()):
-        yield redacted(f"{path or '/'}: its shards are left whole: {reason}")
+        what = "its shards are left whole" if path in found.arrays else "it is not shown"
+        yield redacted(f"{path or '/'}: {what}: {reason}")
     for path, extents in found.arrays.items():
         problem = undecodable(extents.meta, path)
         if problem is not None:

@@ -164,8 +164,10 @@ class DatasetChunks(Chunks):
             pass  # whoever reads it meets the same error
 
     def listed(self) -> Steps[list[Listed] | None]:
-        if self._index is None or not self._dataset.variable.fills_itself:
+        if not self._dataset.variable.fills_itself or self._pieces is not None:
             return None
+        if self._index is None:
+            return []
         try:
             found = yield from self._index.find(None)
         except RefShardError:

@@ -1,0 +1,214 @@
+"""HDF5 files as sources: what opening and reading them asks for, and that commands and sets take them as others."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.cli import main
+from tests.formats.files_of_arrays import check_commands, rounds
+from tests.servers.http import RangeServer
+
+h5py = pytest.importorskip("h5py")
+xr = pytest.importorskip("xarray")
+
+STEPS = 300
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of four variables that was written step by step, so that its index lies among its chunks."""
+    path = tmp_path_factory.mktemp("hdf5") / "steps.nc"
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w", libver=("earliest", "v108")) as file:
+        scales = {"time": STEPS, "lat": 30, "lon": 40}
+        for name, size in scales.items():
+            file.create_dataset(name, (size,), "f8", maxshape=(None,) if name == "time" else None)
+            file[name].make_scale(name)
+        file["time"].attrs["units"] = "hours since 2000-01-01"
+        for name in "abcd":
+            file.create_dataset(name, (0, 30, 40), "f4", maxshape=(None, 30, 40), chunks=(1, 30, 40))
+            for axis, scale in enumerate(scales):
+                file[name].dims[axis].attach_scale(file[scale])
+        for step in range(STEPS):
+            file["time"][step] = step
+            for name in "abcd":
+                file[name].resize(step + 1, 0)
+                file[name][step] = rng.random((30, 40))
+    return path
+
+
+@pytest.fixture
+def served(http_server: RangeServer, steps: Path) -> Iterator[str]:
+    url = http_server.put("/steps.nc", steps.read_bytes())
+    http_server.latency = 0.1
+    yield url
+    http_server.latency = 0.0
+
+
+def seen(server: RangeServer) -> tuple[int, int]:
+    """Return the rounds of requests and the bytes that a server was asked for."""
+    found = rounds(server), sum(request.sent for request in server.requests())
+    server.clear()
+    return found
+
+
+def test_one_step_is_read_in_few_rounds_and_few_bytes(served: str, http_server: RangeServer, steps: Path) -> None:
+    http_server.clear()
+    with xr.open_dataset(served, engine="refshard") as found:
+        opened, head = seen(http_server)
+        values = found["c"][150].values
+    read, sent = seen(http_server)
+    with xr.open_dataset(steps, engine="h5netcdf") as expected:
+        assert (values == expected["c"][150].values).all()
+    assert opened <= 4
+    assert opened + read <= 7
+    assert head + sent < 150_000
+
+
+def test_every_node_of_the_index_is_read_once(served: str, http_server: RangeServer, steps: Path) -> None:
+    fs = RefShardFileSystem(served)
+    fs.ls("")
+    http_server.clear()
+    grid = [f"c/{step}.0.0" for step in range(STEPS)]
+    places = [fs.resolve(key)[1:] for key in grid]
+    assert {stop - start for start, stop in places} == {4800}
+    nodes = [request.start for request in http_server.requests()]
+    assert len(nodes) == len(set(nodes)) <= 8
+    http_server.clear()
+    fs.resolve("c/7.0.0")
+    assert http_server.requests() == []
+
+
+def test_the_whole_index_is_read_in_few_rounds(
+    served: str, http_server: RangeServer, steps: Path, tmp_path: Path
+) -> None:
+    http_server.clear()
+    RefShardFileSystem(served).save(str(tmp_path / "refs.json"))
+    taken, sent = seen(http_server)
+    assert taken <= 8
+    assert sent < steps.stat().st_size / 30
+    http_server.latency = 0.0
+    with xr.open_dataset(steps, engine="h5netcdf") as expected:
+        found = xr.open_dataset(tmp_path / "refs.json", engine="refshard")
+        xr.testing.assert_identical(found.load(), expected.load())
+
+
+def test_many_groups_and_variables_are_opened_in_few_rounds(http_server: RangeServer, tmp_path: Path) -> None:
+    path = tmp_path / "groups.h5"
+    with h5py.File(path, "w", libver="latest", track_order=True) as file:
+        for group in range(10):
+            for name in range(25):
+                file[f"group{group}/variable{name}"] = np.full(3000, name, "f8")
+                for attribute in range(12):
+                    file[f"group{group}/variable{name}"].attrs[f"attribute{attribute}"] = f"text {attribute} of {name}"
+    url = http_server.put("/groups.h5", path.read_bytes())
+    http_server.latency = 0.1
+    try:
+        http_server.clear()
+        fs = RefShardFileSystem(url)
+        assert len(fs.ls("group7", detail=False)) == 27
+        taken, _ = seen(http_server)
+    finally:
+        http_server.latency = 0.0
+    assert taken <= 12
+    assert b"text 11 of 24" in fs.cat_file("group9/variable24/.zattrs")
+
+
+def test_commands_and_sets_take_files_as_they_take_sets(
+    steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refs = check_commands(steps, tmp_path, capsys, "lat")
+    with xr.open_dataset(steps, engine="h5netcdf") as expected:
+        for source in (steps, refs, steps.read_bytes()):
+            with xr.open_dataset(source if isinstance(source, bytes) else str(source), engine="refshard") as found:
+                xr.testing.assert_identical(found.load(), expected.load())
+
+
+def test_a_file_in_an_archive_or_after_a_user_block_is_the_same(steps: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(steps, "in/steps.nc")
+    moved = tmp_path / "moved.nc"
+    moved.write_bytes(bytes(1024) + steps.read_bytes())
+    expected = RefShardFileSystem(str(steps)).cat_file("b/17.0.0")
+    for source in (f"zip://in/steps.nc::{archive}", str(moved)):
+        assert RefShardFileSystem(source).cat_file("b/17.0.0") == expected, source
+
+
+def test_what_cannot_be_opened_in_place_says_what_to_do(steps: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "steps.nc.gz"
+    with gzip.open(packed, "wb", 1) as file, steps.open("rb") as plain:
+        shutil.copyfileobj(plain, file)
+    with pytest.raises(ManifestError, match=r"gzip compressed as a whole.*Decompress it"):
+        RefShardFileSystem(str(packed)).ls("")
+    cut = tmp_path / "cut.nc"
+    cut.write_bytes(steps.read_bytes()[:-1])
+    with pytest.raises(ManifestError, match="cut short"):
+        RefShardFileSystem(str(cut)).ls("")
+
+
+def test_links_are_followed_within_the_file_and_others_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "links.h5"
+    with h5py.File(path, "w") as file:
+        file["group/values"] = np.arange(5)
+        file["soft"] = h5py.SoftLink("/group/values")
+        file["soft_group"] = h5py.SoftLink("group")
+        file["chain"] = h5py.SoftLink("/soft_group/values")
+        file["hard"] = file["group/values"]
+        file["group/loop"] = file["group"]
+        file["group/up"] = h5py.SoftLink("/")
+        file["nowhere"] = h5py.SoftLink("/nothing")
+        file["outside"] = h5py.ExternalLink("other.h5", "/x")
+    fs = RefShardFileSystem(str(path))
+    expected = np.arange(5).tobytes()
+    for name in ("group/values", "soft", "soft_group/values", "chain", "hard"):
+        assert fs.cat_file(f"{name}/0") == expected, name
+    reports: dict[str, Any] = dict(fs.left_whole)
+    assert set(reports) == {"group/loop", "group/up", "soft_group/up", "nowhere", "outside"}
+    assert "/x in other.h5" in reports["outside"]
+    assert main(["check", str(path)]) == 0
+    assert "outside: it is not shown: it is an external link" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_long_and_sparse_indexes_tell_of_the_chunks_that_were_written(libver: str, tmp_path: Path) -> None:
+    cases: dict[str, tuple[tuple[int, ...], tuple[int | None, ...], tuple[int, ...]]] = {
+        "pages": ((5000,), (5000,), (1,)),
+        "sparse_pages": ((50000,), (60000,), (2,)),
+        "extensible": ((9000,), (None,), (1,)),
+        "sparse_extensible": ((3_000_000,), (None,), (2,)),
+        "second_grows": ((40, 1700, 30), (50, None, 33), (7, 3, 4)),
+        "both_grow": ((300, 400), (None, None), (30, 4)),
+        "shrunk": ((100, 100), (None, 200), (3, 7)),
+    }
+    rng = np.random.default_rng(1)
+    path = tmp_path / "indexes.h5"
+    with h5py.File(path, "w", libver=libver) as file:
+        for name, (shape, maxshape, chunks) in cases.items():
+            made = file.create_dataset(name, shape, "i4", maxshape=maxshape, chunks=chunks)
+            for _ in range(60):
+                made[tuple(int(rng.integers(0, extent)) for extent in shape)] = 7
+            if name in ("pages", "extensible"):
+                made[:] = rng.integers(0, 100, shape)
+        file["shrunk"].resize((50, 10))
+    fs = RefShardFileSystem(str(path))
+    with h5py.File(path) as file:
+        for name, (_, _, chunks) in cases.items():
+            listed = {key.rpartition("/")[2] for key in fs.ls(name, detail=False)} - {".zarray", ".zattrs"}
+            assert len(listed) == file[name].id.get_num_chunks(), name
+            for key in sorted(listed)[:: max(len(listed) // 100, 1)]:
+                cells = zip(key.split("."), chunks, strict=True)
+                expected = file[name][tuple(slice(int(n) * size, (int(n) + 1) * size) for n, size in cells)]
+                chunk = np.frombuffer(fs.cat_file(f"{name}/{key}"), "<i4").reshape(chunks)
+                assert (chunk[tuple(map(slice, expected.shape))] == expected).all(), (name, key)
