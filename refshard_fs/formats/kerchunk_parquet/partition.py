@@ -7,13 +7,13 @@ with pyarrow, which is an extra and imported at the first use; `page_guard` look
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, UInt32s
+from refshard_fs.core.columns import ABSENT, WHOLE, Ranges
 from refshard_fs.core.model import Quota
 from refshard_fs.formats.kerchunk_parquet.page_guard import Footer, check_columns
 from refshard_fs.references.stream import Partition
@@ -26,12 +26,11 @@ LIST_ITEMS: Final = 100_000  # that pyarrow takes memory for in a footer
 
 _NOT_READ: Final = "it is no parquet file that can be read"
 _WIDTHS: Final = {"INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}  # bytes, at least
-_KINDS: Final = {
-    **dict.fromkeys(("string", "large_string"), "text"),
-    **dict.fromkeys(("binary", "large_binary"), "bytes"),
-    **{f"{sign}int{bits}": "whole numbers" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}
-_FLOATS: Final = {"halffloat": "f2", "float": "f4", "double": "f8"}
+
+
+_FLOATS: Final = frozenset(["halffloat", "float", "double"])
+
+N = TypeVar("N", np.int32, np.int64, np.float64)
 
 
 def require_pyarrow() -> tuple[Any, Any]:
@@ -44,17 +43,8 @@ def require_pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-class Column(NamedTuple):
-    """Whole numbers by row; of text and bytes, the place of each row's value in ``values``."""
-
-    kind: str  # "whole numbers", "text", "bytes", or Arrow's name of another type
-    numbers: npt.NDArray[Any]
-    absent: npt.NDArray[np.bool_] | None  # rows without a value, whose number means nothing
-    values: Sequence[str | bytes] = ()
-
-
-def read_columns(data: bytes, footer: Footer) -> dict[str, Column | None]:
-    """Return those of `COLUMNS` that are there; None for one in which all rows are null or NaN."""
+def read_columns(data: bytes, footer: Footer) -> dict[str, Any]:
+    """Return those of `COLUMNS` that are there, as Arrow's arrays; None for one in which all rows are null or NaN."""
     pa, parquet = require_pyarrow()
     limit = min(len(data), LIST_ITEMS)
     options = {"page_checksum_verification": True, "thrift_container_size_limit": limit}
@@ -94,31 +84,28 @@ def _leaves(schema: Any) -> dict[str, tuple[int, str]]:
     return found
 
 
-def _column(column: Any) -> Column | None:
-    """Return what Arrow has read, through its buffers: its own ways to numpy import pandas, if there is one."""
+def _column(column: Any) -> Any:
+    """Return what Arrow has read, in one piece; None where all rows are null or NaN."""
     if column.null_count == len(column):
         return None
     column.validate(full=True)  # a damaged dictionary's codes may lead anywhere
     array = column.chunk(0) if column.num_chunks == 1 else column.unify_dictionaries().combine_chunks()
-    kind = str(array.type)
-    values: Sequence[str | bytes] = ()
-    if kind.startswith("dictionary"):
-        kind, values, array = str(array.type.value_type), array.dictionary.to_pylist(), array.indices
-    absent = None
+    if str(array.type) in _FLOATS and np.isnan(_numbers(array, np.float64, np.nan)).all():
+        return None
+    return array
+
+
+def _numbers(array: Any, dtype: type[N], missing: float) -> npt.NDArray[N]:
+    """Return an array as numbers, through its buffer: Arrow's own ways to numpy import pandas, if there is one."""
+    kind = np.dtype(dtype)
+    if str(array.type) != kind.name:
+        array = array.cast(kind.name, safe=False)
     if array.null_count:
-        bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
-        absent = bits[array.offset : array.offset + len(array)] == 0
-    if kind not in _KINDS and kind not in _FLOATS:
-        return Column(kind, np.zeros(len(array), np.int8), absent)
-    dtype = np.dtype(_FLOATS.get(kind, str(array.type)))
-    numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
-    if kind in _FLOATS:
-        missing = np.isnan(numbers)
-        if (missing if absent is None else missing | absent).all():
-            return None
-    if array.buffers()[1].size > 16 * len(array):  # a view would keep all of it in memory
-        numbers = numbers.copy()
-    return Column(_KINDS.get(kind, kind), numbers, absent, values)
+        array = array.fill_null(missing)
+    values = array.buffers()[1]
+    numbers = np.frombuffer(values, dtype, len(array), array.offset * kind.itemsize)
+    # A view of a little of a buffer would keep all of it in memory.
+    return numbers.copy() if values.size > 2 * kind.itemsize * len(array) else numbers
 
 
 class PartitionIndex(msgspec.Struct, frozen=True):
@@ -150,12 +137,14 @@ class PartitionIndex(msgspec.Struct, frozen=True):
         return _partition(columns, rows, self.chunks)
 
 
-def _partition(columns: Mapping[str, Column | None], rows: int, chunks: int) -> Partition:
+def _partition(columns: Mapping[str, Any], rows: int, chunks: int) -> Partition:
     """Return the first ``chunks`` of ``rows``: those after them pad the last partition."""
-    urls, targets = _paths(columns.get("path"), rows)
+    paths, codes = _texts("path", columns.get("path"), rows)
+    urls = tuple(u.decode() if isinstance(u, bytes) else u for u in paths)
+    targets = codes.astype(np.uint32)  # which makes -1 ABSENT
     offsets = _integers("offset", columns.get("offset"), rows)
     lengths = _integers("size", columns.get("size"), rows)
-    inline = _raw(columns.get("raw"), chunks)
+    inline = _raw(*_texts("raw", columns.get("raw"), rows), chunks)
     if rows > chunks:
         targets, offsets, lengths = targets[:chunks].copy(), offsets[:chunks].copy(), lengths[:chunks].copy()
     if inline:
@@ -171,44 +160,32 @@ def _partition(columns: Mapping[str, Column | None], rows: int, chunks: int) -> 
     return Partition(urls, Ranges(targets, spans, sizes), inline)
 
 
-def _paths(column: Column | None, rows: int) -> tuple[tuple[str, ...], UInt32s]:
-    """Return the URLs, and which of them each row has."""
-    if column is None:
-        return (), np.full(rows, ABSENT, np.uint32)
-    if column.kind not in ("text", "bytes"):
-        raise ValueError(f"its column 'path' is of {column.kind}, not of text")
-    targets = column.numbers.astype(np.uint32)
-    if column.absent is not None:
-        targets[column.absent] = ABSENT
-    return tuple(u.decode() if isinstance(u, bytes) else u for u in column.values), targets
+def _texts(name: str, array: Any, rows: int) -> tuple[Sequence[str | bytes], npt.NDArray[np.int32]]:
+    """Return the values of a column, and which of them each row has: -1 for none."""
+    if array is None:
+        return (), np.full(rows, -1, np.int32)
+    if not str(array.type).startswith("dictionary"):
+        raise ValueError(f"its column {name!r} is of {array.type}, neither text nor bytes")
+    return array.dictionary.to_pylist(), _numbers(array.indices, np.int32, -1)
 
 
-def _integers(name: str, column: Column | None, rows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _integers(name: str, array: Any, rows: int) -> npt.NDArray[np.int64]:
     """Return a column of whole numbers, not to be changed; what is missing is 0, and what is too large negative."""
-    if column is None:
+    if array is None:
         return np.zeros(rows, np.int64)
-    if column.kind != "whole numbers":
-        raise ValueError(f"its column {name!r} is of {column.kind}, not of whole numbers")
-    numbers = column.numbers.astype(np.int64, copy=column.absent is not None)
-    if column.absent is not None:
-        numbers[column.absent] = 0
-    return numbers
+    if not str(array.type).startswith(("int", "uint")):
+        raise ValueError(f"its column {name!r} is of {array.type}, not of whole numbers")
+    return _numbers(array, np.int64, 0)
 
 
-def _raw(column: Column | None, chunks: int) -> dict[int, bytes]:
+def _raw(values: Sequence[str | bytes], codes: npt.NDArray[np.int32], chunks: int) -> dict[int, bytes]:
     """Return row → data; text that starts with base64: is decoded, as in JSON."""
-    if column is None:
-        return {}
-    if column.kind not in ("text", "bytes"):
-        raise ValueError(f"its column 'raw' is of {column.kind}, not of bytes")
-    absent = column.absent
-    rows = range(chunks) if absent is None else np.flatnonzero(~absent[:chunks]).tolist()
     made: dict[int, bytes] = {}
     out = {}
-    for row in rows:
-        code = int(column.numbers[row])
+    for row in np.flatnonzero(codes[:chunks] >= 0).tolist():
+        code = int(codes[row])
         if code not in made:
-            made[code] = _data(column.values[code], row)
+            made[code] = _data(values[code], row)
         out[row] = made[code]
     return out
 
