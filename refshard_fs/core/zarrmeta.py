@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, check_key, join, parent
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, check_key, is_key, join, parent
 from refshard_fs.errors import ManifestError
 
 # Names of metadata documents, of zarr's versions 3 and 2.
@@ -69,6 +69,11 @@ def dumps(obj: Any) -> bytes:
 def is_metadata(key: str) -> bool:
     """Whether ``key`` names metadata (of either version), and no chunk."""
     return key.rpartition("/")[2] in METADATA_NAMES
+
+
+def is_node_name(name: str) -> bool:
+    """Whether ``name`` can be that of an array or a group: one segment of a key, and not what metadata is called."""
+    return "/" not in name and "::" not in name and name not in METADATA_NAMES and is_key(name)
 
 
 def is_array_document(key: str) -> bool:

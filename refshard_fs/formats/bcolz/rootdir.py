@@ -18,7 +18,7 @@ from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Load, Raw, Span, Stat, Steps
-from refshard_fs.core.zarrmeta import COUNTABLE, METADATA_NAMES, integer, integers, object_in, shown
+from refshard_fs.core.zarrmeta import COUNTABLE, integer, integers, is_node_name, object_in, shown
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import COLUMNS, STORAGE
 from refshard_fs.formats.bcolz.blosc import (
@@ -183,7 +183,7 @@ def _column_names(data: bytes, where: str) -> tuple[str, ...]:
     match object_in(data, where).get("names"):
         case [*names]:
             for name in names:
-                if not _is_plain(name):
+                if not isinstance(name, str) or not is_node_name(name):
                     raise ManifestError(
                         f"{where}: its 'names' hold {shown(name)}, which is no name of a directory here"
                     )
@@ -192,16 +192,6 @@ def _column_names(data: bytes, where: str) -> tuple[str, ...]:
             raise ManifestError(f"{where}: its 'names' hold one twice")
         case other:
             raise ManifestError(f"{where}: its 'names' is {shown(other)}, no list")
-
-
-def _is_plain(name: object) -> bool:
-    """Whether a column's name is one step down, and means itself as a key and in a URL."""
-    match name:
-        case "" | "." | "..":
-            return False
-        case str():
-            return name not in METADATA_NAMES and not any(c in "/\\\0" for c in name) and "::" not in name
-    return False
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.keys import join
-from refshard_fs.core.zarrmeta import COUNTABLE, METADATA_NAMES
+from refshard_fs.core.keys import is_key, join
+from refshard_fs.core.zarrmeta import COUNTABLE, is_node_name
 from refshard_fs.errors import ManifestError
 
 DAP: Final = "DAP/4.0#"
@@ -208,7 +208,7 @@ class _Reader:
         name = given.get("name", "")
         path = self._below(name)
         self._variable = Variable(path, kind)
-        if name in METADATA_NAMES or name in ("", ".", "..") or any(c in name for c in "/\\\0") or "::" in name:
+        if not is_node_name(name) or not is_key(path):
             self.document.reports[path] = f"its name {name!r} is no name that a key can have"
         elif path in self.document.variables or path in self.document.groups:
             raise ValueError(f"two variables or groups are called {path!r}")
@@ -260,7 +260,7 @@ class _Reader:
 
     def _name(self, given: dict[str, str]) -> str:
         name = given.get("name", "")
-        if name in METADATA_NAMES or name in ("", ".", "..") or any(c in name for c in "/\\\0") or "::" in name:
+        if not is_node_name(name):
             raise ValueError(f"a group or a dimension is called {name!r}, which is no name that a key can have")
         return name
 

@@ -24,7 +24,7 @@ from refshard_fs.core.array_group import (
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Packed, Raw, Span, Steps
-from refshard_fs.core.zarrmeta import METADATA_NAMES
+from refshard_fs.core.zarrmeta import is_node_name
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.netcdf3 import MAGICS
 from refshard_fs.formats.netcdf3.header import Header, Short, Variable, parse_header
@@ -128,9 +128,8 @@ def _header(probe: Probe, size: int) -> Steps[Header]:
 
 def _unshown(variable: Variable) -> str | None:
     """Return why a variable cannot be shown as an array; None if it can."""
-    name = variable.name
-    if name in ("", ".", "..") or name in METADATA_NAMES or any(c in name for c in "/\\\0") or "::" in name:
-        return f"its name {name!r} is no name that a key can have"
+    if not is_node_name(variable.name):
+        return f"its name {variable.name!r} is no name that a key can have"
     if len(variable.dimensions) > MOST_DIMENSIONS:
         return f"it has {len(variable.dimensions)} dimensions, more than {MOST_DIMENSIONS}"
     return None
