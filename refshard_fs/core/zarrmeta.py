@@ -242,18 +242,13 @@ def _chunk_grid(
                 raise ManifestError(f"{where}: its chunk_shapes have {len(edges)} dimensions, its shape {len(shape)}")
             counts = tuple(_rectilinear(edge, extent, where) for edge, extent in zip(edges, shape, strict=True))
             return None, counts
-        case {"name": "regular" | "rectilinear", **rest} if not _is_unknown_kind(rest):
+        case {"name": "rectilinear", "configuration": {"kind": str(kind)}} if kind != "inline":
+            return None, None
+        case {"name": "regular" | "rectilinear"}:
             raise ManifestError(f"{where}: its chunk_grid {shown(spec)} lacks the configuration")
         case {"name": str()} | str():
             return None, None
     raise ManifestError(f"{where}: its chunk_grid is {shown(spec)}, no object with a name")
-
-
-def _is_unknown_kind(rest: object) -> bool:
-    match rest:
-        case {"configuration": {"kind": str(kind)}}:
-            return kind != "inline"
-    return False
 
 
 def _rectilinear(edges: object, extent: int, where: str) -> int:

@@ -18,7 +18,7 @@ GRACE: Final = 64 << 20  # if they make more than these
 OLD_WRITERS: Final = 100  # bytes that a column chunk of old parquet-mr may be longer than it says: readers allow for it
 
 # Types of Thrift's compact protocol.
-I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
+I32, I64, LIST, STRUCT = 5, 6, 9, 12
 _NESTING: Final = 16
 _PARTS: Final = 100_000  # structures and list items of a footer: they may take a byte each
 
