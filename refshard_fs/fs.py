@@ -35,7 +35,7 @@ from refshard_fs.session import listing
 from refshard_fs.session.async_filesystem import AsyncFileSystem
 from refshard_fs.session.files import RefShardFile, RefShardMap, WrittenFile
 from refshard_fs.session.in_memory_source import InMemorySource, Source
-from refshard_fs.session.options import SESSION, NormalizingMeta, SessionOptions, check_names, route
+from refshard_fs.session.options import SESSION, NormalizingMeta, SessionOptions, check_names, of_the_source, route
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
@@ -225,7 +225,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> None:
         super().__init__(**kwargs)
         hook_zarr()
-        check_names(kwargs, RefShardFileSystem.__init__)
         if shards not in ("inner", "whole"):
             raise ValueError(f"shards={shards!r}: it is 'inner' or 'whole'")
         check_options(shard_options or {})
@@ -239,6 +238,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self.mode = "a" if is_new else mode
         source = fo if isinstance(fo, str) else None
         source_options = ref_storage_args if ref_storage_args is not None else target_options
+        plain = of_the_source(kwargs, source)
+        check_names(kwargs.keys() - plain.keys(), RefShardFileSystem.__init__)
+        if plain:
+            source_options = {**plain, **(source_options or {})}
         written = overlay_for(mode, overlay, fo)
         writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format, record_size)
         data_at = None if written is None else writes.data_url

@@ -6,7 +6,8 @@ from typing import Final
 
 from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat
 from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, told, told_cause
-from refshard_fs.targets.failures import ConnectionLost, Denied, TooLarge, Unfit
+from refshard_fs.security.policy import server_of
+from refshard_fs.targets.failures import EXPIRED, WITHOUT, ConnectionLost, Denied, TooLarge, Unfit
 
 # ----------------------------------------------------------------------------------------------------
 # What a failed read means to somebody who has never seen this package: what happened, and what can be done. No I/O.
@@ -15,7 +16,7 @@ from refshard_fs.targets.failures import ConnectionLost, Denied, TooLarge, Unfit
 READING: Final = "on reading "  # a note on an error that begins so says where, not what
 
 _ANON: Final = "public object stores take {'anon': True}"
-_CREDENTIALS: Final = f"Credentials go into remote_options= or options={{'PROTOCOL://BUCKET/': {{...}}}}; {_ANON}"
+_SIGNED: Final = "The URL was signed for a time that is over: have the references written anew"
 _OF_SOURCE: Final = f"Credentials of the source itself go into target_options=; {_ANON}"
 _GONE: Final = (
     "The object is gone, or was never there: `refshard check` finds all that are missing, `refshard rebase` follows "
@@ -28,21 +29,23 @@ _HOST: Final = "Is the host right, up, and reachable from here?"
 _PROTOCOL: Final = "Is the package installed that adds this protocol to fsspec?"
 
 
-def said(error: BaseException, *, of_source: bool = False) -> str:
-    """Return what happened, and what to do, as one line; ``of_source``: to the source itself, and no target of it."""
+def said(error: BaseException, where: str = "", *, of_source: bool = False) -> str:
+    """Return what happened at ``where``, and what to do, as one line; ``of_source``: to the source, no target of it."""
     is_ours = type(error).__module__.startswith("refshard_fs.")  # its name says no more than its text
     text = f"{error}" if is_ours and str(error) else f"{type(error).__name__}: {error}".rstrip(": ")
     notes: list[str] = getattr(error, "__notes__", [])
     reason = "; ".join([text, *(note for note in notes if not note.startswith(READING))])
-    advice = _advice(error, of_source=of_source)
+    advice = _advice(error, where, reason, of_source=of_source)
     return f"{reason.rstrip('.')}. {advice}" if advice else reason
 
 
-def _advice(error: BaseException, *, of_source: bool) -> str:
+def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -> str:
     text = str(error)
     match error:
+        case Denied() if EXPIRED in text:
+            return _SIGNED
         case Denied() | PermissionError():
-            return _OF_SOURCE if of_source else _CREDENTIALS
+            return _credentials(where, reason, of_source=of_source)
         case IsADirectoryError():
             return "" if of_source else "It is a directory, and references point to files"
         case FileNotFoundError():
@@ -56,8 +59,21 @@ def _advice(error: BaseException, *, of_source: bool) -> str:
         case ValueError() if "Protocol not known" in text:
             return _PROTOCOL
     if "NoCredentialsError" in text:
-        return _OF_SOURCE if of_source else _CREDENTIALS
+        return _credentials(where, reason, of_source=of_source)
     return _HOST if "Cannot connect to host" in text else ""
+
+
+def _credentials(where: str, reason: str, *, of_source: bool) -> str:
+    """Return the option that would help, to be pasted, with the bucket or server in it."""
+    if WITHOUT in reason:  # that it is asked for anonymously has been said
+        return ""
+    place = server_of(where.partition(" [")[0]) + "/" if "://" in where and "::" not in where else "PROTOCOL://BUCKET/"
+    if of_source:
+        return _OF_SOURCE
+    if place.startswith(("http://", "https://")):
+        return f"Credentials go into options={{{place!r}: {{'headers': {{...}}}}}}"
+    public = f"options={{{place!r}: {{'anon': True}}}}"
+    return f"Credentials go into remote_options= or options={{{place!r}: {{...}}}}; if it is public: {public}"
 
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -117,6 +133,6 @@ def too_large(where: str, most: int) -> str:
 
 
 def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
-    named = ReferenceNotReachable(key, where, said(error))
+    named = ReferenceNotReachable(key, where, said(error, where))
     named.__cause__ = told_cause(error)
     return named

@@ -213,13 +213,35 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         return made
 
 
+# What fsspec's filesystem of a protocol takes without naming it.
+_UNNAMED: Final = {
+    "http": ("auth", "cookies", "headers", "proxy", "ssl"),
+    "https": ("auth", "cookies", "headers", "proxy", "ssl"),
+}
+
+
+def of_the_source(given: Mapping[str, Any], source: str | None) -> dict[str, Any]:
+    """Return those of ``given``, which mean nothing here, that the filesystem of ``source`` takes: they are for it."""
+    protocol = None if source is None or "::" in source else protocol_of(source)
+    names = given.keys() - FSSPEC_ARGUMENTS
+    if not names or protocol is None or protocol in (*LOCAL, "memory", "data"):
+        return {}
+    try:
+        takes = {*_parameters(fsspec.get_filesystem_class(protocol).__init__), *_UNNAMED.get(protocol, ())}
+    except (ImportError, ValueError):  # whoever opens it is told
+        return {}
+    return {name: given[name] for name in sorted(names & takes)}
+
+
 def check_names(given: Iterable[str], constructor: Callable[..., Any]) -> None:
     """Warn of arguments that mean nothing here; fsspec's own filesystems pass over them."""
     for name in set(given) - FSSPEC_ARGUMENTS:
         import difflib  # for a mistake alone
 
         near = difflib.get_close_matches(name, [*_parameters(constructor), *FSSPEC_ARGUMENTS], 1)
-        hint = f": did you mean {near[0]}=?" if near else ": it has no effect"
+        hint = (
+            f": did you mean {near[0]}=?" if near else ": it has no effect. What targets need goes into remote_options="
+        )
         warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=4)
 
 

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.failures import Denied, HttpStatus, Incomplete, TooLarge, Unfit
+from refshard_fs.targets.failures import EXPIRED, Denied, HttpStatus, Incomplete, TooLarge, Unfit
 
 UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says how many it has: it may have no end
 
@@ -185,6 +185,8 @@ def _status(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
     code = match[1].decode() if match else ""
     if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
         return FileNotFoundError(f"HTTP {status}")
+    if status == 403 and b"Request has expired" in text:
+        code = EXPIRED
     wait = _wait(headers.get("retry-after", ""), time.time())
     return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http
 import random
 import socket
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -45,6 +45,10 @@ class TooLarge(OSError):
 
     def __str__(self) -> str:
         return f"it has more than {self.most} bytes"
+
+
+EXPIRED: Final = "the signature has expired"  # said of a status whose body says so
+WITHOUT: Final = "without credentials"  # said of what was asked for so
 
 
 class HttpStatus(OSError):

@@ -23,7 +23,7 @@ from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security import policy
 from refshard_fs.security.admission import ANONYMOUS, WEB, Access, Admission
 from refshard_fs.targets.answer import Target
-from refshard_fs.targets.failures import Retry
+from refshard_fs.targets.failures import WITHOUT, Retry
 from refshard_fs.targets.generic import ChainTarget, FsspecTarget, has_coroutines
 from refshard_fs.targets.http import AsyncHttp, HttpTarget, Judge
 from refshard_fs.targets.in_memory import DataTarget, MemoryTarget
@@ -46,8 +46,9 @@ _AZURE = tuple(f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CLIENT_ID", 
 _AMBIENT = {"az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
 
 PLACES = 4096
+_ANONYMOUSLY = f"it was asked for {WITHOUT}, as its options say: it is not public, or there is no such object"
 _NOBODY = (
-    "it was asked for without credentials, since the manifest comes from elsewhere: "
+    f"it was asked for {WITHOUT}, since the manifest comes from elsewhere: "
     "name its protocol (remote_protocol=) or prefix (options=, allow=) to send yours"
 )
 
@@ -132,7 +133,9 @@ class Pool:
             return None
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
-        hint = _NOBODY if access is Access.NONE else ""
+        given = self._options.given(admitted)
+        hint = _ANONYMOUSLY if _portable(given).get("anon") else ""
+        hint = _NOBODY if access is Access.NONE else hint
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
         return VersionedObject(target, version, retry, self._stats, hint), path

@@ -12,7 +12,8 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ReferenceNotReachable, SourceNotReachable, UnknownSource
 from refshard_fs.reading.failures import said
-from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unreadable
+from refshard_fs.targets import answer
+from refshard_fs.targets.failures import WITHOUT, ConnectionLost, Denied, HttpStatus, Incomplete, Unreadable
 from tests.servers.http import RangeServer
 
 QUICK: dict[str, Any] = {"retries": 0, "timeout": 10}
@@ -107,3 +108,20 @@ def test_log_lines_and_errors_hold_no_token(http_server: RangeServer, caplog: py
     with pytest.raises(ValueError, match="'a'") as broken:
         RefShardFileSystem(f"{http_server.url}/refs.json?token=hush", **QUICK).ls("")
     assert "hush" not in str(broken.value)
+
+
+def test_a_refused_access_says_the_line_to_paste() -> None:
+    assert "options={'s3://pub/': {'anon': True}}" in said(Denied(403, "AccessDenied"), "s3://pub/a/x [0:1]")
+    assert "options={'https://h:8/': {'headers': {...}}}" in said(Denied(401), "https://h:8/a/x")
+    assert "{'anon': True}" in said(Denied(403), "zip://a::s3://b/x.zip")
+
+
+def test_who_asked_without_credentials_is_not_told_to() -> None:
+    error = Denied(403, "AccessDenied")
+    error.add_note(f"it was asked for {WITHOUT}, as its options say")
+    assert "'anon'" not in said(error, "s3://pub/a/x")
+
+
+def test_an_expired_signature_is_said_to_be_one() -> None:
+    text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
+    assert "signed for a time that is over" in said(answer._status(403, {}, text), "https://h/x")

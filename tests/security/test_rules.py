@@ -251,3 +251,19 @@ def test_who_makes_a_strangers_set_his_own_is_told(how: str, http_server: RangeS
     make(allow=["s3://stranger/"])
     assert manifest(http_server, {**refs, "a/0": [http_server.put("/x", b"x"), 0, 1]}) == source
     make()  # nothing but what is read with the user's credentials anyhow
+
+
+def test_plain_arguments_of_the_sources_filesystem_go_to_its_server_alone(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user expects of ``storage_options``; what is no such argument is warned of as ever."""
+    monkeypatch.setattr(admission, "_is_public", lambda address: True)
+    with RangeServer() as other:
+        refs = {"k": [other.put("/x", b"public"), 0, 6], "own": [http_server.put("/own", b"own"), 0, 3]}
+        fs = RefShardFileSystem(manifest(http_server, refs), headers={"Authorization": SECRET})
+        assert fs.cat(["k", "own"]) == {"k": b"public", "own": b"own"}
+        assert SECRET not in repr([request.headers for request in other.requests()])
+        for path in ("/own", "/set/refs.json"):
+            assert SECRET in repr([request.headers for request in http_server.requests(path)])
+        with pytest.warns(UserWarning, match="no argument endpoint_url="):
+            RefShardFileSystem(manifest(http_server, refs), endpoint_url="x")

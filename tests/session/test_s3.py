@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numcodecs.zstd import Zstd
 
-from refshard_fs import RefShardFileSystem
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from tests.test_zarr import VALUES, open_group, reference_set
 
 
@@ -58,3 +58,24 @@ def test_an_instance_of_s3fs_serves_the_references(asynchronous: bool, s3_server
     refs, _ = reference_set(f"s3://{bucket}/deep/x.bin")
     group = open_group(RefShardFileSystem(fo=refs, fs=instance))
     np.testing.assert_array_equal(group["a"][...], VALUES)
+
+
+@pytest.mark.parametrize("who", ["keys", "anonymous"])
+def test_plain_arguments_are_for_the_source_and_for_what_lies_in_its_bucket(
+    who: str, s3_server: Any, bucket: str
+) -> None:
+    """What ``storage_options={"anon": True}`` comes to, in xarray too."""
+    options = s3_server.storage_options if who == "keys" else s3_server.anonymous_options
+    fs = RefShardFileSystem(f"s3://{bucket}/refs.json.zst", **options)
+    assert fs.cat_file("a/0.0") == VALUES[:2, :3].tobytes()
+    xarray = pytest.importorskip("xarray")
+    given = {"engine": "refshard", "storage_options": {**options, "skip_instance_cache": True}, "chunks": None}
+    with xarray.open_dataset(f"s3://{bucket}/refs.json.zst", decode_cf=False, **given) as data:
+        np.testing.assert_array_equal(data["a"].values, VALUES)
+
+
+def test_a_refused_bucket_is_named_in_the_line_to_paste(s3_server: Any, bucket: str) -> None:
+    wrong = {**s3_server.storage_options, "secret": "wrong"}
+    fs = RefShardFileSystem({"k": [f"s3://{bucket}/deep/x.bin", 0, 4]}, options={"s3://": wrong}, retries=0)
+    with pytest.raises(ReferenceNotReachable, match=rf"options=\{{'s3://{bucket}/': \{{'anon': True\}}\}}"):
+        fs.cat_file("k")
