@@ -93,7 +93,7 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
     """
     best: tuple[str, T] | None = None
     if table and climbs(url):
-        url = server_of(url)
+        url = server_of(_first(url)[0])
     for prefix, value in table.items():
         stem = prefix.rstrip("/") if not prefix.endswith("://") else prefix
         fits = url == stem or url.startswith(stem if stem.endswith("://") else stem + "/")

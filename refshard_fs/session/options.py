@@ -24,7 +24,7 @@ from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, shared
-from refshard_fs.targets import PoolOptions
+from refshard_fs.targets import PoolOptions, arguments_of
 
 
 class SessionOptions(msgspec.Struct, frozen=True, eq=False):
@@ -213,24 +213,13 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         return made
 
 
-# What fsspec's filesystem of a protocol takes without naming it.
-_UNNAMED: Final = {
-    "http": ("auth", "cookies", "headers", "proxy", "ssl"),
-    "https": ("auth", "cookies", "headers", "proxy", "ssl"),
-}
-
-
 def of_the_source(given: Mapping[str, Any], source: str | None) -> dict[str, Any]:
     """Return those of ``given``, which mean nothing here, that the filesystem of ``source`` takes: they are for it."""
     protocol = None if source is None or "::" in source else protocol_of(source)
     names = given.keys() - FSSPEC_ARGUMENTS
     if not names or protocol is None or protocol in (*LOCAL, "memory", "data"):
         return {}
-    try:
-        takes = {*_parameters(fsspec.get_filesystem_class(protocol).__init__), *_UNNAMED.get(protocol, ())}
-    except (ImportError, ValueError):  # whoever opens it is told
-        return {}
-    return {name: given[name] for name in sorted(names & takes)}
+    return {name: given[name] for name in sorted(names & arguments_of(protocol))}
 
 
 def check_names(given: Iterable[str], constructor: Callable[..., Any]) -> None:

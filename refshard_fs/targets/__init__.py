@@ -2,7 +2,7 @@
 
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import Retry, TooLarge, Unfit
-from refshard_fs.targets.pool import Given, Pool, PoolOptions
+from refshard_fs.targets.pool import Given, Pool, PoolOptions, arguments_of
 from refshard_fs.targets.versioned import Seen, Versions
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "TooLarge",
     "Unfit",
     "Versions",
+    "arguments_of",
     "check",
     "check_size",
 ]

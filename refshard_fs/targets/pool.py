@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -249,6 +250,19 @@ class Pool:
         if owned and is_s3fs(fs):
             return S3Target(fs, fast=self._options.fast_s3)
         return FsspecTarget(fs, owned=owned)
+
+
+# What fsspec's filesystem of HTTP hands on to aiohttp.
+_OF_AIOHTTP = frozenset(["auth", "cookies", "headers", "proxy", "ssl"])
+
+
+def arguments_of(protocol: str) -> frozenset[str]:
+    """Return the names of the arguments that the filesystem of ``protocol`` takes; none where there is none."""
+    try:
+        found = inspect.signature(fsspec.get_filesystem_class(protocol).__init__).parameters
+    except (ImportError, ValueError):  # whoever opens it is told
+        return frozenset()
+    return frozenset(found) | (_OF_AIOHTTP if protocol in WEB else frozenset())
 
 
 def _admitted(url: str, rules: tuple[Admission, ...]) -> tuple[str, Access]:

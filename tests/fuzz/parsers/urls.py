@@ -47,9 +47,8 @@ def one_input(data: bytes) -> None:
     except ValueError:
         pass
     assert server_of(server_of(url)) == server_of(url)
-    decoded = unquote(unquote(url)).replace("\\", "/")
-    path = re.split(r"[?#]", decoded.partition("://")[2], maxsplit=1)[0] if "://" in decoded else ""
-    if "?" not in url and "#" not in url and "://" in url and ".." in path.split("/"):
+    path = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0]
+    if "://" in url and ".." in unquote(unquote(path)).replace("\\", "/").split("/"):
         assert climbs(url)
         assert longest_prefix(_INSIDE, url) is None
     for rule in _RULES:
