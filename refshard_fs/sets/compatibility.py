@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError, RefShardError
-from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference
+from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
 from refshard_fs.sets.variables import Named
@@ -28,18 +28,22 @@ SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compa
 TOGETHER: Final = 16  # sets that are read at a time
 
 
-def check_joinable(path: str, one: Named, other: Named, axis: int, *, stored_anew: bool) -> None:
+def check_joinable(path: str, one: Named, other: Named, axis: int, *, stored_anew: bool, recoded: bool) -> None:
     """Raise ManifestError if two sets' arrays ``path`` cannot be joined along ``axis``.
 
-    ``stored_anew`` is whether the values are, so that how they are encoded does not matter.
+    ``stored_anew`` is whether the values are, so that how they are encoded does not matter; ``recoded`` is whether
+    chunks of one encoding are shown in the other when they are read.
     """
     a, b = one.variables[path], other.variables[path]
     if a is b:
         return
     if a.dims != b.dims:
         raise difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
-    ignored = {"shape"} | (STORAGE | {"attribute units"} if stored_anew else set())
-    check_metadata(path, _described(path, one), _described(path, other), ignored)
+    if recoded and not stored_anew:
+        recoding_of(path, _described(path, one), _described(path, other))
+    else:
+        ignored = {"shape"} | (STORAGE | {"attribute units"} if stored_anew else set())
+        check_metadata(path, _described(path, one), _described(path, other), ignored)
     for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
         if k != axis and length != theirs:
             raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)

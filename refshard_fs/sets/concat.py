@@ -82,7 +82,7 @@ def concat_document(
 ) -> ConcatDocument:
     """Return the document that joins the sets at ``urls``, that were ``read``; ManifestError where they do not fit."""
     parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same)
-    refs = concatenate(parts, dim, same).refs
+    refs = concatenate(parts, dim, same, recoded=True).refs
     first = parts[0].variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
     lengths = [length_along(part, dim) for part in parts]
@@ -173,6 +173,8 @@ def concat(
 
     With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
     values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
+    Arrays along ``dim`` may be encoded otherwise there (codecs, byte order, a narrower type, scale_factor, add_offset,
+    fill value): their chunks are recoded when they are read, exactly, or reading one is an error that says why.
 
     Raises TargetNotAllowed where a set from elsewhere points to where it may not (what is made of it is your own, and
     may point anywhere), and ManifestError, which names the sets, the variable and the field, where they do not fit.

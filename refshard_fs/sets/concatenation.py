@@ -28,20 +28,21 @@ from refshard_fs.sets.compatibility import check_equal, check_joinable
 from refshard_fs.sets.variables import Named, Variable, VariableReader, in_units_of
 
 
-def concatenate(sets: Sequence[Named], dim: str | None, same: Iterable[str] = ()) -> Named:
+def concatenate(sets: Sequence[Named], dim: str | None, same: Iterable[str] = (), *, recoded: bool = False) -> Named:
     """Return ``sets`` as one: arrays with ``dim`` joined along it in order, all others merged.
 
     Variables without ``dim`` must be equal wherever they are, but for those in ``same``: they are the first set's.
+    With ``recoded`` arrays along ``dim`` may be encoded otherwise: who reads them recodes their chunks.
     """
-    joined = _Concatenation(sets, dim, frozenset(same))
+    joined = _Concatenation(sets, dim, frozenset(same), recoded=recoded)
     name = sets[0].name if len(sets) == 1 else f"{sets[0].name} to {sets[-1].name}"
     refs = joined.references()
     return Named(name, refs, VariableReader().read(refs, name), joined.digests)
 
 
 class _Concatenation:
-    def __init__(self, sets: Sequence[Named], dim: str | None, same: frozenset[str]) -> None:
-        self.sets, self.dim, self.same = sets, dim, same
+    def __init__(self, sets: Sequence[Named], dim: str | None, same: frozenset[str], *, recoded: bool) -> None:
+        self.sets, self.dim, self.same, self.recoded = sets, dim, same, recoded
         self.first_targets = np.cumsum([0, *(len(part.refs.urls) for part in sets)]).tolist()
         self.tables: dict[str, ChunkTable] = {}
         self.side: dict[str, Value] = {}
@@ -78,7 +79,7 @@ class _Concatenation:
         values = self._coordinate(path) if variable.is_coordinate else None
         axis = variable.dims.index(self.dim)
         for part in self.sets[1:]:
-            check_joinable(path, first, part, axis, stored_anew=values is not None)
+            check_joinable(path, first, part, axis, stored_anew=values is not None, recoded=self.recoded)
         if values is None:
             self._join(path, axis)
             return

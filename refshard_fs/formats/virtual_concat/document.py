@@ -15,6 +15,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Entry, Listed, Steps, of_origin
+from refshard_fs.core.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
@@ -157,6 +158,20 @@ def check_metadata(path: str, one: Described, other: Described, ignored: Contain
         first, second = mine.get(field), theirs.get(field)
         if field not in ignored and zarrmeta.dumps(first) != zarrmeta.dumps(second):
             raise difference(path, field, one.name, first, other.name, second)
+
+
+def recoding_of(path: str, one: Described, other: Described) -> Recoding | None:
+    """Return how chunks of the array ``path`` of ``other`` become chunks of that of ``one``; None where they are.
+
+    ManifestError, which names the field, where the arrays differ in what is no matter of encoding.
+    """
+    allowed = RECODED | RECODED_ATTRIBUTES
+    check_metadata(path, one, other, allowed | {"shape"})
+    try:
+        check_metadata(path, one, other, ("shape",))
+    except ManifestError:
+        return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), other.name)
+    return None
 
 
 def difference(path: str, field: str, one: str, mine: Any, other: str, theirs: Any) -> ManifestError:

@@ -22,6 +22,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_number, join
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps, together
+from refshard_fs.core.recoding import Recoding
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.document import (
@@ -29,8 +30,8 @@ from refshard_fs.formats.virtual_concat.document import (
     ConcatIndex,
     Described,
     PartView,
-    check_metadata,
     of_part,
+    recoding_of,
 )
 from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
@@ -124,7 +125,8 @@ class ConcatKeySpace(KeySpace):
         self._open_part = open_part
         self._keep = max(keep, 1)
         self._parts: OrderedDict[int, KeySpace] = OrderedDict()
-        self._checked: set[tuple[int, str]] = set()  # parts and arrays in them that fit the first part's
+        # How chunks of a part's array become chunks of the first part's, by part and array; None: they are such.
+        self._recodings: dict[tuple[int, str], Recoding | None] = {}
 
     def register_arrays(self) -> Steps[None]:
         """Read the metadata of the document's arrays; ManifestError where the first part lacks one of them."""
@@ -160,7 +162,9 @@ class ConcatKeySpace(KeySpace):
             return Inline(self._values)
         number, local = array.locate(coords)
         part = yield from self._part(number, path, array)
-        return (yield from part.lookup(join(path, grid.encoding.encode(local))))
+        found = yield from part.lookup(join(path, grid.encoding.encode(local)))
+        recoding = self._recodings.get((number, path))
+        return found if recoding is None else recoding.entry(found)
 
     # ------------------------------------------------------------------ parts
 
@@ -183,12 +187,12 @@ class ConcatKeySpace(KeySpace):
         elif number:
             with suppress(KeyError):
                 self._parts.move_to_end(number)
-        if (number, path) not in self._checked:
-            yield from self._check(number, part, path, array)
-            self._checked.add((number, path))
+        if (number, path) not in self._recodings:
+            self._recodings[number, path] = yield from self._fitted(number, part, path, array)
         return part
 
-    def _check(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[None]:
+    def _fitted(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[Recoding | None]:
+        """Return how a part's array is recoded, if it has to be; ManifestError where it does not fit the first one."""
         where = f"the set {self.document.parts[number].url!r} of {self.where}"
         first = array.meta
         assert first is not None, "an array that is not along the dimension has no parts"
@@ -203,7 +207,7 @@ class ConcatKeySpace(KeySpace):
             raise ManifestError(f"{path!r} of {where} has the shape {list(meta.shape)}, not {expected}")
         mine = yield from _described(self.first, path, first, "the first set")
         theirs = yield from _described(part, path, meta, where)
-        check_metadata(path, mine, theirs, ignored=("shape",))
+        return recoding_of(path, mine, theirs)
 
     def _check_coordinate(self, path: str) -> None:
         """Raise ManifestError where the coordinate's values in the document are not those of an array of numbers."""
@@ -240,7 +244,8 @@ class ConcatKeySpace(KeySpace):
             return None
         number, local = array.locate(leading)
         part = yield from self._part(number, path, array)
-        return (yield from part.children(join(path, grid.directory_of(local))))
+        found = yield from part.children(join(path, grid.directory_of(local)))
+        return found if found is None or self._recodings.get((number, path)) is None else _unsized(found)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if (yield from self.first.is_directory(prefix)):
@@ -283,7 +288,13 @@ class ConcatKeySpace(KeySpace):
 
     def _listing(self, number: int, path: str, array: ConcatArray, directory: str) -> Steps[Sequence[Listed]]:
         part = yield from self._part(number, path, array)
-        return (yield from part.children(directory)) or ()
+        found = (yield from part.children(directory)) or ()
+        return found if self._recodings.get((number, path)) is None else _unsized(found)
+
+
+def _unsized(found: Sequence[Listed]) -> list[Listed]:
+    """Return what is listed without sizes: those of chunks that are recoded are not known before."""
+    return [listed if listed.is_directory else msgspec.structs.replace(listed, size=None) for listed in found]
 
 
 def _below(path: str, key: str) -> str:

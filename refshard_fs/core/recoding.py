@@ -1,0 +1,281 @@
+"""Chunks decoded where numpy and numcodecs are enough to know them, and encoded as another array has them. No I/O here.
+
+Files of an archive are almost alike: one was compressed otherwise, another packs the same quantity by other numbers.
+`recoding` says how a chunk of one array becomes a chunk of another, bit by bit the values that CF's attributes mean
+(scale_factor, add_offset, _FillValue, missing_value; CF conventions, section 8.1), or why that cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numcodecs
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.dtypes import check_chunk, dtype_of, fill_of
+from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
+from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsafe
+from refshard_fs.errors import ManifestError
+
+# Make objects, as many as four bytes say, and no numbers.
+_OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
+
+
+def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
+    """Return the values of a chunk, in its shape; None where its codecs or type are not known here.
+
+    ValueError where the bytes are damaged.
+    """
+    dtype = dtype_of(meta)
+    if dtype is None or meta.chunks is None or undecodable(meta, "") or unsafe(meta):
+        return None
+    pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
+    if pipeline is None:
+        return None
+    codecs, order = pipeline
+    if order is not None:
+        dtype = dtype.newbyteorder("<" if order == "little" else ">")
+    decoded: Any = data
+    try:
+        check_chunk(meta, data)
+        for codec in codecs:
+            if codec.codec_id == "blosc":
+                check_blosc(bytes(decoded))
+            decoded = codec.decode(decoded)
+        flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), dtype)
+    except Exception as e:  # numcodecs' codecs raise what they like
+        raise ValueError(f"a chunk cannot be decoded: {e}") from e
+    if flat.size != math.prod(meta.chunks):
+        raise ValueError(f"a chunk has {flat.size} elements, and chunks are of {meta.chunks}")
+    return flat.reshape(meta.chunks, order=meta.order)
+
+
+def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
+    if "shards" in doc:
+        return None
+    configured = [*([doc["compressor"]] if doc.get("compressor") else []), *reversed(doc.get("filters") or [])]
+    if any(codec.get("id") in _OBJECTS for codec in configured if codec is not None):
+        return None
+    try:
+        return [numcodecs.get_codec(dict(codec)) for codec in configured], None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
+    order: str | None = None
+    codecs: list[Any] = []
+    for codec in doc.get("codecs") or []:
+        match codec:
+            case {"name": "bytes", "configuration": {"endian": "little" | "big" as endian}}:
+                order = endian
+            case "bytes" | {"name": "bytes"}:  # of elements of one byte
+                order = "little"
+            case {"name": "gzip" | "zstd" as name}:  # whatever the level
+                codecs.append(numcodecs.get_codec({"id": name}))
+            case {"name": "blosc"}:
+                codecs.append(numcodecs.get_codec({"id": "blosc"}))
+            case _:
+                return None
+    return list(reversed(codecs)), order
+
+
+def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
+    """Return the bytes of a chunk of ``values``, which are in its shape and of its type; ValueError if that fails."""
+    pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
+    if pipeline is None:
+        raise ValueError("chunks with these codecs cannot be made here")
+    codecs, order = pipeline
+    if order is not None:
+        values = values.astype(values.dtype.newbyteorder("<" if order == "little" else ">"))
+    flat = values.reshape(-1, order=meta.order)
+    encoded: Any = np.ascontiguousarray(flat)
+    try:
+        for codec in reversed(codecs):
+            encoded = codec.encode(encoded)
+    except Exception as e:  # numcodecs' codecs raise what they like
+        raise ValueError(f"a chunk cannot be encoded: {e}") from e
+    return encoded.tobytes() if isinstance(encoded, np.ndarray) else bytes(encoded)
+
+
+# ----------------------------------------------------------------------------------------------------
+# From one array's chunks to another's.
+
+
+# Fields of metadata that a chunk's encoding depends on, and that may differ where chunks are recoded.
+RECODED: Final = frozenset({"compressor", "filters", "codecs", "order", "fill_value", "dtype", "data_type"})
+_PACKING: Final = ("scale_factor", "add_offset")
+_MISSING: Final = ("_FillValue", "missing_value")
+RECODED_ATTRIBUTES: Final = frozenset(f"attribute {name}" for name in (*_PACKING, *_MISSING))
+
+
+class _Encoding(NamedTuple):
+    """How an array's values are stored: its type, what they are packed by, and which stand for missing ones."""
+
+    meta: ArrayMeta
+    dtype: np.dtype[Any]
+    scale: float | None
+    offset: float | None
+    fills: npt.NDArray[Any]  # of missing values; the first is written
+
+    @property
+    def is_packed(self) -> bool:
+        return self.scale is not None or self.offset is not None
+
+    def unpacked(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        return values.astype(np.float64) * (1.0 if self.scale is None else self.scale) + (self.offset or 0.0)
+
+    def is_missing(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        found = np.isin(values, self.fills)
+        if values.dtype.kind in "fc" and np.isnan(self.fills).any():
+            found |= np.isnan(values)
+        return found
+
+
+class Recoding(msgspec.Struct, frozen=True):
+    """Makes chunks of one array from those of another; both are documents of metadata and attributes, as JSON.
+
+    ``where`` names the array and both sets in errors.
+    """
+
+    theirs: bytes
+    mine: bytes
+    where: str
+
+    def make(self, raw: bytes) -> bytes:
+        theirs, mine = _encoding(self.theirs), _encoding(self.mine)
+        values = decode_chunk(theirs.meta, raw)
+        if values is None:
+            raise ValueError(f"{self.where}: its chunks cannot be decoded here")
+        return self._recoded(values, theirs, mine)
+
+    def absent(self) -> bytes | None:
+        """Return what is shown for a chunk that does not exist; None where the other array has the same for it."""
+        theirs, mine = _encoding(self.theirs), _encoding(self.mine)
+        fill = np.full(theirs.meta.chunks or (), fill_of(theirs.meta, theirs.dtype), theirs.dtype)
+        shown = np.full(mine.meta.chunks or (), fill_of(mine.meta, mine.dtype), mine.dtype)
+        wanted = self._converted(fill, theirs, mine)
+        same = np.array_equal(wanted, shown, equal_nan=shown.dtype.kind in "fc")
+        return None if same and mine.meta.raw.get("fill_value") is not None else encode_chunk(mine.meta, wanted)
+
+    def entry(self, found: Entry | None) -> Entry | None:
+        """Return the entry of a chunk, given that of the other array's chunk."""
+        match found:
+            case None:
+                data = self.absent()
+                return None if data is None else Inline(data)
+            case Inline(data):
+                return Inline(self.make(data))
+            case Span():
+                return Packed(found, self)
+            case Packed(start=None, stop=None):
+                return msgspec.structs.replace(found, recipe=_Chained(found.recipe, self), made=None)
+        raise ManifestError(f"{self.where}: its chunks are parts of others, which cannot be recoded")
+
+    def _recoded(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> bytes:
+        return encode_chunk(mine.meta, self._converted(values, theirs, mine))
+
+    def _converted(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
+        missing = theirs.is_missing(values)
+        if (theirs.scale, theirs.offset) == (mine.scale, mine.offset):
+            out = values.astype(mine.dtype)
+        else:
+            out = self._repacked(values, missing, theirs, mine)
+        if missing.any():
+            if len(mine.fills):
+                out[missing] = mine.fills[0]
+            elif mine.dtype.kind == "f":
+                out[missing] = np.nan
+            else:
+                raise ValueError(f"{self.where}: values are missing, and {mine.dtype} has none that stands for these")
+        if (mine.is_missing(out) & ~missing).any():
+            raise ValueError(f"{self.where}: a value is stored as {mine.fills[0]}, which stands for missing ones")
+        return out
+
+    def _repacked(
+        self, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_], theirs: _Encoding, mine: _Encoding
+    ) -> npt.NDArray[Any]:
+        real = theirs.unpacked(values)
+        if not mine.is_packed:
+            out = real.astype(mine.dtype)
+            same = out == real
+        else:
+            steps = (real - (mine.offset or 0.0)) / (1.0 if mine.scale is None else mine.scale)
+            wanted = np.rint(steps) if mine.dtype.kind in "iu" else steps
+            limits = np.iinfo(mine.dtype) if mine.dtype.kind in "iu" else np.finfo(mine.dtype)
+            fits = (wanted >= float(limits.min)) & (wanted <= float(limits.max))
+            out = np.where(fits & ~missing, wanted, 0).astype(mine.dtype)
+            same = fits & (mine.unpacked(out) == real)
+        if not (same | missing | np.isnan(real)).all():
+            raise ValueError(f"{self.where}: a value cannot be stored exactly in the first set's encoding")
+        return out
+
+
+class _Chained(msgspec.Struct, frozen=True):
+    """One recipe after another."""
+
+    first: Recipe
+    then: Recipe
+
+    def make(self, raw: bytes) -> bytes:
+        return self.then.make(self.first.make(raw))
+
+
+def recoding(
+    path: str,
+    mine: tuple[ArrayMeta, Mapping[str, Any]],
+    theirs: tuple[ArrayMeta, Mapping[str, Any]],
+    name: str,
+) -> Recoding:
+    """Return how chunks of the array ``path`` of the set ``name`` become those of another; ``mine`` is the other one.
+
+    Both are metadata and attributes of arrays that differ in `RECODED` fields and `RECODED_ATTRIBUTES` alone.
+    ManifestError, with both encodings, where values of one may not be values of the other.
+    """
+    made = Recoding(_spelled(*theirs), _spelled(*mine), f"{path!r} of {name}")
+    try:
+        one, other = _encoding(made.mine), _encoding(made.theirs)
+        if (one.scale, one.offset) == (other.scale, other.offset) and not np.can_cast(other.dtype, one.dtype, "safe"):
+            raise ValueError("values of the one type are not all values of the other; give the widest first")
+        encode_chunk(one.meta, np.zeros(one.meta.chunks or (), one.dtype))
+        if decode_chunk(other.meta, encode_chunk(other.meta, np.zeros(other.meta.chunks or (), other.dtype))) is None:
+            raise ValueError("its chunks cannot be decoded here")
+    except ValueError as e:
+        raise ManifestError(
+            f"{made.where} is {_described(*theirs)}, and that of the first set {_described(*mine)}: {e}"
+        ) from e
+    return made
+
+
+def _spelled(meta: ArrayMeta, attributes: Mapping[str, Any]) -> bytes:
+    kept = {name: attributes[name] for name in (*_PACKING, *_MISSING) if name in attributes}
+    return zarrmeta.dumps({"meta": {**meta.raw, "shape": meta.shape, "attributes": {}}, "attributes": kept})
+
+
+def _described(meta: ArrayMeta, attributes: Mapping[str, Any]) -> str:
+    packing = [f"{name} {attributes[name]}" for name in (*_PACKING, *_MISSING) if name in attributes]
+    return ", ".join([str(meta.dtype), *packing])
+
+
+@lru_cache(256)
+def _encoding(document: bytes) -> _Encoding:
+    """Return what a document of `_spelled` says; ValueError where it is none of numbers."""
+    found = zarrmeta.loads(document)
+    meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
+    dtype = None if meta is None else dtype_of(meta)
+    if meta is None or dtype is None or dtype.kind not in "iuf" or meta.chunks is None:
+        raise ValueError("only arrays of whole and floating-point numbers are recoded")
+    attributes = found["attributes"]
+    scale, offset = (attributes.get(name) for name in _PACKING)
+    if any(value is not None and type(value) not in (int, float) for value in (scale, offset)):
+        raise ValueError("its scale_factor or add_offset is no number")
+    marks = [meta.raw.get("fill_value")] if meta.zarr_format == 2 else []
+    marks += [attributes.get(name) for name in _MISSING if not isinstance(attributes.get(name), str | list)]
+    fills = [fill_of(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None]
+    return _Encoding(meta, dtype, scale, offset, np.array(fills, dtype))

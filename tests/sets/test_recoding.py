@@ -1,0 +1,147 @@
+"""Files that differ in how they store the same quantity: a lazy cube shows one encoding, and the right values."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs.errors import ManifestError, ReferenceNotReachable
+
+xr = pytest.importorskip("xarray")
+netCDF4 = pytest.importorskip("netCDF4")
+pytest.importorskip("zarr")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+
+STEPS, WIDTH = 2, 5
+PHYSICAL = np.array([[0.0, 0.5, 1.0, 2.5, 10.0], [3.0, 4.5, -1.0, 7.0, 8.5]])
+
+
+def written(
+    path: Path,
+    number: int,
+    dtype: str = "i4",
+    missing: bool = False,
+    scale: float | None = None,
+    offset: float | None = None,
+    fill: float | None = None,
+    endian: str = "little",
+    skip: bool = False,
+    **storage: Any,
+) -> str:
+    """Write two steps of a quantity, a chunk a step, stored as is said."""
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("time", None)
+        file.createDimension("x", WIDTH)
+        time = file.createVariable("time", "i4", ("time",))
+        time.units = "days since 2000-01-01"
+        time[:] = [number * STEPS, number * STEPS + 1]
+        var = file.createVariable(
+            "v",
+            np.dtype(dtype).newbyteorder(">" if endian == "big" else "<"),
+            ("time", "x"),
+            chunksizes=(1, WIDTH),
+            fill_value=fill,
+            endian=endian,
+            **storage,
+        )
+        if scale is not None:
+            var.scale_factor = np.float64(scale)
+        if offset is not None:
+            var.add_offset = np.float64(offset)
+        values = np.ma.array(PHYSICAL + number, mask=False)
+        if missing:
+            values[0, 1] = np.ma.masked
+        if scale is None and dtype.startswith(("i", "u")):
+            values = np.ma.array(np.trunc(values), mask=values.mask)
+        var[1 if skip else 0 :] = values[1 if skip else 0 :]
+    return str(path)
+
+
+# By name, what the first file and the second one are stored as.
+DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "compressed or not": ({}, {"zlib": True}),
+    "shuffled": ({"zlib": True, "shuffle": False}, {"zlib": True, "shuffle": True}),
+    "level": ({"zlib": True, "complevel": 1}, {"zlib": True, "complevel": 9}),
+    "checksummed": ({"zlib": True}, {"zlib": True, "fletcher32": True}),
+    "byte order": ({}, {"endian": "big"}),
+    "wider first": ({"dtype": "i4"}, {"dtype": "i2"}),
+    "floats": ({"dtype": "f8"}, {"dtype": "f4"}),
+    "fill value": ({"fill": -999, "missing": True}, {"fill": -1000, "missing": True}),
+    "no fill value": ({"dtype": "f4", "missing": True, "fill": 1e20}, {"dtype": "f4"}),
+    "scale": ({"scale": 0.25, "dtype": "i4"}, {"scale": 0.5, "dtype": "i2"}),
+    "offset": ({"scale": 0.5, "offset": 8.0}, {"scale": 0.5, "offset": -8.0}),
+    "packed into floats": ({"dtype": "f8", "fill": 1e20}, {"scale": 0.5, "dtype": "i2", "fill": -1, "missing": True}),
+    "all": (
+        {"scale": 0.25, "offset": 1.0, "fill": -9, "missing": True},
+        {"scale": 0.5, "dtype": "i2", "fill": -32768, "endian": "big", "zlib": True, "missing": True},
+    ),
+    "never written": ({"fill": -9, "missing": True}, {"fill": -8, "skip": True}),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_a_cube_of_files_that_differ_has_the_values_that_xarray_reads_of_each(tmp_path: Path, name: str) -> None:
+    stored = DIFFERENCES[name]
+    files = [written(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(stored)]
+    cube = refshard_fs.concat(files, "time", lazy=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = xr.concat([xr.load_dataset(file, engine="netcdf4") for file in files], "time")
+        found = xr.open_dataset(pickle.loads(pickle.dumps(cube)), engine=RefShardBackend).load()
+    assert found["time"].equals(expected["time"])
+    np.testing.assert_array_equal(found["v"].values, expected["v"].values)
+    fs = refshard_fs.RefShardFileSystem(cube)
+    assert {entry["size"] for entry in fs.ls("v", detail=True) if entry["name"] == "v/3.0"} <= {None, 20, 40}
+    with pytest.raises(ManifestError):
+        refshard_fs.concat(files, "time")  # references alone cannot say it
+    report = refshard_fs.check(fs, "full")
+    assert not report.has_errors, report.findings
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"dtype": "i2"}, {"dtype": "i4"}, "give the widest first"),
+        ({"dtype": "f4"}, {"dtype": "f8"}, "give the widest first"),
+    ],
+)
+def test_what_may_not_fit_is_refused_when_the_cube_is_made(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], said: str
+) -> None:
+    files = [written(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate((first, second))]
+    with pytest.raises(ManifestError, match=said) as caught:
+        refshard_fs.concat(files, "time", lazy=True)
+    assert "1.nc" in str(caught.value)
+    assert "'v'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"scale": 0.01}, {"scale": 0.003}, "cannot be stored exactly"),
+        ({"fill": 3}, {"fill": -5}, "which stands for missing ones"),
+    ],
+)
+def test_a_value_that_has_no_exact_place_is_an_error_and_never_another_value(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], said: str
+) -> None:
+    files = [written(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate((first, second))]
+    fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
+    assert len(fs.cat_file("v/0.0")) > 0
+    with pytest.raises(ReferenceNotReachable, match=said):
+        [fs.cat_file(f"v/{step}.0") for step in range(4)]
+
+
+def test_units_that_differ_are_refused(tmp_path: Path) -> None:
+    files = [written(tmp_path / f"{i}.nc", i) for i in range(2)]
+    with netCDF4.Dataset(files[1], "a") as file:
+        file["v"].units = "K"
+    with pytest.raises(ManifestError, match="attribute units"):
+        refshard_fs.concat(files, "time", lazy=True)
