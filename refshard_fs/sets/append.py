@@ -28,10 +28,17 @@ from refshard_fs.references.values import decode
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
-from refshard_fs.sets.arranging import Overlap, arrange, check_order, coordinate_values, shown_value, trimmed
 from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concat import concat_document, length_along, relative_urls, url_of_set
-from refshard_fs.sets.concatenation import concatenate
+from refshard_fs.sets.concatenation import (
+    Overlap,
+    arrange,
+    check_order,
+    concatenate,
+    coordinate_values,
+    shown_value,
+    trimmed,
+)
 from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.sources import read_sets, with_coordinates
 from refshard_fs.sets.variables import Named, VariableReader

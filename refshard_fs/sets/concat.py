@@ -19,9 +19,8 @@ from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
-from refshard_fs.sets.arranging import Overlap, arrange, trimmed
 from refshard_fs.sets.compatibility import with_digests
-from refshard_fs.sets.concatenation import concatenate
+from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, trimmed
 from refshard_fs.sets.rebase import MadeSet, made, opened
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, Variable

@@ -18,9 +18,9 @@ from refshard_fs.core.columns import Row
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
-from refshard_fs.core.recoding import decode_chunk
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.recoding import decode_chunk
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode, object_in

@@ -15,10 +15,10 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Entry, Listed, Steps, of_origin
-from refshard_fs.core.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
+from refshard_fs.formats.virtual_concat.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
 from refshard_fs.references.values import from_base64
 
 

@@ -22,7 +22,6 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_number, join
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps, together
-from refshard_fs.core.recoding import Recoding
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.document import (
@@ -33,6 +32,7 @@ from refshard_fs.formats.virtual_concat.document import (
     of_part,
     recoding_of,
 )
+from refshard_fs.formats.virtual_concat.recoding import Recoding
 from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import directory_of, server_of

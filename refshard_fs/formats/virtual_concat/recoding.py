@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import numcodecs
 import numpy as np
 import numpy.typing as npt
 
@@ -56,6 +55,12 @@ def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
     return flat.reshape(meta.chunks, order=meta.order)
 
 
+def _codec(config: dict[str, Any]) -> Any:
+    import numcodecs  # heavy, and needed for chunks that are decoded here alone
+
+    return numcodecs.get_codec(config)
+
+
 def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
     if "shards" in doc:
         return None
@@ -63,7 +68,7 @@ def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
     if any(codec.get("id") in _OBJECTS for codec in configured if codec is not None):
         return None
     try:
-        return [numcodecs.get_codec(dict(codec)) for codec in configured], None
+        return [_codec(dict(codec)) for codec in configured], None
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -78,9 +83,9 @@ def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
             case "bytes" | {"name": "bytes"}:  # of elements of one byte
                 order = "little"
             case {"name": "gzip" | "zstd" as name}:  # whatever the level
-                codecs.append(numcodecs.get_codec({"id": name}))
+                codecs.append(_codec({"id": name}))
             case {"name": "blosc"}:
-                codecs.append(numcodecs.get_codec({"id": "blosc"}))
+                codecs.append(_codec({"id": "blosc"}))
             case _:
                 return None
     return list(reversed(codecs)), order
