@@ -61,7 +61,7 @@ class Ahead:
         self._most = most
         self._near = near
         self._arrays: dict[tuple[int, str], _Array] = {}
-        self._expected: dict[str, int] = {}  # keys that the reader said would be read, and how often
+        self._expected: Counter[str] = Counter()  # keys that the reader said would be read, and how often
         self._feeding: set[asyncio.Task[None]] = set()  # what fetches announced keys
         self._announced = 0  # so many times
         self._watch: asyncio.TimerHandle | None = None
@@ -156,20 +156,19 @@ class Ahead:
 
     def was_announced(self, key: str) -> bool:
         """Return whether ``key``, which is read now, was announced; one announcement of it is used up."""
-        count = self._expected.get(key, 0)
-        if count > 1:
-            self._expected[key] = count - 1
-        elif count:
+        if key not in self._expected:
+            return False
+        self._expected[key] -= 1
+        if not self._expected[key]:
             del self._expected[key]
-        return count > 0
+        return True
 
     async def announce(self, keyspace: KeySpace, keys: Sequence[str], *, wait: bool) -> None:
         """Fetch ``keys``, which will be read, in waves within the budget.
 
         ``wait`` until nothing more of it can arrive before some of it is read; cancelled meanwhile, take it back.
         """
-        for key in keys:
-            self._expected[key] = self._expected.get(key, 0) + 1
+        self._expected.update(keys)
         spans: list[Span] = []
         feeding = self._lookups.start(self._feed(keyspace, keys, spans))
         self._feeding.add(feeding)

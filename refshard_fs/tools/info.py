@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -202,14 +202,6 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
 # The groups and arrays of a source as a tree. Metadata is read, and no chunk is listed or looked up.
 
 
-class Browsed(Protocol):
-    """What is needed of a filesystem: `RefShardFileSystem`."""
-
-    def ls(self, path: str, *, detail: Literal[True]) -> list[dict[str, Any]]: ...
-    def cat(self, path: list[str], *, on_error: Literal["omit"]) -> dict[str, bytes]: ...
-    def isdir(self, path: str) -> bool: ...
-
-
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     """A group, an array, or a directory of them that says of itself neither; ``cut``: what lies below is not shown."""
 
@@ -222,7 +214,7 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     cut: bool = False
 
 
-def tree(fs: Browsed, path: str = "", depth: int | None = None) -> Node:
+def tree(fs: Surveyed, path: str = "", depth: int | None = None) -> Node:
     """Return what lies at ``path`` of ``fs`` and, to ``depth`` levels, below.
 
     Raises FileNotFoundError if there is nothing, ManifestError where metadata is no JSON object.
@@ -234,7 +226,7 @@ def tree(fs: Browsed, path: str = "", depth: int | None = None) -> Node:
     return _node(fs, path, texts[path], depth)
 
 
-def _node(fs: Browsed, path: str, text: dict[str, bytes], depth: int | None) -> Node:
+def _node(fs: Surveyed, path: str, text: dict[str, bytes], depth: int | None) -> Node:
     kind: Literal["group", "directory"] = "directory"
     for name in NODE_DOCUMENTS:
         if name in text:
@@ -252,7 +244,7 @@ def _node(fs: Browsed, path: str, text: dict[str, bytes], depth: int | None) -> 
     return Node(path, kind, children=tuple(_node(fs, child, texts[child], deeper) for child in sorted(below)))
 
 
-def _texts(fs: Browsed, paths: list[str]) -> dict[str, dict[str, bytes]]:
+def _texts(fs: Surveyed, paths: list[str]) -> dict[str, dict[str, bytes]]:
     """Return the metadata documents, by name, that lie in each of ``paths``."""
     found: dict[str, dict[str, bytes]] = {path: {} for path in paths}
     keys = [join(path, name) for path in paths for name in (*NODE_DOCUMENTS, ".zattrs")]
