@@ -35,14 +35,6 @@ class Cache:
         self._members: dict[str, OrderedDict[Hashable, None]] = {}  # keys by the name of their quota
         self._weight = 0
 
-    @property
-    def weight(self) -> int:
-        """Bytes that the values weigh together."""
-        return self._weight
-
-    def __len__(self) -> int:
-        return len(self._items)
-
     def get(self, key: Hashable, default: Any = None) -> Any:
         with self._lock:
             item = self._items.get(key)
