@@ -1,27 +1,50 @@
-"""Servers of other protocols, of which the tests need little: FTP, SFTP and WebDAV, each over a directory."""
+"""Servers of other protocols, of which the tests need little: FTP, SFTP and WebDAV over a directory; GCS and Azure."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fsspec
 import pytest
 
+from tests.servers.ports import free_ports
+
 USER, PASSWORD = "user", "not-a-secret"
+# What all Azurites have, as its documentation says.
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 class Served(NamedTuple):
-    """What is needed to read ``directory`` by way of a server."""
+    """What is needed to read by way of a server, and the directory behind it, if there is one."""
 
     url: str
     options: dict[str, Any]
-    directory: Path
+    directory: Path | None
+
+    def below(self, name: str) -> Served:
+        """Return the directory ``name`` of it."""
+        slash = "" if self.url.endswith("/") else "/"
+        return Served(f"{self.url}{slash}{name}", self.options, self.directory and self.directory / name)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Let there be an object ``name``, and the directories that it lies in."""
+        if self.directory is not None:
+            (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.directory / name).write_bytes(data)
+            return
+        fs, path = fsspec.core.url_to_fs(f"{self.url}/{name}", **self.options)
+        fs.pipe_file(path, data)
 
 
 @contextlib.contextmanager
@@ -186,4 +209,54 @@ def _directory_server(paramiko: Any, directory: Path) -> Any:
     return Files
 
 
-KINDS = {"ftp": ftp, "sftp": sftp, "webdav": webdav}
+@contextlib.contextmanager
+def gcs(directory: Path) -> Iterator[Served]:
+    """Serve a bucket as Google Cloud Storage does."""
+    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="the GCS server of the tests")
+    gcsfs = pytest.importorskip("gcsfs.core", reason="fsspec's filesystem of GCS")
+    [port] = free_ports(1)
+    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    registry = sys.modules["fsspec.registry"]._registry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(
+            sys.modules["fsspec.registry"]._registry, "gs", gcsfs.GCSFileSystem
+        )  # the other one asks by gRPC, with TLS
+        server.start()
+        try:
+            url = f"http://127.0.0.1:{port}"
+            yield Served("gs://bucket", {"endpoint_url": url, "token": "anon", "project": "tests"}, None)
+        finally:
+            server.stop()
+
+
+@contextlib.contextmanager
+def azure(directory: Path) -> Iterator[Served]:
+    """Serve a container as Azure Blob Storage does: by Azurite, of npm, which is on the path or at $AZURITE_BLOB."""
+    pytest.importorskip("adlfs", reason="fsspec's filesystem of Azure")
+    binary = os.environ.get("AZURITE_BLOB") or shutil.which("azurite-blob")
+    if binary is None:
+        pytest.skip("azurite-blob is not installed, the Azure server of the tests (npm install azurite)")
+    [port] = free_ports(1)
+    command = [binary, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent"]
+    command += ["--skipApiVersionCheck", "--disableTelemetry"]
+    child = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 30
+        while not _listens(port) and time.monotonic() < until:
+            time.sleep(0.05)
+        account = f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={AZURITE_KEY};"
+        options = {"connection_string": f"{account}BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"}
+        fsspec.filesystem("az", **options).mkdir("container")
+        yield Served("az://container", options, None)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+KINDS = {"ftp": ftp, "sftp": sftp, "webdav": webdav, "gcs": gcs, "azure": azure}
