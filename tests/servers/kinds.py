@@ -218,9 +218,7 @@ def gcs(directory: Path) -> Iterator[Served]:
     server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
     registry = sys.modules["fsspec.registry"]._registry
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            sys.modules["fsspec.registry"]._registry, "gs", gcsfs.GCSFileSystem
-        )  # the other one asks by gRPC, with TLS
+        patch.setitem(registry, "gs", gcsfs.GCSFileSystem)  # the other one asks by gRPC, with TLS
         server.start()
         try:
             url = f"http://127.0.0.1:{port}"
