@@ -36,6 +36,8 @@ from refshard_fs.formats.hdf5.structure import (
 
 PATHS_PER_BYTE: Final = 1 / 8  # of the file: many links may lead to one group, but a file of so many would be a bomb
 LEAST_PATHS: Final = 10_000
+DEEPEST: Final = 256  # groups in groups: each depth takes rounds of requests
+MOST_LOOKS: Final = 1 << 26  # at paths, while soft links are followed: some seconds
 MOST_TARGETS: Final = 32  # soft links that lead to soft links, one after the other
 
 
@@ -81,7 +83,11 @@ class _Reader:
             self._shared_heaps = yield from _read_shared_heaps(self._file, self._shared)
         level = [self._superblock.root]
         late: list[int] = []  # whose attributes are still to be read: together with the headers of the next level
+        depth = 0
         while level or late:
+            depth += 1
+            if depth > DEEPEST:
+                raise ManifestError(f"its groups lie more than {DEEPEST} deep in one another")
             headers = [self._read_node(address) for address in level]
             yield from together([*map(self._read_object, late), *headers])
             late = level
@@ -300,6 +306,7 @@ def _read_shared_heaps(file: MetadataFile, message: bytes) -> Steps[list[tuple[i
 
 def _follow(soft: dict[str, str], objects: dict[str, HDF5Object], reports: dict[str, str], most: int) -> None:
     """Add to ``objects`` what soft links lead to, by the paths that they make; and to ``reports`` those that fail."""
+    looks = 0
     targets = {path: _absolute(parent(path)[0], target) for path, target in soft.items()}
     for _ in range(MOST_TARGETS):
         ready = [path for path, target in targets.items() if target in objects]
@@ -310,13 +317,18 @@ def _follow(soft: dict[str, str], objects: dict[str, HDF5Object], reports: dict[
             if is_within(path, target):
                 reports[path] = "it is a soft link back to a group that it lies in"
                 continue
+            if not objects[target].is_group:
+                objects[path] = msgspec.structs.replace(objects[target], path=path)
+                continue
+            looks += len(objects) + len(targets)
+            if looks > MOST_LOOKS:
+                raise ManifestError(f"its {len(soft)} soft links lead to too many groups")
             stem = len(target) + 1 if target else 0
             for other in [target, *_below(objects, target)]:
                 under = join(path, other[stem:]) if other != target else path
                 objects[under] = msgspec.structs.replace(objects[other], path=under)
-            if objects[path].is_group:
-                for other in _below(targets, target):
-                    targets[join(path, other[stem:])] = targets[other]
+            for other in _below(targets, target):
+                targets[join(path, other[stem:])] = targets[other]
             if len(objects) + len(targets) > most:
                 raise ManifestError(f"its links make more than {most} paths")
     for path, target in targets.items():
