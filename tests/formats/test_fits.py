@@ -132,17 +132,22 @@ def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsy
     xr.testing.assert_identical(*(xr.open_dataset(fo, engine="refshard").load() for fo in (path, refs)))
 
 
-def test_opening_takes_few_rounds_and_a_piece_one_request(http_server: RangeServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [("i4",) * 5, ("f4", "f4", "i2") * 2])
+def test_opening_takes_few_rounds_and_a_piece_one_request(
+    http_server: RangeServer, tmp_path: Path, kinds: tuple[str, ...]
+) -> None:
     large = np.arange(400_000, dtype="i4").reshape(500, 800)
-    path = write(tmp_path / "a.fits", *(fits.ImageHDU(large + i, name=f"I{i}") for i in range(4)))
+    path = write(
+        tmp_path / "a.fits", *(fits.ImageHDU((large + i).astype(k), name=f"I{i}") for i, k in enumerate(kinds))
+    )
     url = http_server.put("/a.fits", path.read_bytes())
     http_server.latency = 0.1
     fs = RefShardFileSystem(url, skip_instance_cache=True)
-    assert "I3" in fs.ls("", detail=False)
+    assert "I4" in fs.ls("", detail=False)
     assert rounds(http_server) <= 3
     assert sum(request.sent for request in http_server.requests()) < 1 << 19
     http_server.clear()
-    assert fs.cat_file("I2/0.0") == (large + 2).astype(">i4").tobytes()
+    assert fs.cat_file("I3/0.0") == (large + 3).astype(f">{kinds[3]}").tobytes()
     assert len(http_server.requests()) == 1
 
 

@@ -20,7 +20,7 @@ from refshard_fs.formats.fits.images import Image, axis_names, image_of
 from refshard_fs.formats.fits.tiles import TileChunks, Tiles, tiles_of
 
 GUESS: Final = 20 * BLOCK  # bytes that are read for a header
-AHEAD: Final = 4  # headers that are read together, where the last HDU's size puts them
+AHEAD: Final = 4  # headers that are read together, where the sizes of earlier HDUs put them
 
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -101,11 +101,12 @@ def _headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str, str
 
 
 def _guesses(found: list[Header], size: int) -> Iterator[int]:
-    """Yield where headers would be if HDUs like the last one followed the one that is to be read."""
-    if len(found) > 1:
-        last = found[-1]
+    """Yield where headers would be if the sizes of the HDUs so far came again, in turn: science, error, quality, ..."""
+    sizes = [header.end - header.start for header in found[1:]]
+    if sizes:
+        place = found[-1].end
         for number in range(1, AHEAD):
-            place = last.end + number * (last.end - last.start)
+            place += sizes[(number - 1) % len(sizes)]
             if place < size:
                 yield place
 
