@@ -291,9 +291,12 @@ def _values_of(document: ConcatDocument, first: Named) -> npt.NDArray[Any] | Non
     """Return the values of the coordinate that a document holds, of all its parts."""
     if document.coordinate is None or any(part.values is None for part in document.parts):
         return None
-    dtype = dtype_of(first.variables[document.coordinate].meta)
+    meta = first.variables[document.coordinate].meta
+    dtype = dtype_of(meta)
+    if dtype is None:
+        return None
     values = b"".join(part.values or b"" for part in document.parts)
-    return None if dtype is None else np.frombuffer(values, dtype.newbyteorder("<"))
+    return np.frombuffer(values, dtype if meta.zarr_format == 2 else dtype.newbyteorder("<"))
 
 
 def _ignore(count: int) -> None:

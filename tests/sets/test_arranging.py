@@ -18,7 +18,9 @@ from tests.sets.reading import values_of
 UNITS = "days since 2024-01-01"
 
 
-def days(first: int, count: int, chunk: int = 1, units: str = UNITS, offset: int = 0) -> dict[str, Any]:
+def days(
+    first: int, count: int, chunk: int = 1, units: str = UNITS, offset: int = 0, order: str = "<"
+) -> dict[str, Any]:
     """Return a set of ``count`` days; the data of a day are its number."""
 
     def array(dtype: str, size: int) -> str:
@@ -27,10 +29,10 @@ def days(first: int, count: int, chunk: int = 1, units: str = UNITS, offset: int
 
     numbers = np.arange(first, first + count)
     refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
-    refs["time/.zarray"], refs["t/.zarray"] = array("<i4", count), array("|u1", chunk)
+    refs["time/.zarray"], refs["t/.zarray"] = array(f"{order}i4", count), array("|u1", chunk)
     refs["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": units})
     refs["t/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"]})
-    refs["time/0"] = "base64:" + _base64((numbers - offset).astype("<i4").tobytes())
+    refs["time/0"] = "base64:" + _base64((numbers - offset).astype(f"{order}i4").tobytes())
     for number in range(0, count, chunk):
         refs[f"t/{number // chunk}"] = [f"memory://{first + number}", 0, chunk]
     return refs
@@ -231,6 +233,15 @@ def test_the_last_days_are_replaced(tmp_path: Path) -> None:
     assert urls(url) == ["memory://0", "memory://1", "memory://better", "memory://3"]
     with pytest.raises(ManifestError, match="the beginning"):
         refshard_fs.append(url, days(0, 5), "time", on_duplicate="replace")
+
+
+def test_a_day_of_big_endian_files_is_not_taken_twice(tmp_path: Path) -> None:
+    names = [written(tmp_path, f"{i}.json", days(i, 1, order=">")) for i in range(3)]
+    url = str(tmp_path / "all.json")
+    refshard_fs.concat(names[:2], "time", lazy=True).save(url)
+    assert refshard_fs.append(url, names[2], "time") == 1
+    with pytest.raises(ManifestError, match="time = 1 days since 2024-01-01 already"):
+        refshard_fs.append(url, names[1], "time")
 
 
 @pytest.mark.parametrize("lazy", [False, True])
