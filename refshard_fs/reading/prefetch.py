@@ -197,7 +197,7 @@ class Ahead:
         if not isinstance(found, list):
             return []  # an error is told to whoever reads the key
         shared = Counter(span.url for span in found)
-        return self._fetcher.begin(span for span in found if shared[span.url] == 1 and self._is_fetched(span))
+        return self._fetcher.begin(span for span in found if shared[span.url] == 1 and not self._near(span))
 
     async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
         begun: list[Block] = []
