@@ -172,6 +172,18 @@ def test_what_is_not_shown_is_reported() -> None:
         Files({ROOT: message(sample="regular_ll_sfc_grib1")}).open()
 
 
+def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
+    data = on_level(500, shortName="t")
+    strange = data[:6] + b"\xb3" + data[7:]  # a discipline that there is not: eccodes takes minutes over some
+    assert set(Files({ROOT: strange}).open().grids) - {"time", "step", "latitude", "longitude"} == {
+        "parameter_179_0_0",
+        "level_100",
+    }
+    at = data.index(b"\0\0\0\x15\1") + 5
+    files = (data[:at] + centre.to_bytes(2) + data[at + 2 :] for centre in range(1000, 1060))
+    assert all("t" in Files({ROOT: one}).open().grids for one in files)
+
+
 # ------------------------------------------------------------------------------ sidecars, requests
 
 

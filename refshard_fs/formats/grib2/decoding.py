@@ -214,6 +214,13 @@ class Named(NamedTuple):
     attributes: dict[str, Any]
 
 
+# What eccodes is asked about. It keeps some 30 MB of tables for each centre, ends the process over too many of them,
+# and takes minutes over disciplines that there are not.
+_DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20])
+_CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # whose local parameters it knows; others have WMO's alone
+_NEWEST_TABLES: Final = 40
+
+
 @lru_cache(1 << 12)
 def named(parameter: Parameter) -> Named:
     """Return what eccodes calls a parameter; its numbers, where eccodes is not there or does not know it.
@@ -222,6 +229,8 @@ def named(parameter: Parameter) -> Named:
     """
     numbers = f"{parameter.discipline}_{parameter.category}_{parameter.number}"
     fallback = Named(f"parameter_{numbers}", f"level_{parameter.surfaces[0].kind}", {})
+    if parameter.discipline not in _DISCIPLINES:
+        return fallback
     try:
         library = eccodes()
     except ValueError:
@@ -229,9 +238,7 @@ def named(parameter: Parameter) -> Named:
     first, second = parameter.surfaces
     keys = {
         "discipline": parameter.discipline,
-        "centre": parameter.centre,
-        "tablesVersion": parameter.tables[0],
-        "localTablesVersion": parameter.tables[1],
+        "tablesVersion": min(parameter.tables[0], _NEWEST_TABLES),
         "productDefinitionTemplateNumber": parameter.template,
         "parameterCategory": parameter.category,
         "parameterNumber": parameter.number,
@@ -242,6 +249,8 @@ def named(parameter: Parameter) -> Named:
         if surface.scaled != 0xFFFFFFFF:
             keys[f"scaleFactorOf{which}FixedSurface"] = surface.factor
             keys[f"scaledValueOf{which}FixedSurface"] = surface.scaled
+    if parameter.centre in _CENTRES:
+        keys |= {"centre": parameter.centre, "localTablesVersion": int(parameter.tables[1] > 0)}
     if parameter.statistic != 255:
         keys |= {"typeOfStatisticalProcessing": parameter.statistic, "lengthOfTimeRange": parameter.length}
     with _LOCK:
