@@ -28,6 +28,7 @@ Elements = npt.NDArray[Any]
 DEEPEST: Final = 16  # types within types
 MOST_ELEMENTS: Final = 1 << 24  # of one array datatype
 MOST_BYTES: Final = 1 << 30  # of one element
+MOST_TEXT: Final = 1 << 28  # bytes that the elements of a chunk refer to: many may share one long text
 
 _PADDINGS: Final[tuple[Padding, ...]] = ("null-terminated", "null-padded", "space-padded")
 _NUMPY_TAG: Final = re.compile(r"NUMPY:([<>|=]?[mM]8(?:\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?)")
@@ -402,7 +403,11 @@ def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
     """Return what the elements of variable length refer to; those that were never written are empty."""
     unit = datatype.base.size if datatype.kind == "vlen-sequence" and datatype.base is not None else 1
     found = []
+    total = 0
     for count, address, index in _descriptors(datatype, raw):
+        total += count * unit
+        if total > MOST_TEXT:
+            raise ValueError(f"its elements of variable length have more than {MOST_TEXT} bytes together")
         try:
             data = heap[address, index][: count * unit] if count else b""
         except KeyError:

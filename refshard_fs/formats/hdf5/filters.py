@@ -24,6 +24,7 @@ from refshard_fs.core.zarrmeta import check_blosc
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
 
+MOST_DECODED: Final = 1 << 29  # bytes of a chunk that is decoded here: some filters make any number of bytes of none
 MOST_FILTERS: Final = 32  # in one pipeline, as many as a chunk's mask has bits
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP, NBIT, SCALEOFFSET = 1, 2, 3, 4, 5, 6
@@ -148,6 +149,8 @@ def codecs_of(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tuple[
     count = math.prod(chunk_shape)
     spelled = [_codec(used, number, count * datatype.size) for number, used in enumerate(filters)]
     if datatype.is_recast or datatype.shown is None or None in spelled:
+        if count * datatype.size > MOST_DECODED:
+            raise ManifestError(f"its chunks have {count * datatype.size} bytes; up to {MOST_DECODED} are decoded here")
         return Codecs(recipe=Unpacked(tuple(filters), datatype, count))
     known = [codec for codec in spelled if codec is not None]
     if known and known[-1]["id"] not in ("shuffle", "fletcher32"):

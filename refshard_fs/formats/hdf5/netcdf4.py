@@ -17,7 +17,8 @@ from refshard_fs.core.array_group import spelled_fill
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.core.zarrmeta import zarr_major
-from refshard_fs.formats.hdf5.datatypes import Datatype, recast, references, values
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, heap_ids, recast, references, values
 from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
 
 # Attributes that say how the file is built, as h5netcdf hides them.
@@ -62,6 +63,7 @@ class Description(NamedTuple):
 
 def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description:
     """Return how ``objects`` (by path, the root's empty) are shown by metadata of ``zarr_format``."""
+    _check_text(objects)
     dimensions = _Dimensions(objects)
     variables: dict[str, Variable] = {}
     groups: dict[str, Mapping[str, Any]] = {}
@@ -235,6 +237,14 @@ def _is_scale(found: HDF5Object) -> bool:
 
 # ----------------------------------------------------------------------------------------------------
 # Attributes and fill values.
+
+
+def _check_text(objects: Mapping[str, HDF5Object]) -> None:
+    """Raise ManifestError where attributes make far more of the file's heap than it holds: many may share one text."""
+    attributes = [attribute for found in objects.values() for attribute in found.attributes.values()]
+    total = sum(length for a in attributes for _, _, length in heap_ids(a.datatype, a.raw))
+    if total > MOST_TEXT:
+        raise ManifestError(f"its attributes have {total} bytes of text and references; {MOST_TEXT} are allowed")
 
 
 def _attributes(found: HDF5Object) -> dict[str, Any]:

@@ -147,6 +147,13 @@ def test_attributes_have_h5netcdfs_values() -> None:
         datatypes.values(vlen, (2,), raw, {(96, 1): b"a"})
 
 
+def test_many_elements_of_one_long_text_are_too_much() -> None:
+    text = b"x" * (1 << 20)
+    raw = (len(text).to_bytes(4, "little") + (96).to_bytes(8, "little") + b"\1\0\0\0") * 300
+    with pytest.raises(ValueError, match="more than"):
+        datatypes.vlen_strings(parsed(h5py.string_dtype()), raw, {(96, 1): text})
+
+
 def test_strings_are_encoded_as_numcodecs_decodes_them() -> None:
     numcodecs = pytest.importorskip("numcodecs")
     made = datatypes.encode_vlen_utf8([b"", "é".encode(), b"a\xff"])

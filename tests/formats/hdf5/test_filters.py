@@ -251,6 +251,13 @@ def test_what_cannot_be_decoded_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         filters.codecs_of([Filter(filters.LZF, "lzf", True, ())], datatype, (5,))
 
 
+def test_chunks_of_any_size_are_not_made_of_a_few_bytes() -> None:
+    datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
+    scaled = Filter(filters.SCALEOFFSET, "scale-offset", False, (2, 0, 1 << 30, 0, 4, 1, 0, 0))
+    with pytest.raises(ManifestError, match="bytes"):
+        filters.codecs_of([scaled], datatype, (1 << 30,))
+
+
 @pytest.mark.parametrize("name", [*PLUGINS, "scale-offset"])
 def test_damaged_chunks_are_errors_or_other_values_and_nothing_else(name: str) -> None:
     options = PLUGINS.get(name, {"scaleoffset": 2})
