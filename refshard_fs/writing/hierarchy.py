@@ -31,7 +31,7 @@ from refshard_fs.sharding.layout import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
 from refshard_fs.writing.committer import Committing
 from refshard_fs.writing.options import takes_objects
-from refshard_fs.writing.shards import Plan, ShardPlan, packed, planned
+from refshard_fs.writing.shards import Plan, ShardPlan, directories_above, packed, planned
 
 WORKERS: Final = 8  # objects under way at a time
 IN_FLIGHT: Final = 8 << 20  # bytes of chunks that are packed or sent at a time; a larger shard goes alone
@@ -316,14 +316,8 @@ def _blocking(removed: Iterable[str], put: Iterable[str]) -> set[str]:
     """Return what has to go before ``put`` can be: local files where directories are to be, and the reverse."""
     removed = set(removed)
     put = set(put) if removed else set()
-    in_the_way = {above for name in put for above in _above(name) if above in removed}
-    return in_the_way | {name for name in removed if not put.isdisjoint(_above(name))}
-
-
-def _above(name: str) -> Iterator[str]:
-    while "/" in name:
-        name = parent(name)[0]
-        yield name
+    in_the_way = {above for name in put for above in directories_above(name) if above in removed}
+    return in_the_way | {name for name in removed if not put.isdisjoint(directories_above(name))}
 
 
 def _weight(shard: ShardPlan) -> int:

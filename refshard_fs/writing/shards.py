@@ -223,7 +223,7 @@ class _Arrays:
         return known
 
     def _find(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
-        for path in _above(key):
+        for path in directories_above(key):
             if path in self._written:
                 layout = self._written[path]
                 if layout is None and self._view is not None and not self._edits.hides(path):
@@ -241,7 +241,7 @@ class _Arrays:
         return (found, None) if seen is None or gone else (found, seen.layout)
 
 
-def _above(key: str) -> Iterator[str]:
+def directories_above(key: str) -> Iterator[str]:
     """Yield the directories above ``key``, the nearest first."""
     path = key
     while path:
