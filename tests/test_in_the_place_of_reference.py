@@ -1,0 +1,85 @@
+"""Whichever way zarr and xarray come to ``reference://``, they read the same values with our class in its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.reference import ReferenceFileSystem
+
+from refshard_fs import replace_reference_filesystem
+
+zarr = pytest.importorskip("zarr")
+FsspecStore = getattr(pytest.importorskip("zarr.storage"), "FsspecStore", None)
+xarray = pytest.importorskip("xarray")
+
+pytestmark = [
+    pytest.mark.skipif(FsspecStore is None, reason="zarr 2 has no FsspecStore"),
+    pytest.mark.filterwarnings("ignore"),  # of zarr and kerchunk, whatever the filesystem
+]
+VALUES = np.arange(6.0)
+META = {"zarr_format": 2, "shape": [6], "chunks": [3], "dtype": "<f8", "order": "C", "filters": None}
+
+
+@pytest.fixture(autouse=True)
+def replaced() -> Iterator[None]:
+    replace_reference_filesystem()
+    yield
+    fsspec.register_implementation("reference", ReferenceFileSystem, clobber=True)
+
+
+@pytest.fixture(params=["dict", "file"])
+def fo(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    (tmp_path / "data").write_bytes(VALUES.tobytes())
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format":2}', ".zattrs": "{}", "v/.zattrs": '{"_ARRAY_DIMENSIONS":["x"]}'}
+    refs["v/.zarray"] = json.dumps({**META, "fill_value": None, "compressor": None})
+    refs |= {f"v/{i}": [str(tmp_path / "data"), 24 * i, 24] for i in range(2)}
+    if request.param == "dict":
+        return refs
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    return str(tmp_path / "refs.json")
+
+
+def _of_store(given: dict[str, Any]) -> Any:
+    store = FsspecStore(fsspec.filesystem("reference", **given), read_only=True, path="")
+    return zarr.open_group(store, mode="r")["v"][:]
+
+
+def _of_url(given: dict[str, Any]) -> Any:
+    store = FsspecStore.from_url("reference://", storage_options=given, read_only=True)
+    return zarr.open_group(store, mode="r")["v"][:]
+
+
+def _of_mapper(given: dict[str, Any]) -> Any:
+    return zarr.open_group(fsspec.get_mapper("reference://", **given), mode="r")["v"][:]
+
+
+def _of_xarray(given: dict[str, Any]) -> Any:
+    more = {"storage_options": given, "consolidated": False}
+    return xarray.open_dataset("reference://", engine="zarr", backend_kwargs=more)["v"].values
+
+
+def _of_a_mapper_of_xarray(given: dict[str, Any]) -> Any:
+    mapper = fsspec.get_mapper("reference://", **given)
+    return xarray.open_dataset(mapper, engine="zarr", backend_kwargs={"consolidated": False})["v"].values
+
+
+WAYS: list[Callable[[dict[str, Any]], Any]] = [_of_store, _of_url, _of_mapper, _of_xarray, _of_a_mapper_of_xarray]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.strip("_"))
+def test_every_way_reads_the_same_values(way: Callable[[dict[str, Any]], Any], asynchronous: bool, fo: Any) -> None:
+    given = {"fo": fo, "remote_protocol": "file", "asynchronous": asynchronous}
+    assert way(given).tolist() == VALUES.tolist()
+
+
+def test_the_engine_of_kerchunk_reads_the_same_values(fo: Any) -> None:
+    pytest.importorskip("kerchunk.xarray_backend")
+    found = xarray.open_dataset(fo, engine="kerchunk", storage_options={"remote_protocol": "file"})
+    assert found["v"].values.tolist() == VALUES.tolist()
