@@ -216,7 +216,7 @@ class Named(NamedTuple):
 
 # What eccodes is asked about. It keeps some 30 MB of tables for each centre, ends the process over too many of them,
 # and takes minutes over disciplines that there are not.
-_DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20])
+_DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20, 192])  # 192: ECMWF's own
 _CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # whose local parameters it knows; others have WMO's alone
 _NEWEST_TABLES: Final = 40
 
