@@ -212,3 +212,22 @@ def test_long_and_sparse_indexes_tell_of_the_chunks_that_were_written(libver: st
                 expected = file[name][tuple(slice(int(n) * size, (int(n) + 1) * size) for n, size in cells)]
                 chunk = np.frombuffer(fs.cat_file(f"{name}/{key}"), "<i4").reshape(chunks)
                 assert (chunk[tuple(map(slice, expected.shape))] == expected).all(), (name, key)
+
+
+def test_files_are_concatenated_and_appended_as_sets_are(tmp_path: Path) -> None:
+    parts = []
+    for number in range(3):
+        values = np.arange(200, dtype="f4").reshape(10, 20) + number
+        variables = {"v": (("time", "x"), values), "time": ("time", np.arange(10.0) + 10 * number)}
+        parts.append(tmp_path / f"{number}.nc")
+        encoding = {"v": {"zlib": True, "chunksizes": (5, 20)}, "time": {"chunksizes": (10,)}}
+        xr.Dataset(variables).to_netcdf(parts[-1], engine="h5netcdf", unlimited_dims=["time"], encoding=encoding)
+    whole, lazy = str(tmp_path / "whole.json"), str(tmp_path / "lazy.json")
+    first, second, third = map(str, parts)
+    assert main(["concat", first, second, "--dim", "time", "-o", whole]) == 0
+    assert main(["append", whole, third, "--dim", "time"]) == 0
+    assert main(["concat", first, second, third, "--dim", "time", "--lazy", "-o", lazy]) == 0
+    expected = xr.concat([xr.open_dataset(part, engine="h5netcdf").load() for part in parts], "time")
+    for made in (whole, lazy):
+        with xr.open_dataset(made, engine="refshard") as found:
+            xr.testing.assert_identical(found.load(), expected)
