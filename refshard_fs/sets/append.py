@@ -78,6 +78,7 @@ def append(
     ...     return {"a/.zarray": json.dumps(meta), "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"]}', "a/0": [url, 0, 2]}
     >>> refshard_fs.RefShardFileSystem(day("memory://one")).save("memory://grows.json")
     >>> refshard_fs.append("memory://grows.json", day("memory://two"), "time")
+    2
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
     """
