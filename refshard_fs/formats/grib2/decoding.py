@@ -92,15 +92,6 @@ def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArr
     return out
 
 
-def _png(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
-    across, down = integer(data, 17, 4), integer(data, 21, 4)
-    if across * down != stored or bits not in (8, 16):
-        raise ValueError(f"its PNG image has {across} by {down} points of {bits} bits, where {stored} are due")
-    out = np.zeros((down, across), f"u{bits // 8}")
-    _imagecodecs("png_decode", data, out=out)
-    return out
-
-
 def _ccsds(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
     size = 1 if bits <= 8 else 2 if bits <= 16 else 4
     flags = (integer(packing, 22) & ~2) | 4  # numbers of whole words, the most significant byte first
@@ -171,7 +162,7 @@ def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray
 
 
 # What turns a section 7 into numbers, by the template of section 5.
-_PACKINGS: Final = {0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 41: _png, 42: _ccsds}
+_PACKINGS: Final = {0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 42: _ccsds}
 
 
 class Points(msgspec.Struct, frozen=True):

@@ -181,7 +181,6 @@ def _jpeg_options(raw: bytes, recipe: Decoded) -> dict[str, Any]:
     return {"tables": recipe.tables or None, "colorspace": given, "outcolorspace": made}
 
 
-_JPEG_2000 = _image("JPEG 2000", "jpeg2k_decode")
 _DEFLATE = _streamed("deflate", zlib.decompressobj)
 
 # By the value of Compression.
@@ -192,12 +191,8 @@ CODECS: Final[Mapping[int, Codec]] = {
     8: _DEFLATE,
     32773: _bytes("PackBits", "packbits_decode"),
     32946: _DEFLATE,
-    33003: _JPEG_2000,
-    33005: _JPEG_2000,
-    34712: _JPEG_2000,
     34887: Codec("LERC", _lerc, is_image=True),
     34925: _streamed("LZMA", lambda: lzma.LZMADecompressor(memlimit=DICTIONARY)),
     50000: _streamed("zstd", lambda: zstd().ZstdDecompressor()),
     50001: _image("WebP", "webp_decode"),
-    50002: _image("JPEG XL", "jpegxl_decode"),
 }
