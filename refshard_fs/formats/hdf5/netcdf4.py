@@ -322,8 +322,9 @@ def _filled(found: HDF5Object, datatype: Datatype, zarr_format: int) -> tuple[An
     if masked is not None:
         attributes.pop(FILL, None)
     if zarr_format == 2:
-        if masked is None:  # zarr 2 leaves elements uninitialised, zarr 3 takes zeros
-            return None, attributes, unwritten is not None and not any(unwritten) and (zarr_major() or 3) > 2
+        if masked is None:  # zarr 2 leaves elements uninitialised; zarr 3 takes zeros, 3.1 the digit in a text's field
+            is_zero = unwritten is not None and not any(unwritten)
+            return None, attributes, is_zero and not datatype.fields and (zarr_major() or 3) > 2
         return _spelled(masked, datatype), attributes, masked == unwritten
     if masked is not None:
         value = _spelled(masked, datatype)
