@@ -3,9 +3,9 @@
     python -m benchmarks.hdf5 [--quick]
 
 The file has four variables of 3,000 steps, written step by step (351 MB), behind a loopback server that delays each
-request by 20 ms; then 500 variables in 20 groups at 50 ms. Every measurement is a process of its own that has imported
-and used the reader on another file before, so nothing of the file is cached. What is read is compared. Requests and
-bytes are those that the server saw. ``--quick``: 300 steps and 100 variables.
+request by 20 ms; then 500 variables of 100 kB in 20 groups at 50 ms. Every measurement is a process of its own that has
+imported and used the reader on another file before, so nothing of the file is cached. What is read is compared.
+Requests and bytes are those that the server saw. ``--quick``: 300 steps and 100 variables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.measure import shown as figure
 from benchmarks.record import Case, keep
 
 STEPS, VARIABLES, PLANE = 3000, 4, (60, 122)
-GROUPS, MEMBERS = 20, 25
+GROUPS, MEMBERS, FIELD = 20, 25, (100, 250)
 REPEATS = 3
 LATENCIES = {"steps.nc": 0.02, "groups.nc": 0.05}
 
@@ -62,16 +62,18 @@ def write_steps(path: Path, steps: int) -> None:
 
 
 def write_groups(path: Path, groups: int) -> None:
-    """Write many small variables with attributes, in groups that each have a dimension."""
+    """Write many variables of 100 kB with attributes, in groups that each have two dimensions."""
     with h5py.File(path, "w") as file:
         for place in range(groups):
             group = file.create_group(f"group{place:02d}")
             group.attrs["title"] = f"the group {place}"
-            group["x"] = np.arange(10.0)
-            group["x"].make_scale("x")
-            for number in range(MEMBERS - 1):
-                v = group.create_dataset(f"v{number:02d}", data=np.full(10, number, "<f4"))
-                v.dims[0].attach_scale(group["x"])
+            for name, size in zip("yx", FIELD, strict=True):
+                group[name] = np.arange(size, dtype="<f8")
+                group[name].make_scale(name)
+            for number in range(MEMBERS - 2):
+                v = group.create_dataset(f"v{number:02d}", data=np.full(FIELD, number, "<f4"))
+                for axis, name in enumerate("yx"):
+                    v.dims[axis].attach_scale(group[name])
                 v.attrs["units"], v.attrs["long_name"] = "kg m-2", f"the variable {number}"
 
 
