@@ -181,7 +181,8 @@ def _documents(
             nodes[path] = [("zarr.json", group_3(attributes))]
         else:
             nodes[path] = [(".zgroup", {"zarr_format": 2}), (".zattrs", dict(attributes))]
-    whole = {join(path, name): document for path, documents in nodes.items() for name, document in documents}
+    in_order = sorted(nodes.items())  # zarr 3.1 loses what comes before the group that it lies in
+    whole = {join(path, name): document for path, documents in in_order for name, document in documents}
     if zarr_format == 3:
         members = {parent(key)[0]: document for key, document in whole.items() if key != "zarr.json"}
         consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
