@@ -1,6 +1,6 @@
 """The picture in the README: a few figures of a report as bars, with the date and the versions that were measured.
 
-python -m benchmarks engine local --report DIR
+python -m benchmarks engine hdf5 --report DIR
 python -m benchmarks.bars DIR docs/pages/benchmark.svg
 """
 
@@ -32,9 +32,11 @@ class Chart(NamedTuple):
 
 
 SETS = {"reference": "fsspec reference", "virtualizarr": "VirtualiZarr, obstore", "ours": "refshard"}
+FILES = {"h5netcdf": "h5netcdf", "h5netcdf, 1 MiB blocks": "h5netcdf, 1 MiB blocks", "refshard": "refshard"}
 CHARTS = (
     Chart("512 chunks of 100 kB of a set, over HTTP, 10 ms a request", "engine", "10ms, whole", SETS),
     Chart("5 % of its rows at random, 50 ms a request", "engine", "50ms, rows5", SETS),
+    Chart("A point through 3,000 steps of a NetCDF file, 20 ms a request", "hdf5", "a point through all steps", FILES),
 )
 
 
