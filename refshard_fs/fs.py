@@ -24,7 +24,7 @@ from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
-from refshard_fs.core.stats import Counters
+from refshard_fs.core.stats import Counters, count_text
 from refshard_fs.errors import ReadOnlyError, told
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.engine import Request
@@ -700,7 +700,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def __repr__(self) -> str:
         # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.
         source = self.fo if isinstance(self.fo, str) else "references in memory"
-        return f"<{type(self).__name__} of {told(source)} at {id(self):#x}>"
+        overlay = self._session.options.overlay
+        pending = 0 if overlay is None else len(overlay.edits)
+        writes = f", {count_text(pending, 'write')} not committed" if pending else ""
+        return f"<{type(self).__name__} of {told(source)} at {id(self):#x}{writes}>"
 
     def _repr_html_(self) -> str:
         from refshard_fs.tools.notebook import html_of

@@ -233,6 +233,15 @@ def forget(held: list[Any]) -> None:
     gc.collect()
 
 
+def test_writes_that_wait_for_a_commit_are_counted_in_the_repr(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a", skip_instance_cache=True)
+    assert "committed" not in repr(fs)
+    fs.pipe({"a/1": b"1", "a/2": b"2"})
+    assert repr(fs).endswith(", 2 writes not committed>")
+    fs.commit()
+    assert "committed" not in repr(fs)
+
+
 def test_writes_that_nobody_committed_are_warned_of_when_the_filesystem_goes(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"lost")
