@@ -21,6 +21,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a process 
 def _connections_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the other tests of this process keep theirs as ever."""
     monkeypatch.setattr(connections, "KEPT", IDLE)
+    for loop in list(connections._all):  # connectors that earlier tests of this process made
+        for connector in loop._connectors.values():
+            monkeypatch.setattr(connector, "_keepalive_timeout", IDLE)
 
 
 def check(outcome: Outcome, reads: int, files: int) -> None:
