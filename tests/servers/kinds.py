@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,9 +52,11 @@ class Served(NamedTuple):
 def ftp(directory: Path) -> Iterator[Served]:
     """Serve ``directory`` by FTP."""
     pytest.importorskip("pyftpdlib", reason="the FTP server of the tests")
-    from pyftpdlib.authorizers import DummyAuthorizer
-    from pyftpdlib.handlers import FTPHandler
-    from pyftpdlib.servers import ThreadedFTPServer
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it uses asyncore, which Python 3.11 warns of
+        from pyftpdlib.authorizers import DummyAuthorizer
+        from pyftpdlib.handlers import FTPHandler
+        from pyftpdlib.servers import ThreadedFTPServer
 
     logging.getLogger("pyftpdlib").setLevel(logging.CRITICAL)
     users = DummyAuthorizer()
