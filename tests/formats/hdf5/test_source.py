@@ -14,6 +14,7 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
+from refshard_fs.core.zarrmeta import zarr_major
 from tests.formats.files_of_arrays import check_commands, rounds
 from tests.servers.http import RangeServer
 
@@ -206,7 +207,10 @@ def test_long_and_sparse_indexes_tell_of_the_chunks_that_were_written(libver: st
     with h5py.File(path) as file:
         for name, (_, _, chunks) in cases.items():
             listed = {key.rpartition("/")[2] for key in fs.ls(name, detail=False)} - {".zarray", ".zattrs"}
-            assert len(listed) == file[name].id.get_num_chunks(), name
+            if zarr_major() == 2:  # which leaves a missing chunk uninitialised: all are shown
+                assert len(listed) >= file[name].id.get_num_chunks(), name
+            else:
+                assert len(listed) == file[name].id.get_num_chunks(), name
             for key in sorted(listed)[:: max(len(listed) // 100, 1)]:
                 cells = zip(key.split("."), chunks, strict=True)
                 expected = file[name][tuple(slice(int(n) * size, (int(n) + 1) * size) for n, size in cells)]
