@@ -1,12 +1,23 @@
-"""Compressed streams made plain, by the libraries of Python, and no further than they may be. No I/O here."""
+"""Compressed streams made plain, by the libraries of Python, and no further than they may be. No I/O here.
+
+`decompressed` is for formats that say how much there is. `check_chunk` is for chunks, whose metadata say it, and that
+other libraries decode.
+"""
 
 from __future__ import annotations
 
+import bz2
 import importlib
 import lzma
+import math
 import sys
 import zlib
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from refshard_fs.core.zarrmeta import ArrayMeta
 
 
 def zstd() -> Any:
@@ -35,6 +46,122 @@ def decompressed(stream: Any, data: bytes, most: int, *, has_end: bool = True) -
                 break
     except errors() as e:
         raise ValueError(f"its compressed bytes are damaged: {e}") from e
-    if not left or (has_end and not stream.eof):
-        raise ValueError(f"its compressed bytes do not end after {most} bytes: they are cut short, or hold more")
+    if not left:
+        raise ValueError(f"its compressed bytes do not end after {most} bytes: they make more than there may be")
+    if has_end and not stream.eof:
+        raise ValueError(f"its compressed bytes do not end after {most} bytes: they are cut short")
     return b"".join(parts)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What decoding a chunk would make, found before it is made: no more than the metadata promise.
+#
+# Codecs make as much as the bytes say: a kilobyte of gzip may be a gigabyte, and four bytes are a count of two thousand
+# million texts. Whoever decodes chunks of somebody else's set holds them against the size of a chunk first.
+
+
+MOST: Final = 1 << 28  # bytes of a chunk that are decoded here; readers of the data decide for themselves
+SLACK: Final = 1 << 16  # bytes that any chunk may have: filters add some
+WIDEST: Final = 16  # bytes of a number: filters may have stored wider ones than those that are shown
+
+_COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])  # begin with how many there are
+_AS_LONG: Final = frozenset(["bytes", "endian", "transpose", "shuffle", "bitround", "delta", "quantize", "zfpy"])
+
+
+def check_chunk(meta: ArrayMeta, data: bytes) -> None:
+    """Raise ValueError, which says how much it would be, where decoding ``data`` takes more than a chunk may."""
+    count, most = promised(meta)
+    codecs = _codecs(meta)
+    for place, (name, codec) in enumerate(codecs):
+        is_last = _COUNTED.isdisjoint(later for later, _ in codecs[place + 1 :])
+        if name in _COUNTED:
+            _check(int.from_bytes(data[:4], "little"), count, "texts")
+        elif name == "crc32c":
+            data = data[:-4]
+        elif name in _MAKERS:
+            if name == "lzma" and codec.get("format", lzma.FORMAT_XZ) not in (lzma.FORMAT_AUTO, lzma.FORMAT_XZ):
+                raise ValueError("it is of a format of LZMA whose size cannot be told before it is made")
+            data = decompressed(_MAKERS[name](), data, most, has_end=False)
+        elif name in _TELL:
+            made = _TELL[name](data)
+            _check(made, most, "bytes")
+            if made is None:
+                data = decompressed(zstd().ZstdDecompressor(), data, most, has_end=False)
+            elif not is_last:
+                data = _opened(name, data)
+        elif name not in _AS_LONG:
+            return  # nothing is known of it
+        if is_last and name not in _AS_LONG and name != "crc32c":
+            return
+
+
+def promised(meta: ArrayMeta) -> tuple[int, int]:
+    """Return how many elements a chunk has, and how many bytes it may have as it is stored; ValueError if too many."""
+    count = math.prod(meta.chunks or ())
+    try:
+        size = np.dtype(meta.dtype).itemsize if meta.dtype != "|O" else None
+    except (TypeError, ValueError):  # texts of any length, or a type of fields
+        size = None
+    if count * (size or 1) > MOST:
+        raise ValueError(f"a chunk is of {count * (size or 1):,} bytes, and {MOST:,} are decoded here at most")
+    return count, MOST if size is None else min(count * max(size, WIDEST) + SLACK, MOST)
+
+
+def _codecs(meta: ArrayMeta) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return name and document of each codec, in the order in which they decode."""
+    if meta.zarr_format == 3:
+        given = list(meta.raw.get("codecs") or [])
+    else:
+        last = meta.raw.get("compressor")
+        given = [*(meta.raw.get("filters") or []), *([] if last is None else [last])]
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for codec in reversed(given):
+        document = codec if isinstance(codec, dict) else {}
+        name = codec if isinstance(codec, str) else document.get("id", document.get("name", ""))
+        found.append((str(name).removeprefix("numcodecs."), document))
+    return found
+
+
+def _check(made: int | None, most: int, what: str) -> None:
+    if made is not None and made > most:
+        raise ValueError(f"it says that it is {made:,} {what}, and a chunk has {most:,} at most")
+
+
+def _blosc_size(data: bytes) -> int:
+    return int.from_bytes(data[4:8], "little")
+
+
+def _lz4_size(data: bytes) -> int:
+    return int.from_bytes(data[:4], "little")
+
+
+def _zstd_size(data: bytes) -> int | None:
+    """Return the size of the content that a frame's header tells (RFC 8878, 3.1.1.1), if it does."""
+    if data[:4] != b"\x28\xb5\x2f\xfd" or len(data) < 6:
+        raise ValueError("it is no frame of zstd")
+    descriptor = data[4]
+    single, kind = descriptor >> 5 & 1, descriptor >> 6
+    width = (single, 2, 4, 8)[kind]
+    at = 5 + (not single) + (0, 1, 2, 4)[descriptor & 3]
+    size = int.from_bytes(data[at : at + width], "little") + (256 if kind == 1 else 0)
+    return size if width else None
+
+
+def _opened(name: str, data: bytes) -> bytes:
+    """Return what a compressor, which was seen to make no more than it may, makes."""
+    import numcodecs  # slow to import
+
+    return bytes(numcodecs.get_codec({"id": name}).decode(data))
+
+
+_MAKERS: Final[Mapping[str, Callable[[], Any]]] = {
+    "gzip": lambda: zlib.decompressobj(wbits=31),
+    "zlib": zlib.decompressobj,
+    "bz2": bz2.BZ2Decompressor,
+    "lzma": lambda: lzma.LZMADecompressor(memlimit=MOST),
+}
+_TELL: Final[Mapping[str, Callable[[bytes], int | None]]] = {
+    "blosc": _blosc_size,
+    "lz4": _lz4_size,
+    "zstd": _zstd_size,
+}

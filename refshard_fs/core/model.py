@@ -306,7 +306,7 @@ def of_origin(what: T, origin: str) -> T:
         case Load(entry):
             return msgspec.structs.replace(what, entry=of_origin(entry, origin))
         case tuple() if what and isinstance(what[0], Need):
-            return tuple(of_origin(one, origin) for one in what)  # type: ignore[return-value]
+            return tuple(of_origin(one, origin) for one in what)  # type: ignore[return-value]  # T is that tuple
     return what
 
 

@@ -21,7 +21,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
-from refshard_fs.core.dtypes import check_chunk, promised
+from refshard_fs.core.compression import check_chunk, promised
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Facts, Stat
 from refshard_fs.core.stats import count_text

@@ -288,12 +288,12 @@ def number(text: str, dtype: np.dtype[Any]) -> np.generic:
     """Return the number of ``dtype`` that a text spells; ValueError where it spells none."""
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
-            return dtype.type(float(text))  # type: ignore[no-any-return]
+            return dtype.type(float(text))  # type: ignore[no-any-return]  # numpy types it as Any
     whole = int(text)
     bounds = np.iinfo(dtype)
     if not bounds.min <= whole <= bounds.max:
         raise ValueError(f"{text} is no number of {dtype}")
-    return dtype.type(whole)  # type: ignore[no-any-return]
+    return dtype.type(whole)  # type: ignore[no-any-return]  # numpy types it as Any
 
 
 def numbers(texts: Sequence[str], what: str) -> npt.NDArray[np.int64]:

@@ -116,7 +116,8 @@ def _surface(product: bytes, octet: int) -> tuple[int, int, int]:
 
 def _time(data: bytes, octet: int) -> int:
     parts = [integer(data, octet, 2), *(integer(data, octet + at) for at in range(2, 7))]
-    return int(datetime.datetime(*parts, tzinfo=datetime.UTC).timestamp())  # type: ignore[misc,arg-type]
+    year, month, day, hour, minute, second = parts
+    return int(datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC).timestamp())
 
 
 class Offsets(msgspec.Struct, frozen=True):

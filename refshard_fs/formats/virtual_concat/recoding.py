@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.dtypes import check_chunk, dtype_of, fill_of
+from refshard_fs.core.compression import check_chunk
+from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsafe
 from refshard_fs.errors import ManifestError

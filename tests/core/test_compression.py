@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.dtypes import MOST, check_chunk
+from refshard_fs.core.compression import MOST, check_chunk
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 
 ZEROS = bytes(4 << 20)
