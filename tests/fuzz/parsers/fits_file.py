@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext as configured
 
-from refshard_fs.core.format import HEAD, OpenOptions, Probe
-from refshard_fs.core.model import Facts, Packed
+from refshard_fs.core.model import Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.source import open_
 from refshard_fs.formats.fits.tiles import LARGEST, Decoded, header_block
-from tests.sharding.in_memory import ROOT, Files
+from tests.fuzz.array_files import opened, some_chunks
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -50,20 +49,18 @@ def seeds() -> list[bytes]:
 
 
 def one_input(data: bytes) -> None:
-    files = Files({ROOT: data})
-    try:
-        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
-    except RefShardError:
+    found = opened(open_, data)
+    if found is None:
         return
-    for path, grid in keys.grids.items():
-        for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():
-            try:
-                entry = files.run(keys.lookup(f"{path}/{grid.tail(number)}"))
-            except RefShardError:
-                continue
-            assert entry is not None
-            assert (entry.size or 0) <= 8 * max(LARGEST, len(data))
-            if isinstance(entry, Packed) and isinstance(entry.recipe, Decoded):
-                assert all(span.stop is not None and span.stop <= len(data) for span in entry.spans)
-            elif (entry.size or 0) <= _LARGEST:
-                files.bytes(entry)
+    files, keys = found
+    for key in some_chunks(keys):
+        try:
+            entry = files.run(keys.lookup(key))
+        except RefShardError:
+            continue
+        assert entry is not None
+        assert (entry.size or 0) <= 8 * max(LARGEST, len(data))
+        if isinstance(entry, Packed) and isinstance(entry.recipe, Decoded):
+            assert all(span.stop is not None and span.stop <= len(data) for span in entry.spans)
+        elif (entry.size or 0) <= _LARGEST:
+            files.bytes(entry)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 from contextlib import nullcontext as configured
 
-from refshard_fs.core.format import HEAD, OpenOptions, Probe
-from refshard_fs.core.model import Facts, Packed
-from refshard_fs.errors import RefShardError
+from refshard_fs.core.model import Packed
 from refshard_fs.formats.grib2.source import open_
-from tests.sharding.in_memory import ROOT, Files
+from tests.fuzz.array_files import opened, some_chunks
+from tests.sharding.in_memory import ROOT
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -59,13 +58,11 @@ def _message(sections: bytes) -> bytes:
 
 def one_input(data: bytes) -> None:
     data, _, index = data.partition(_END)
-    files = Files({ROOT: data, **({ROOT + ".idx": index} if index else {})})
-    try:
-        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
-    except RefShardError:
+    found = opened(open_, data, {ROOT + ".idx": index} if index else None)
+    if found is None:
         return
-    for path, grid in keys.grids.items():
-        for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():
-            entry = files.run(keys.lookup(f"{path}/{grid.tail(number)}"))
-            if isinstance(entry, Packed):
-                assert all(0 <= span.start < (span.stop or 0) <= len(data) for span in entry.spans)
+    files, keys = found
+    for key in some_chunks(keys):
+        entry = files.run(keys.lookup(key))
+        if isinstance(entry, Packed):
+            assert all(0 <= span.start < (span.stop or 0) <= len(data) for span in entry.spans)

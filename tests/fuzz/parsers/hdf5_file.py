@@ -12,12 +12,10 @@ from unittest import mock
 import h5py
 import numpy as np
 
-from refshard_fs.core.format import HEAD, OpenOptions, Probe
-from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.hdf5 import array_index, heaps, objects, structure
 from refshard_fs.formats.hdf5.source import open_
-from tests.sharding.in_memory import ROOT, Files
+from tests.fuzz.array_files import opened
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -75,11 +73,10 @@ def configured() -> Iterator[None]:
 
 
 def one_input(data: bytes) -> None:
-    files = Files({ROOT: data})
-    try:
-        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
-    except RefShardError:
+    found = opened(open_, data)
+    if found is None:
         return
+    files, keys = found
     for path, grid in keys.grids.items():
         numbers = {0, 1, grid.size // 2, grid.size - 1} if grid.size else set()
         for number in sorted(n for n in numbers if n < grid.size)[:_READ]:

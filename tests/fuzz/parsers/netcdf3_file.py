@@ -5,11 +5,8 @@ from __future__ import annotations
 import struct
 from contextlib import nullcontext as configured
 
-from refshard_fs.core.format import HEAD, OpenOptions, Probe
-from refshard_fs.core.model import Facts
-from refshard_fs.errors import RefShardError
 from refshard_fs.formats.netcdf3.source import open_
-from tests.sharding.in_memory import ROOT, Files
+from tests.fuzz.array_files import opened, some_chunks
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -67,14 +64,12 @@ def _file(version: int, records: int) -> bytes:
 
 
 def one_input(data: bytes) -> None:
-    files = Files({ROOT: data})
-    try:
-        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
-    except RefShardError:
+    found = opened(open_, data)
+    if found is None:
         return
-    for path, grid in keys.grids.items():
-        for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():
-            entry = files.run(keys.lookup(f"{path}/{grid.tail(number)}"))
-            assert entry is not None
-            if (entry.size or 0) <= _LARGEST:
-                files.bytes(entry)
+    files, keys = found
+    for key in some_chunks(keys):
+        entry = files.run(keys.lookup(key))
+        assert entry is not None
+        if (entry.size or 0) <= _LARGEST:
+            files.bytes(entry)

@@ -8,11 +8,9 @@ from contextlib import nullcontext as configured
 import numpy as np
 import tifffile
 
-from refshard_fs.core.format import HEAD, OpenOptions, Probe
-from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.tiff.source import open_
-from tests.sharding.in_memory import ROOT, Files
+from tests.fuzz.array_files import opened, some_chunks
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -59,16 +57,14 @@ def seeds() -> list[bytes]:
 
 
 def one_input(data: bytes) -> None:
-    files = Files({ROOT: data})
-    try:
-        keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
-    except RefShardError:
+    found = opened(open_, data)
+    if found is None:
         return
-    for path, grid in keys.grids.items():
-        for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():
-            try:
-                entry = files.run(keys.lookup(f"{path}/{grid.tail(number)}"))
-                if entry is not None and (entry.size or 0) <= _LARGEST:
-                    files.bytes(entry)
-            except (RefShardError, ValueError):  # which the engine makes errors of the key
-                pass
+    files, keys = found
+    for key in some_chunks(keys):
+        try:
+            entry = files.run(keys.lookup(key))
+            if entry is not None and (entry.size or 0) <= _LARGEST:
+                files.bytes(entry)
+        except (RefShardError, ValueError):  # which the engine makes errors of the key
+            pass
