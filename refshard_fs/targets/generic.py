@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import ftplib
 import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import fsspec
@@ -18,13 +19,14 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.cached import SimpleCacheFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.ftp import FTPFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import Answer, Target, check_size
 from refshard_fs.targets.connections import close_connections, close_with
-from refshard_fs.targets.failures import Unfit
+from refshard_fs.targets.failures import ConnectionLost, Unfit, Unreadable
 
 T = TypeVar("T")
 
@@ -230,7 +232,7 @@ class FsspecTarget(Target):
             turn = _threads.turn(fs, path)
 
             def call() -> Any:
-                with turn:
+                with turn, _connected(fs):
                     return method(path, **given)
 
             return await in_thread(call)
@@ -243,6 +245,47 @@ class FsspecTarget(Target):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(path, **given), home))
 
 
+@contextlib.contextmanager
+def _connected(fs: AbstractFileSystem) -> Iterator[None]:
+    """Give ``fs`` a connection that works, if it is of FTP, and give that up if what is done here breaks it.
+
+    fsspec keeps one control connection, also after it has timed out or the server has
+    closed it, and takes any refusal, such as "450 busy", for a missing file. Only 550 says that.
+    """
+    while isinstance(fs, DirFileSystem):
+        fs = fs.fs
+    if not isinstance(fs, FTPFileSystem):
+        yield
+        return
+    if fs.ftp.sock is None:
+        fs._connect()
+        if fs.tls is True:
+            fs.ftp.prot_p()
+    try:
+        yield
+    except Exception as e:
+        match next((cause for cause in _causes(e) if not isinstance(cause, _MISSING)), None):
+            case ftplib.error_perm(args=(str(reply), *_)) as refusal:
+                if reply.startswith("550"):  # no such file, to most servers
+                    raise
+                raise (PermissionError if reply.startswith("53") else Unreadable)(reply) from refusal
+            case ftplib.Error() | EOFError() | OSError() as lost:
+                fs.ftp.close()
+                raise ConnectionLost(f"FTP: {str(lost) or 'the server hung up'}") from lost
+            case _:
+                raise
+
+
+# What fsspec makes of a refusal or of a listing that lacks a name.
+_MISSING = (FileNotFoundError, IndexError, StopIteration)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def has_coroutines(fs: AbstractFileSystem) -> bool:
     """Whether the coroutines of ``fs`` work. `DirFileSystem` has some, over whatever filesystem it is."""
     while isinstance(fs, DirFileSystem):
@@ -253,7 +296,7 @@ def has_coroutines(fs: AbstractFileSystem) -> bool:
 def _in_pieces(fs: AbstractFileSystem, turn: contextlib.AbstractContextManager[object], path: str, limit: int) -> bytes:
     parts: list[bytes] = []
     missing = limit
-    with turn, fs.open(path, "rb") as file:
+    with turn, _connected(fs), fs.open(path, "rb") as file:
         while missing and (part := file.read(min(missing, PIECE))):
             parts.append(bytes(part))
             missing -= len(part)

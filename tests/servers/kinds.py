@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,29 +47,51 @@ class Served(NamedTuple):
         fs.pipe_file(path, data)
 
 
+# In a process of its own: it is built on asyncore, which shares its sockets with whatever else runs in a process.
+# The first time that a file whose name starts with "busy", "hangs-up" or "logged-out" is read, it answers accordingly.
+_FTP_SERVER = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from pyftpdlib.authorizers import DummyAuthorizer
+from pyftpdlib.handlers import FTPHandler
+from pyftpdlib.servers import FTPServer
+
+user, password, directory = sys.argv[1:]
+asked = set()
+
+class Handler(FTPHandler):
+    authorizer = DummyAuthorizer()
+
+    def ftp_RETR(self, file):
+        name = file.rsplit("/", 1)[-1]
+        first, _ = file not in asked, asked.add(file)
+        if first and name.startswith("busy"):
+            return self.respond("450 Busy.")
+        if first and name.startswith("hangs-up"):
+            return self.close()
+        if name.startswith("logged-out"):
+            return self.respond("530 Please login.")
+        return super().ftp_RETR(file)
+
+Handler.authorizer.add_user(user, password, directory, perm="elradfmwMT")
+server = FTPServer(("127.0.0.1", 0), Handler)
+print(server.address[1], flush=True)
+server.serve_forever()
+"""
+
+
 @contextlib.contextmanager
 def ftp(directory: Path) -> Iterator[Served]:
     """Serve ``directory`` by FTP."""
     pytest.importorskip("pyftpdlib", reason="the FTP server of the tests")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it uses asyncore, which Python 3.11 warns of
-        from pyftpdlib.authorizers import DummyAuthorizer
-        from pyftpdlib.handlers import FTPHandler
-        from pyftpdlib.servers import ThreadedFTPServer
-
-    logging.getLogger("pyftpdlib").setLevel(logging.CRITICAL)
-    users = DummyAuthorizer()
-    users.add_user(USER, PASSWORD, str(directory), perm="elradfmwMT")
-    handler = type("Handler", (FTPHandler,), {"authorizer": users})
-    server = ThreadedFTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        port = server.address[1]
-        yield Served(f"ftp://127.0.0.1:{port}", {"username": USER, "password": PASSWORD}, directory)
-    finally:
-        server.close_all()
-        thread.join(5)
+    command = [sys.executable, "-c", _FTP_SERVER, USER, PASSWORD, str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+            yield Served(f"ftp://127.0.0.1:{port}", {"username": USER, "password": PASSWORD}, directory)
+        finally:
+            server.kill()
 
 
 @contextlib.contextmanager

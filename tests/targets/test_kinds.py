@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
-from refshard_fs import ConflictError, RefShardFileSystem
+from refshard_fs import ConflictError, ReferenceNotReachable, RefShardFileSystem
 from tests.servers.kinds import KINDS, Served
 
 DATA = bytes(range(256))
@@ -56,6 +59,39 @@ def test_a_hierarchy_is_listed_and_read(served: Served) -> None:
     fs = opened(served, "h.zarr")
     assert sorted(fs.find("")) == [".zgroup", "g/.zgroup"]
     assert json.loads(fs.cat_file("g/.zgroup")) == {"zarr_format": 2}
+
+
+@pytest.mark.parametrize("name", ["busy", "hangs-up"])
+def test_what_an_ftp_server_cannot_give_at_once_is_no_missing_key(tmp_path: Path, name: str) -> None:
+    with KINDS["ftp"](tmp_path) as served:
+        served.put(name, DATA)
+        served.put("refs.json", json.dumps({"range": [name, 10, 20], "whole": [name]}).encode())
+        fs = opened(served, "refs.json")
+        assert fs.cat_file("whole") == DATA
+        assert fs.cat_file("range") == DATA[10:30]
+        for key in (".zgroup", f"a/{name}.0"):
+            served.put(f"h.zarr/{key}", b"{}")
+        assert opened(served, "h.zarr").cat_file(f"a/{name}.0") == b"{}"
+
+
+def test_an_ftp_connection_that_broke_is_made_anew(tmp_path: Path) -> None:
+    with KINDS["ftp"](tmp_path) as served:
+        served.put("data", DATA)
+        ftp, _ = fsspec.core.url_to_fs(served.url, **served.options)
+        fs = RefShardFileSystem({"range": ["/data", 10, 20], "gone": ["/none"]}, fs=ftp)
+        assert fs.cat_file("range") == DATA[10:30]
+        ftp.ftp.sock.shutdown(socket.SHUT_RDWR)
+        assert fs.cat_file("range") == DATA[10:30]
+        with pytest.raises(ReferenceNotReachable, match="is gone, or was never there"):
+            fs.cat_file("gone")
+
+
+def test_who_is_logged_out_by_an_ftp_server_is_told_so(tmp_path: Path) -> None:
+    with KINDS["ftp"](tmp_path) as served:
+        served.put("logged-out", DATA)
+        served.put("refs.json", json.dumps({"key": ["logged-out"]}).encode())
+        with pytest.raises(ReferenceNotReachable, match="Please login"):
+            opened(served, "refs.json").cat_file("key")
 
 
 def test_a_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
