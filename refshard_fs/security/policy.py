@@ -66,7 +66,7 @@ def relative_to(base: str, path: str) -> str:
     joined = posixpath.join("/" + folder, path.removeprefix("./")).lstrip("/")
     if protocol in ("", "http", "https", *LOCAL) or ".." in path.split("/"):  # elsewhere '.' and '' are names
         joined = posixpath.normpath("/" + joined).lstrip("/")
-    return f"{protocol}{sep}{root}{slash or '/'}{joined}"
+    return f"{protocol}{sep}{root}{slash or (root and '/')}{joined}"
 
 
 def resolve(url: str, base: str | None, protocol: str | None) -> str:
@@ -138,6 +138,8 @@ def directory_of(url: str | PurePath) -> str:
     if sep and "://" not in head:  # e.g. zstd-like wrappers: the document is what follows
         return directory_of(tail)
     folder = head.rpartition("/")[0]
+    if sep and folder.endswith(":/"):  # a member at the root of an archive
+        return f"{folder}/{sep}{tail}"
     if not folder or folder.endswith(":/"):
         folder = head.rstrip("/") if "://" in head else folder or "."
     return folder + sep + tail

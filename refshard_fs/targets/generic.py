@@ -10,7 +10,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 import fsspec
@@ -28,6 +28,7 @@ from refshard_fs.targets.answer import Answer, Target, check_size
 from refshard_fs.targets.connections import close_connections, close_with
 from refshard_fs.targets.failures import ConnectionLost, Unfit, Unreadable
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 THREADS = 16
@@ -95,6 +96,16 @@ in_child(_after_fork)
 async def in_thread(call: Callable[[], T]) -> T:
     """Return what ``call`` returns, run where it may block."""
     return await asyncio.get_running_loop().run_in_executor(_threads.executor(), call)
+
+
+def once(
+    tasks: MutableMapping[K, asyncio.Task[T]], key: K, start: Callable[[], Coroutine[Any, Any, T]]
+) -> Awaitable[T]:
+    """Return what the task ``key`` of ``tasks`` returns, which all who ask share; one that failed is started anew."""
+    task = tasks.get(key)
+    if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        task = tasks[key] = asyncio.get_running_loop().create_task(start())
+    return asyncio.shield(task)
 
 
 class FsspecTarget(Target):
@@ -365,10 +376,7 @@ class ChainTarget(Target):
 
     async def _open(self, url: str) -> tuple[FsspecTarget, str]:
         link, path = _parts(url)
-        task = self._opened.get(link)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._opened[link] = asyncio.get_running_loop().create_task(self._start(url))
-        target = await asyncio.shield(task)
+        target = await once(self._opened, link, lambda: self._start(url))
         return target, target.fs._strip_protocol(path)
 
     async def _start(self, url: str) -> FsspecTarget:

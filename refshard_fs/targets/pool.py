@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import fsspec
 import msgspec
@@ -27,10 +27,12 @@ from refshard_fs.targets.answer import Target
 from refshard_fs.targets.failures import WITHOUT, Retry
 from refshard_fs.targets.generic import ChainTarget, FsspecTarget, has_coroutines
 from refshard_fs.targets.http import AsyncHttp, HttpTarget, Judge
-from refshard_fs.targets.in_memory import DataTarget, MemoryTarget
-from refshard_fs.targets.local import LocalTarget
+from refshard_fs.targets.local import DataTarget, LocalTarget, MemoryTarget
 from refshard_fs.targets.s3 import S3Target, has_own_hooks, is_s3fs
 from refshard_fs.targets.versioned import VersionedObject, Versions
+
+if TYPE_CHECKING:
+    from refshard_fs.targets.zip import InflatedMembers
 
 # These belong to no event loop: the process shares them.
 LOCAL = LocalTarget()
@@ -55,6 +57,7 @@ _NOBODY = (
 
 
 Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
+Rules: TypeAlias = tuple[Admission, ...]  # by all of which a URL is judged; none admits all
 
 
 def instance(protocol: str, given: Given) -> AbstractFileSystem:
@@ -109,7 +112,8 @@ class Pool:
         self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
         self._targets: dict[object, Target] = {}
-        self._of_origin: dict[str | None, tuple[Admission, ...]] = {}
+        self._inflated: InflatedMembers | None = None  # of all archives
+        self._of_origin: dict[str | None, Rules] = {}
         self._places: dict[tuple[str, str | None], tuple[VersionedObject, str] | None] = {}
 
     def place(self, url: str, origin: str | None = None) -> tuple[VersionedObject, str] | None:
@@ -129,12 +133,18 @@ class Pool:
     def _place(self, url: str, origin: str | None) -> tuple[VersionedObject, str] | None:
         rules = self._rules(origin)
         admitted, access = _admitted(url, rules)
-        found = self._find(admitted, access, rules)
+        token, given = self._options.named(admitted)
+        return self._object(url, admitted, access, rules, token, given)
+
+    def _object(
+        self, url: str, admitted: str, access: Access, rules: Rules, token: tuple[str, ...], given: Given
+    ) -> tuple[VersionedObject, str] | None:
+        """Return the object at ``url``, opened as it is ``admitted``, and its path there."""
+        found = self._find(admitted, access, rules, token, given)
         if found is None:
             return None
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
-        given = self._options.given(admitted)
         hint = _ANONYMOUSLY if _portable(given).get("anon") else ""
         hint = _NOBODY if access is Access.NONE else hint
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
@@ -149,7 +159,7 @@ class Pool:
         for target in targets:
             await target.close()
 
-    def _rules(self, origin: str | None) -> tuple[Admission, ...]:
+    def _rules(self, origin: str | None) -> Rules:
         """Return the rules for what is asked for by the source, or by its part from ``origin``; none admits all."""
         known = self._of_origin.get(origin)
         if known is None:
@@ -159,8 +169,9 @@ class Pool:
             known = self._of_origin[origin] = tuple(rule for rule in rules if not rule.admits_all)
         return known
 
-    def _find(self, url: str, access: Access, rules: tuple[Admission, ...]) -> tuple[Target, str] | None:
-        token, given = self._options.named(url)
+    def _find(
+        self, url: str, access: Access, rules: Rules, token: tuple[str, ...], given: Given
+    ) -> tuple[Target, str] | None:
         protocol = token[-1]
         judge = partial(_admitted, rules=rules) if rules else None
         if access is Access.NONE:
@@ -172,15 +183,44 @@ class Pool:
             return self._instance(token, given, url, judge)
         options = _portable(given)
         if others := policy.links(url)[1:]:
-            given_of = {policy.protocol_of(link) or "file": self._options.given(link) for link in others}
-            options |= {name: _portable(of) for name, of in given_of.items() if of and name not in options}
-            return self._kept((*token, "::", repr(given_of)), lambda _: ChainTarget(options), url)
+            given_of = {_protocol_in_chain(link): self._options.given(link) for link in others}
+            joined = options | {name: _portable(of) for name, of in given_of.items() if of and name not in options}
+            if protocol == "zip":
+                return self._member(url, (*token, repr(given_of)), options, joined, rules)
+            return self._kept((*token, "::", repr(given_of)), lambda _: ChainTarget(joined), url)
         if protocol in _NEED_NO_LOOP and not options:
             cls = fsspec.get_filesystem_class(protocol)
             immediate = IMMEDIATE.get(cls)
             if immediate is not None:
                 return WITHOUT_LINKS if immediate is LOCAL and rules else immediate, cls._strip_protocol(url)
         return self._own(token, protocol, options, url, judge, access)
+
+    def _member(
+        self, url: str, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
+    ) -> tuple[Target, str] | None:
+        """Return the target of a ZIP's members, opened with ``options``: those of each link by its protocol.
+
+        ``joined`` are these and the options that all links have elsewhere, for fsspec's filesystem.
+        """
+        from refshard_fs.targets import zip as archives  # for whoever has one
+
+        _, *others = policy.links(url)
+        outer = "::".join(others)
+        if archives.is_theirs(options, list(map(_protocol_in_chain, others))):
+            return self._kept((*token, "::"), lambda _: ChainTarget(joined), url)
+
+        def opened(_: asyncio.AbstractEventLoop) -> Target:
+            of, given = self._options.named(outer)
+            own = options if len(others) > 1 else options.get(of[-1])
+            if own:
+                of, given = ("in a chain", repr(own), of[-1]), own
+            place = self._object(outer, _followed(outer, rules), Access.OWN, rules, of, given)
+            assert place is not None, "there is an event loop"
+            if self._inflated is None:
+                self._inflated = archives.InflatedMembers()
+            return archives.ZipTarget(*place, outer, self._inflated, None if rules else ChainTarget(joined))
+
+        return self._kept((*token, "::", outer, repr(options), repr(rules)), opened, url)
 
     def _instance(
         self, token: tuple[str, ...], fs: AbstractFileSystem, url: str, judge: Judge | None
@@ -265,17 +305,27 @@ def arguments_of(protocol: str) -> frozenset[str]:
     return frozenset(found) | (_OF_AIOHTTP if protocol in WEB else frozenset())
 
 
-def _admitted(url: str, rules: tuple[Admission, ...]) -> tuple[str, Access]:
+def _admitted(url: str, rules: Rules) -> tuple[str, Access]:
     """Return the spelling of ``url`` that is opened, links in a path followed, and with whose credentials."""
     access = Access.OWN
     for rule in rules:
         url, granted = rule.admit(url)
         access = granted if granted is Access.NONE else access
+    return _followed(url, rules), access
+
+
+def _followed(url: str, rules: Rules) -> str:
+    """Return ``url``; of a local file, its path without symbolic links, if there are rules where that may lead."""
     if rules and policy.protocol_of(url) in (None, *policy.LOCAL):
         url = os.path.realpath(LocalFileSystem._strip_protocol(url))
         for rule in rules:
             rule.admit_real(url, os.path.realpath)
-    return url, access
+    return url
+
+
+def _protocol_in_chain(link: str) -> str:
+    """Return the protocol that a link of a chain is opened by, not the first: it may name nothing else."""
+    return policy.protocol_of(link) or ("file" if "/" in link else link)
 
 
 def _check_ambient(protocol: str, url: str) -> None:

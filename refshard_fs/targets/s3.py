@@ -25,7 +25,7 @@ from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import Answer, Target, failure_of, range_header, read_answer
 from refshard_fs.targets.connections import in_context, open_session
 from refshard_fs.targets.failures import HttpStatus, as_failure
-from refshard_fs.targets.generic import FsspecTarget, in_thread
+from refshard_fs.targets.generic import FsspecTarget, in_thread, once
 
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
 _SIGNED = 8192  # objects whose signature is kept
@@ -188,10 +188,7 @@ class S3Target(Target):
         name, _, key = path.partition("/")
         if not self._fast or name in self._left_to_s3fs or not key or "?versionId=" in key:
             return None
-        task = self._buckets.get(name)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._buckets[name] = asyncio.get_running_loop().create_task(self._find(name))
-        bucket = await asyncio.shield(task)
+        bucket = await once(self._buckets, name, lambda: self._find(name))
         if bucket is None:
             return None
         url = bucket.base + quote(key, safe="/~")

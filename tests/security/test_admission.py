@@ -225,6 +225,12 @@ def test_an_address_of_version_6_is_no_chain() -> None:
     assert resolve("../x.nc", f"{SIX}/a/b", None) == f"{SIX}/a/x.nc"
 
 
+def test_what_a_set_in_an_archive_names_lies_beside_it() -> None:
+    for folder in ("", "set/", "a/b/"):
+        base = directory_of(f"zip://{folder}refs.json::s3://b/a.zip")
+        assert resolve("x.bin", base, None) == f"zip://{folder}x.bin::s3://b/a.zip"
+
+
 def test_a_set_from_an_address_of_version_6_comes_from_elsewhere() -> None:
     assert not is_trusted(f"{SIX}/refs.json")
     rule = Admission.of(f"{SIX}/refs.json", None, (), ())

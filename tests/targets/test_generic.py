@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import tarfile
 import threading
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -291,16 +291,18 @@ def test_obstore_filesystems(http_server: RangeServer) -> None:
 @pytest.fixture
 def archive(http_server: RangeServer) -> str:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as members:
+    with tarfile.open(fileobj=file, mode="w") as members:
         for i in range(20):
-            members.writestr(f"d/{i}", DATA[i:])
-    return http_server.put("/a.zip", file.getvalue())
+            member = tarfile.TarInfo(f"d/{i}")
+            member.size = len(DATA) - i
+            members.addfile(member, io.BytesIO(DATA[i:]))
+    return http_server.put("/a.tar", file.getvalue())
 
 
 def test_members_of_an_archive_share_one_opening(http_server: RangeServer, archive: str) -> None:
     async def read(pool: Pool) -> list[bytes]:
         async def one(i: int) -> bytes:
-            place = pool.place(f"zip://d/{i}::{archive}")
+            place = pool.place(f"tar://d/{i}::{archive}")
             assert place is not None
             return (await place[0].read(place[1], 5, 50)).data
 
@@ -316,7 +318,7 @@ def test_a_chain_is_opened_on_the_loop_that_fsspec_itself_uses(archive: str) -> 
 
     async def read() -> bytes:
         pool = Pool(PoolOptions(), asyncio.get_running_loop())
-        place = pool.place(f"zip://d/3::{archive}")
+        place = pool.place(f"tar://d/3::{archive}")
         assert place is not None
         return (await place[0].read(place[1], 5, 50)).data
 
@@ -324,10 +326,10 @@ def test_a_chain_is_opened_on_the_loop_that_fsspec_itself_uses(archive: str) -> 
 
 
 def test_a_missing_member_is_absent_and_a_missing_archive_is_too(http_server: RangeServer, archive: str) -> None:
-    for url in (f"zip://none::{archive}", f"zip://d/1::{http_server.url}/none.zip"):
+    for url in (f"tar://none::{archive}", f"tar://d/1::{http_server.url}/none.tar"):
         with pytest.raises(FileNotFoundError):
             Reader().read(url, 0, 5)
-    assert Reader().names(f"zip://d::{archive}")[0] == Listed("0", 3000)  # type: ignore[index]
+    assert Reader().names(f"tar://d::{archive}")[0] == Listed("0", 3000)  # type: ignore[index]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves files of theirs open

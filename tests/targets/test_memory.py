@@ -9,7 +9,7 @@ import threading
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from refshard_fs.targets.in_memory import MemoryTarget
+from refshard_fs.targets.local import MemoryTarget
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -9,6 +9,7 @@ where everything lies in one folder, so do the keys.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 import msgspec
 
@@ -86,6 +87,19 @@ class Inflated(msgspec.Struct, frozen=True):
         return plain(header.method, raw[start : start + header.stored], header.size, header.crc)
 
 
+class Member(NamedTuple):
+    """What the directory says of a member: see `refshard_fs.formats.zip.directory.MEMBER`."""
+
+    local: int
+    limit: int
+    head: int
+    stored: int
+    size: int
+    crc: int
+    method: int
+    is_encrypted: bool
+
+
 class ZipKeySpace(KeySpace):
     """The members of the archive ``source`` at ``url``. Those with names such as ``../x`` are not among the keys."""
 
@@ -94,17 +108,24 @@ class ZipKeySpace(KeySpace):
         self._source = source
         self._members = members
 
-    def lookup(self, key: str) -> Steps[Entry | None]:
+    def member(self, key: str) -> Member | None:
+        """Return what the directory says of the member ``key``; None if there is none."""
         members = self._members
         place = members.names.find(key.encode("utf-8", "surrogatepass"))
-        if place is None:
-            if key in members.withheld:
-                raise ManifestError(
-                    f"the ZIP at {self.url} has {members.withheld[key]!r}, which is no path below its root: "
-                    f"it is not taken for the key {key!r}"
-                )
+        if place is not None:
+            return Member(*members.rows[place].item())
+        if key in members.withheld:
+            raise ManifestError(
+                f"the ZIP at {self.url} has {members.withheld[key]!r}, which is no path below its root: "
+                f"it is not taken for the key {key!r}"
+            )
+        return None
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        member = self.member(key)
+        if member is None:
             return None
-        start, limit, head, stored, size, crc, method, is_encrypted = members.rows[place].item()
+        start, limit, head, stored, size, crc, method, is_encrypted = member
         if is_encrypted:
             raise ReferenceNotReachable(key, self.url, "it is encrypted, which is not read here")
         if method != STORED and method not in METHODS:

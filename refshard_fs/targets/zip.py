@@ -1,0 +1,234 @@
+"""Members of a ZIP at another target (``zip://member::URL``), each an object: none is read through a shared file.
+
+The archive's directory is read once. A stored member is a range of the archive, asked of the archive's own target, so
+that any number of them are read at a time. A compressed one is inflated whole, and held a while where only parts of it
+are asked for. What is refused here for reasons that do not make it wrong is left to fsspec's filesystem of archives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import fsspec
+from fsspec.implementations.zip import ZipFileSystem
+
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Packed, Span, Steps, clamp
+from refshard_fs.errors import ManifestError, ReferenceNotReachable, TargetChanged
+from refshard_fs.formats.zip.directory import TAIL, DirectoryIndex, End, TailIndex
+from refshard_fs.formats.zip.source import Member, ZipKeySpace
+from refshard_fs.targets.answer import Answer, Target, check, check_size
+from refshard_fs.targets.failures import ABSENT, Unreadable
+from refshard_fs.targets.generic import in_thread, once
+from refshard_fs.targets.versioned import VersionedObject
+
+T = TypeVar("T")
+
+# Bytes of inflated members that an event loop holds for further reads of their parts: without, each read of a part
+# fetches and inflates the whole member again. A member that has more is read by fsspec, as a stream.
+MOST_INFLATED = 1 << 27
+_PLACES: Final = 4096  # members whose place in the archive is remembered: some take a request to find
+
+
+class InflatedMembers:
+    """The members that were inflated to be read in parts, of all archives of one event loop: the last ones."""
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[object, asyncio.Task[Answer]] = OrderedDict()
+        self._sizes: dict[object, int] = {}
+
+    def get(self, which: object, size: int, inflate: Callable[[], Any]) -> Awaitable[Answer]:
+        """Return the member ``which``, of ``size`` bytes: as it is held, or as ``inflate`` returns it."""
+        self._sizes.setdefault(which, size)
+        found = once(self._tasks, which, inflate)
+        self._tasks.move_to_end(which)
+        while len(self._tasks) > 1 and sum(self._sizes.values()) > MOST_INFLATED:
+            oldest, _ = self._tasks.popitem(last=False)
+            del self._sizes[oldest]
+        return found
+
+
+class ZipTarget(Target):
+    """The members of one archive, by the whole URL of each."""
+
+    most_retries = 0  # the archive's own target has tried again
+
+    def __init__(
+        self, archive: VersionedObject, path: str, url: str, inflated: InflatedMembers, theirs: Target | None
+    ) -> None:
+        """``theirs`` serves what is refused here; None where it is to stay refused."""
+        self.tells_versions = archive.target.tells_versions
+        self._archive = archive
+        self._path = path
+        self._url = url
+        self._inflated = inflated
+        self._theirs = theirs
+        self._opened: dict[str, asyncio.Task[tuple[ZipKeySpace, Answer]]] = {}
+        self._entries: dict[str, asyncio.Task[Entry | None]] = {}
+
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
+        async def read(theirs: Target) -> Answer:
+            return await theirs.read(path, start, stop, most=most)
+
+        return await self._unless_refused(self._read(path, start, stop, most), read)
+
+    async def facts(self, path: str) -> Facts:
+        async def facts() -> Facts:
+            member, _, opened = await self._find(path)
+            return Facts(member.size, opened.etag, opened.last_modified)
+
+        return await self._unless_refused(facts(), lambda theirs: theirs.facts(path))
+
+    async def current_facts(self, path: str) -> Facts:
+        async def facts() -> Facts:
+            member, _, _ = await self._find(path)
+            now = await self._archive.target.current_facts(self._path)
+            return Facts(member.size, now.etag, now.last_modified)
+
+        return await self._unless_refused(facts(), lambda theirs: theirs.current_facts(path))
+
+    async def names(self, path: str) -> tuple[Listed, ...] | None:
+        async def names() -> tuple[Listed, ...]:
+            keyspace, _ = await self._open()
+            name = _member_of(path)
+            found = await self._run(keyspace.children(name))
+            if found is None:
+                raise NotADirectoryError(path) if keyspace.member(name) else FileNotFoundError(path)
+            return tuple(found)
+
+        return await self._unless_refused(names(), lambda theirs: theirs.names(path))
+
+    async def close(self) -> None:
+        for task in (*self._opened.values(), *self._entries.values()):
+            task.cancel()
+        if self._theirs is not None:
+            await self._theirs.close()
+
+    async def _unless_refused(self, ours: Awaitable[T], ask: Callable[[Target], Awaitable[T]]) -> T:
+        """Return what ``ours`` returns; where the archive, or the member, is refused, what fsspec's filesystem does."""
+        try:
+            return await ours
+        except ManifestError as refusal:
+            if self._theirs is None:
+                raise
+            try:
+                return await ask(self._theirs)
+            except ABSENT:
+                raise
+            except Exception:  # noqa: BLE001  # of theirs, which says less than ours
+                raise refusal from None
+
+    # ------------------------------------------------------------------ the directory
+
+    async def _open(self) -> tuple[ZipKeySpace, Answer]:
+        """Return the archive's members, and what its target said of it with the last bytes."""
+        return await once(self._opened, "", self._read_directory)
+
+    async def _read_directory(self) -> tuple[ZipKeySpace, Answer]:
+        tail = await self._archive.read(self._path, -TAIL, None)
+        found = TailIndex(self._url, tail.size).decode(tail.data)
+        if isinstance(found, End):
+            end = found
+            directory = await self._bytes(end.start, end.start + end.size)
+            found = await in_thread(lambda: DirectoryIndex(self._url, end).decode(directory.data))
+        return ZipKeySpace(self._url, Span(self._url, 0, tail.size), found), tail
+
+    async def _find(self, path: str) -> tuple[Member, Entry, Answer]:
+        """Return what the directory says of a member, where its bytes lie, and what was said of the archive."""
+        keyspace, opened = await self._open()
+        name = _member_of(path)
+        member = keyspace.member(name)
+        if len(self._entries) >= _PLACES:
+            self._entries.clear()
+        entry = None if member is None else await once(self._entries, name, lambda: self._place(keyspace, name))
+        if member is None or entry is None:
+            if await self._run(keyspace.is_directory(name)):
+                raise IsADirectoryError(path)
+            raise FileNotFoundError(path)
+        return member, entry, opened
+
+    async def _place(self, keyspace: ZipKeySpace, name: str) -> Entry | None:
+        try:
+            return await self._run(keyspace.lookup(name))
+        except TargetChanged:
+            raise
+        except ReferenceNotReachable as e:
+            raise Unreadable(f"the member {name!r} of the ZIP at {self._url}: {e.reason}") from e
+
+    async def _run(self, steps: Steps[T]) -> T:
+        """Return what ``steps`` return, which need nothing but ranges of the archive."""
+        answer: Any = None
+        while True:
+            try:
+                need: Any = steps.send(answer)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            found = await self._bytes(need.entry.start, need.entry.stop)
+            try:
+                answer = need.index.decode(found.data)
+            except ValueError as e:
+                raise self._damaged(e) from e
+
+    async def _bytes(self, start: int, stop: int) -> Answer:
+        answer = await self._archive.read(self._path, start, stop)
+        check(answer, start, stop, exact=True)
+        return answer
+
+    # ------------------------------------------------------------------ the bytes of a member
+
+    async def _read(self, path: str, start: int, stop: int | None, most: int | None) -> Answer:
+        member, entry, opened = await self._find(path)
+        begin, end = clamp(start, stop, member.size)
+        is_whole = end - begin == member.size
+        if stop is None:
+            check_size(end - begin, most)
+        if begin == end:
+            return Answer(b"", member.size, opened.etag, opened.last_modified)
+        match entry:
+            case Span():
+                found = await self._bytes(entry.start + begin, entry.start + end)
+                if is_whole and zlib.crc32(found.data) != member.crc:
+                    raise self._damaged(
+                        f"the CRC-32 of {_member_of(path)!r} is not the {member.crc:08x} that is stored"
+                    )
+                data = found.data
+            case Packed() if is_whole:
+                found = await self._inflate(entry)
+                data = found.data
+            case Packed() if member.size > MOST_INFLATED and self._theirs is not None:
+                return await self._theirs.read(path, start, stop)
+            case Packed():
+                which = (self._url, path)
+                found = await self._inflated.get(which, member.size, lambda: self._inflate(entry))
+                data = found.data[begin:end]
+            case Inline():
+                raise AssertionError("an archive that is not in memory holds no member there")
+        return Answer(data, member.size, found.etag, found.last_modified)
+
+    async def _inflate(self, entry: Packed) -> Answer:
+        (source,) = entry.spans
+        found = await self._bytes(source.start, source.stop or 0)
+        try:
+            data = await in_thread(lambda: entry.finish(found.data))
+        except ValueError as e:
+            raise self._damaged(e) from e
+        return Answer(data, None, found.etag, found.last_modified)
+
+    def _damaged(self, what: object) -> Unreadable:
+        return Unreadable(f"a member of the ZIP at {self._url} is damaged: {what}")
+
+
+def _member_of(url: str) -> str:
+    """Return the name of the member that the first link of a chain names; none names the root."""
+    first, _, _ = url.partition("::")
+    return str(ZipFileSystem._strip_protocol(first)) if "://" in first else ""
+
+
+def is_theirs(options: Mapping[str, Any], others: Sequence[str]) -> bool:
+    """Whether ``options`` of a chain hold any that its archive, not the ``others``, takes: they are for fsspec."""
+    return fsspec.get_filesystem_class("zip") is not ZipFileSystem or not options.keys() <= set(others)
