@@ -14,6 +14,7 @@ Source: zarr-python's `zarr.abc.codec.CodecPipeline`. On zarr 3.4 decoding is th
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import math
 from collections.abc import Iterable
@@ -72,12 +73,14 @@ class SelectionPipeline(_Base):
         """Read the chunks of one selection into ``out``: the fill value where one is missing; other failures raise."""
         batch = list(batch_info)
         found = _filesystem(batch[0][0].store) if batch and isinstance(batch[0][0], StorePath) else None
-        if found is None or self.supports_partial_decode:  # sharded arrays that are left whole read their parts
+        if found is None:
             return await super().read(batch, out, drop_axes)
         fs, root = found
-        keys = [join(root, getter.path) for getter, *_ in batch]
         spec = batch[0][1]
         size = math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
+        if self.supports_partial_decode:
+            return await self._read_parts(fs, size, batch, out, drop_axes)
+        keys = [join(root, getter.path) for getter, *_ in batch]
         transform = getattr(self, "sync_transform", None)
         if transform is None or _decode_and_scatter is None:
             return await self._read_first(fs, keys, size, batch, out, drop_axes)
@@ -97,6 +100,26 @@ class SelectionPipeline(_Base):
 
         await fs._read_selection(keys, take, chunk_size=size, threads=self._is_compressed)
         return tuple(results)
+
+    async def _read_parts(
+        self, fs: RefShardFileSystem, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
+    ) -> tuple[Any, ...]:
+        """Have zarr read what it needs of each shard, of as many at a time as there is memory for."""
+        room = asyncio.Semaphore(max(1, fs._session.options.budget.memory // max(size, 1)))
+        read = super().read
+
+        async def read_one(info: Any) -> Any:
+            async with room:
+                return await read([info], out, drop_axes)
+
+        tasks = [asyncio.ensure_future(read_one(info)) for info in batch]
+        try:
+            results = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # they write into the caller's memory
+        return tuple(result for some in results for result in some or ())
 
     async def _read_first(
         self, fs: RefShardFileSystem, keys: list[str], size: int, batch: list[Any], out: NDBuffer, drop_axes: Any

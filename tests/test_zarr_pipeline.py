@@ -102,6 +102,20 @@ def test_a_loop_over_chunks_is_read_ahead_of(http_server: RangeServer) -> None:
     assert http_server.bytes_sent == len(PAYLOAD)
 
 
+def test_shards_that_are_left_whole_are_all_under_way_at_once(http_server: RangeServer, tmp_path: Path) -> None:
+    values = np.arange(64 * 64, dtype="<u4").reshape(64, 64)
+    zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)
+    for file in (p for p in tmp_path.rglob("*") if p.is_file()):
+        http_server.put(f"/s/{file.relative_to(tmp_path)}", file.read_bytes())
+    array = opened(f"{http_server.url}/s", shards="whole")
+    http_server.latency = 0.2
+    with zarr.config.set({"async.concurrency": 1}):
+        for selection in ((slice(None),) * 2, (slice(0, 64, 20), 3)):
+            http_server.clear()
+            assert (array[selection] == values[selection]).all()
+            assert http_server.log.peak >= 4
+
+
 def test_shards_are_looked_up_together(http_server: RangeServer, tmp_path: Path) -> None:
     values = np.arange(64 * 64, dtype="<u4").reshape(64, 64)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)
