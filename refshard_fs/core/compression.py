@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import importlib
+import io
 import lzma
 import math
 import sys
@@ -30,19 +31,23 @@ def errors() -> tuple[type[Exception], ...]:
     return (zlib.error, OSError, EOFError, lzma.LZMAError, zstd().ZstdError)
 
 
+_PART: Final = 1 << 20  # bytes that are made at once; a large result is made in 16 parts, each of which copies the rest
+
+
 def decompressed(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> bytes:
     """Return what ``data`` stands for by ``stream``, a decompressor of zlib, bz2, lzma or zstd: ``most`` bytes at most.
 
     Raises ValueError where the data are damaged, hold more, or (unless it need not be marked) do not reach their end.
     """
-    parts: list[bytes] = []
+    # Decompressors hold what they make twice while they join it: the parts are small, and one buffer grows.
+    out, part = io.BytesIO(), max(_PART, most >> 4)
     left = most + 1
     try:
         while left and not stream.eof:
-            parts.append(stream.decompress(data, left))
+            made = stream.decompress(data, min(left, part))
             data = getattr(stream, "unconsumed_tail", b"")  # of zlib; others keep it
-            left -= len(parts[-1])
-            if not parts[-1]:
+            left -= out.write(made)
+            if not made:
                 break
     except errors() as e:
         raise ValueError(f"its compressed bytes are damaged: {e}") from e
@@ -50,7 +55,7 @@ def decompressed(stream: Any, data: bytes, most: int, *, has_end: bool = True) -
         raise ValueError(f"its compressed bytes do not end after {most} bytes: they make more than there may be")
     if has_end and not stream.eof:
         raise ValueError(f"its compressed bytes do not end after {most} bytes: they are cut short")
-    return b"".join(parts)
+    return out.getvalue()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -63,6 +68,7 @@ def decompressed(stream: Any, data: bytes, most: int, *, has_end: bool = True) -
 MOST: Final = 1 << 28  # bytes of a chunk that are decoded here; readers of the data decide for themselves
 SLACK: Final = 1 << 16  # bytes that any chunk may have: filters add some
 WIDEST: Final = 16  # bytes of a number: filters may have stored wider ones than those that are shown
+_MOST_STREAMS: Final = 64  # of a chunk, that follow one another: each is a copy of what is left
 
 _COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])  # begin with how many there are
 _AS_LONG: Final = frozenset(["bytes", "endian", "transpose", "shuffle", "bitround", "delta", "quantize", "zfpy"])
@@ -81,18 +87,31 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
         elif name in _MAKERS:
             if name == "lzma" and codec.get("format", lzma.FORMAT_XZ) not in (lzma.FORMAT_AUTO, lzma.FORMAT_XZ):
                 raise ValueError("it is of a format of LZMA whose size cannot be told before it is made")
-            data = decompressed(_MAKERS[name](), data, most, has_end=False)
+            data = _streams(_MAKERS[name], data, most)
         elif name in _TELL:
             made = _TELL[name](data)
             _check(made, most, "bytes")
             if made is None:
-                data = decompressed(zstd().ZstdDecompressor(), data, most, has_end=False)
+                data = _streams(zstd().ZstdDecompressor, data, most)
             elif not is_last:
                 data = _opened(name, data)
         elif name not in _AS_LONG:
             return  # nothing is known of it
         if is_last and name not in _AS_LONG and name != "crc32c":
             return
+
+
+def _streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
+    """Return what streams that follow one another in ``data`` make together, as codecs decode them."""
+    parts: list[bytes] = []
+    while data.strip(b"\0") or not parts:  # zeros may fill what follows a stream
+        if len(parts) == _MOST_STREAMS:
+            raise ValueError(f"it is of more than {_MOST_STREAMS} compressed streams, which are not looked through")
+        stream = make()
+        parts.append(decompressed(stream, data, most, has_end=False))
+        most -= len(parts[-1])
+        data = stream.unused_data
+    return b"".join(parts)
 
 
 def promised(meta: ArrayMeta) -> tuple[int, int]:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.compression import MOST, check_chunk
+from refshard_fs.core.compression import MOST, check_chunk, decompressed, zstd
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
+from tests.memory import taking
 
 ZEROS = bytes(4 << 20)
 DATA = np.arange(4, dtype="<i8")
@@ -121,3 +122,35 @@ def test_bzip2_and_xz_are_bounded_while_they_are_read() -> None:
     for name, data in (("bz2", bz2.compress(ZEROS)), ("lzma", lzma.compress(ZEROS))):
         with pytest.raises(ValueError, match="make more than"):
             check_chunk(meta_of({"id": name}), data)
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"),
+    [("gzip", gzip.compress), ("bz2", bz2.compress), ("lzma", lzma.compress), ("zstd", numcodecs.Zstd().encode)],
+)
+def test_all_streams_of_a_chunk_are_counted(name: str, compress: Any) -> None:
+    codec = {"id": name}
+    little = numcodecs.Zstd().encode if name == "zstd" else compress
+    check_chunk(meta_of(codec), bytes(little(DATA.tobytes())) + bytes(8))
+    if name == "zstd":  # whose first frame says nothing of its size
+        packer = zstd().ZstdCompressor()
+        first, rest = packer.compress(b"12345678") + packer.flush(), bytes(compress(ZEROS))
+    else:
+        first, rest = compress(b"12345678"), compress(ZEROS)
+    with pytest.raises(ValueError, match="make more than"):
+        check_chunk(meta_of(codec), first + rest)
+    with pytest.raises(ValueError, match="more than 64 compressed streams"):
+        check_chunk(meta_of(codec), first * 65)
+
+
+@pytest.mark.parametrize(
+    "make", [zlib.compress, bz2.compress, lzma.compress, lambda data: bytes(numcodecs.Zstd().encode(data))]
+)
+def test_a_large_result_is_not_held_twice(make: Any) -> None:
+    size = 32 << 20
+    data = make(bytes(size))
+    stream = {"x": zlib.decompressobj, "B": bz2.BZ2Decompressor, "\xfd": lzma.LZMADecompressor}.get(
+        chr(data[0]), zstd().ZstdDecompressor
+    )()
+    with taking(size * 3 // 2):
+        assert len(decompressed(stream, data, size)) == size
