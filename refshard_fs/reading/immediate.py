@@ -17,7 +17,7 @@ from refshard_fs.errors import RefShardError, told_cause
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import DOCUMENTS, Request
 from refshard_fs.reading.failures import ABSENT, blame, fail
-from refshard_fs.reading.loading import Answers, Streamed, naming, sized
+from refshard_fs.reading.loading import Answers, Streamed, decode, naming, sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 
@@ -205,7 +205,7 @@ class Immediate:
                     return None
                 if data is None:
                     return None
-                value = sized(need, self._pool).decode(data)
+                value = decode(sized(need, self._pool), data)
             self._answers.put(need, value, getattr(value, "nbytes", len(data)), self._pool)
             return Found(value)
 

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import hashlib
 import threading
+import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from operator import attrgetter
@@ -126,10 +127,26 @@ def _weight(value: Any) -> int:
     return int(getattr(value, "nbytes", MANY))
 
 
+def decode(index: Index, data: bytes) -> Any:
+    """Return the index that ``data`` are. An error lets go of what was decoded until then.
+
+    Errors and the frames that they went through hold one another until Python looks for garbage: a damaged archive
+    that is asked for again and again would take the size of its half-made index each time.
+    """
+    try:
+        return index.decode(data)
+    except Exception as e:
+        error: BaseException | None = e
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)  # but for this one, which is running
+            error = error.__cause__
+        raise
+
+
 async def _decode(index: Index, data: bytes) -> Any:
     if len(data) <= MANY:
-        return index.decode(data)
-    return await asyncio.to_thread(index.decode, data)
+        return decode(index, data)
+    return await asyncio.to_thread(decode, index, data)
 
 
 async def _load(need: Load, index: Any, read: Read, keep: Keep | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import lzma
 import random
@@ -25,6 +26,7 @@ from refshard_fs.core.model import Inline, Load, Packed, Span, Steps
 from refshard_fs.formats.zip.directory import Members, TailIndex
 from refshard_fs.formats.zip.methods import plain
 from refshard_fs.formats.zip.source import ZipKeySpace
+from tests.memory import taking
 from tests.servers.http import RangeServer
 
 DATA = Path(__file__).parent.parent / "data" / "zips"
@@ -274,6 +276,24 @@ def test_members_that_overlap_are_refused() -> None:
     data[second + 42 : second + 46] = struct.pack("<L", 20)
     with pytest.raises(ManifestError, match="reaches into the next"):
         opened(bytes(data)).ls("")
+
+
+def test_a_damaged_directory_leaves_nothing_behind_however_often_it_is_asked_for() -> None:
+    good = zipped({"a": b"a" * 100, "b": b"b" * 100})
+    end = good.rindex(b"PK\5\6")
+    (begin,) = struct.unpack_from("<I", good, end + 16)
+    entries, count = good[begin : begin + 47] * 6000, 6000
+    data = good[:begin] + entries + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(entries), begin, 0)
+    fs = opened(data)
+    gc.collect()
+    gc.disable()
+    try:
+        with taking(6 << 20):  # one reading takes 1 MiB, and its bytes 0.3 MiB
+            for _ in range(10):
+                with pytest.raises(ManifestError, match="reaches into the next one"):
+                    fs.cat_file("a")
+    finally:
+        gc.enable()
 
 
 def test_parts_of_a_split_archive_are_refused() -> None:
