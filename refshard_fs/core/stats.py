@@ -46,12 +46,14 @@ NAMES = (
     "keys",
     "requests",
     "bytes_wanted",
-    "bytes_fetched",
+    "bytes_fetched",  # also those that nobody asked for, of servers that answer with whole objects
     "cache_hits",
     "retries",
     "ahead_hits",  # reads served from what had been fetched (or was being fetched) ahead
     "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped unread
 )
+
+UNASKED: Final = 8 << 20  # bytes that came in vain from one server, from which on that is worth a warning
 
 
 class Stats:
@@ -60,6 +62,7 @@ class Stats:
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())
         self._counts = dict.fromkeys(NAMES, 0)
+        self._unasked: dict[str, int] = {}
 
     def add(self, **counts: int) -> None:
         with self._lock:
@@ -79,6 +82,18 @@ class Stats:
             counts["requests"] += 1
             counts["bytes_wanted"] += size
             counts["bytes_fetched"] += size
+
+    def add_unasked(self, server: str, size: int) -> bool:
+        """Count bytes of a server that ignores ranges; return whether that is to be told now, which it is once."""
+        with self._lock:
+            self._counts["bytes_fetched"] += size
+            before = self._unasked.get(server, 0)
+            self._unasked[server] = before + size
+        return before < UNASKED <= before + size
+
+    def ignores_ranges(self, server: str) -> bool:
+        """Whether ``server`` has sent whole objects, or their beginnings, where ranges were asked for."""
+        return server in self._unasked
 
     def snapshot(self) -> dict[str, int]:
         with self._lock:

@@ -3,9 +3,10 @@
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import Retry, TooLarge, Unfit
 from refshard_fs.targets.pool import Given, Pool, PoolOptions, arguments_of
-from refshard_fs.targets.versioned import Seen, Versions
+from refshard_fs.targets.versioned import IGNORES_RANGES, Seen, Versions
 
 __all__ = [
+    "IGNORES_RANGES",
     "Answer",
     "Given",
     "Pool",

@@ -20,13 +20,17 @@ UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """Bytes of an object, and what came with them about the whole: its size, ETag and modification time."""
+    """Bytes of an object, and what came with them about the whole: its size, ETag and modification time.
+
+    ``unasked`` bytes came beside them, of a server that answers with whole objects where ranges are asked for.
+    """
 
     data: bytes
     size: int | None = None
     etag: str | None = None
     last_modified: str | None = None
     waited: float | None = None  # seconds until the server began to answer, where that is known
+    unasked: int = 0
 
 
 class Target:
@@ -151,6 +155,7 @@ async def read_answer(
     ``inflates`` says that the client has undone such a body's compression.
     """
     headers = response.headers
+    unasked = 0
     match response.status:
         case 206:
             sent = response.content_length
@@ -166,13 +171,15 @@ async def read_answer(
         case 200:
             data, total = await _cut(response, stop, most, inflates)
             data = data if start == 0 else data[start:stop]
+            if start or stop is not None:
+                unasked = max(response.content.total_bytes - len(data), 0)
         case status:
             text = await _error_text(response)
             size = _size_told(headers.get("content-range", ""), text) if status == 416 else None
             if size is None or start < size != 0:
                 raise _status(status, headers, text)
             data, total = b"", size
-    return Answer(data, total, headers.get("etag"), headers.get("last-modified"), waited)
+    return Answer(data, total, headers.get("etag"), headers.get("last-modified"), waited, unasked)
 
 
 async def failure_of(response: aiohttp.ClientResponse) -> OSError:

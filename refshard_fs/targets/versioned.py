@@ -12,15 +12,18 @@ import email.utils
 import math
 import re
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
 
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.model import OWN, Facts, Listed, Pin
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import RefShardError, TargetChanged
+from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, told
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets.answer import Answer, Target, check
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
@@ -33,6 +36,12 @@ _NUMBER = re.compile(r"-?\d+(\.\d*)?$")
 _PRECONDITION_FAILED = 412
 _NO_SUFFIX = frozenset([400, 416, 501])  # what servers answer that know no ranges which count from the end
 _SLOWEST = 8192  # bytes per second; a server that sends fewer, behind a connection that is shared by many, has stalled
+
+# Said of a server, by a warning and by a check.
+IGNORES_RANGES: Final = (
+    "ignores ranges: it answers with whole files, of which most is thrown away. Read them from another server, or put "
+    "'simplecache::' before their URLs, which copies each file once"
+)
 
 
 class Seen(NamedTuple):
@@ -231,6 +240,10 @@ class VersionedObject:
         size = math.inf if stop is None else stop - start
         answer = await self._persist(size, self._read, path, start, stop, pin, most)
         self._version.observe(answer.etag, answer.last_modified, answer.size, pin)
+        if answer.unasked:
+            server = server_of(self._version.url)
+            if self._stats.add_unasked(server, answer.unasked):
+                warnings.warn(told(f"{server} {IGNORES_RANGES}"), CostlyPattern, stacklevel=2)
         return answer
 
     async def _read(self, path: str, start: int, stop: int | None, pin: Pin | None, most: int | None) -> Answer:
@@ -239,7 +252,9 @@ class VersionedObject:
             answer = await self._ask(path, start, stop, version.condition(pin), most)
             if pin is not None and not self.target.tells_versions:
                 facts = await self.target.current_facts(path)  # after the bytes came: an older object is then noticed
-                answer = Answer(answer.data, facts.size, facts.etag, facts.last_modified)
+                answer = msgspec.structs.replace(
+                    answer, size=facts.size, etag=facts.etag, last_modified=facts.last_modified
+                )
         except HttpStatus as e:
             if e.status == _PRECONDITION_FAILED:
                 raise version.refuse(pin) from e

@@ -6,6 +6,7 @@ Nothing passes for right that was not looked at: a report says how much was read
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -23,8 +24,8 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.compression import check_chunk, promised
 from refshard_fs.core.keys import join, parent
-from refshard_fs.core.model import Facts, Stat
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.model import Facts, Head, Stat
+from refshard_fs.core.stats import UNASKED, bytes_text, count_text
 from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, is_blosc, undecodable, unsafe
 from refshard_fs.errors import (
     DamagedIndex,
@@ -35,8 +36,10 @@ from refshard_fs.errors import (
     TargetNotAllowed,
     told,
 )
+from refshard_fs.security.admission import WEB
+from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.session.session import Session
-from refshard_fs.targets import Versions
+from refshard_fs.targets import IGNORES_RANGES, Versions
 from refshard_fs.tools.survey import (
     INLINE,
     Chunks,
@@ -340,7 +343,23 @@ async def check_targets(session: Session, ranges: Ranges, found: Findings, callb
                     found.add("error", "unreachable", key, urls[i], text)
                 case error:
                     found.add_error(key, error, "unreachable", urls[i])
+    await _check_servers(session, urls, sizes, found)
     _compare_with_target(ranges, sizes, found)
+
+
+async def _check_servers(session: Session, urls: Sequence[str], sizes: UInt64s, found: Findings) -> None:
+    """Ask each web server of large files for one byte, and find those that answer with the whole file."""
+    largest: dict[str, int] = {}
+    for i in np.flatnonzero(sizes != _END).tolist():
+        if sizes[i] >= UNASKED and protocol_of(urls[i]) in WEB:
+            i = max(i, largest.get(server_of(urls[i]), i), key=lambda i: int(sizes[i]))
+            largest[server_of(urls[i])] = i
+    for server, i in largest.items():
+        with contextlib.suppress(OSError, RefShardError):  # what cannot be read has been found already
+            await session.engine().need(Head(urls[i], 1))
+        if session.stats.ignores_ranges(server):
+            text = f"{server} {IGNORES_RANGES}. This file has {bytes_text(int(sizes[i]))}"
+            found.add("warning", "no-ranges", url=urls[i], text=text)
 
 
 async def _ask(session: Session, url: str, callback: Callback) -> Facts | Exception | None:

@@ -13,7 +13,9 @@ import aiohttp
 import pytest
 from fsspec.implementations.http import HTTPFileSystem
 
+from refshard_fs import CostlyPattern, RefShardFileSystem
 from refshard_fs.core.model import Facts, Pin
+from refshard_fs.core.stats import UNASKED
 from refshard_fs.errors import TargetChanged, TargetNotAllowed
 from refshard_fs.security.admission import Admission
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
@@ -122,6 +124,18 @@ def test_a_huge_object_is_not_read_to_its_end_for_a_few_bytes(http_server: Range
     http_server.fault("ignored_range")
     assert Reader().read(url, 10, 20) == bytes(10)
     assert http_server.bytes_sent < len(data) // 2
+
+
+def test_what_a_server_that_ignores_ranges_sends_is_counted_and_told_once(http_server: RangeServer) -> None:
+    url = http_server.put("/x", bytes(UNASKED))
+    http_server.fault("ignored_range")
+    fs = RefShardFileSystem({f"a/{i}": [url, UNASKED - 10 + i, 1] for i in range(4)}, skip_instance_cache=True)
+    with pytest.warns(CostlyPattern, match="ignores ranges") as told:
+        for i in range(4):
+            assert fs.cat_file(f"a/{i}") == b"\0"
+    assert len(told) == 1
+    assert fs.stats()["bytes_wanted"] == 4
+    assert http_server.bytes_sent - 4096 <= fs.stats()["bytes_fetched"] <= http_server.bytes_sent
 
 
 @pytest.mark.parametrize(("start", "stop"), RANGES)

@@ -19,6 +19,7 @@ import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.cli import main
 from refshard_fs.core.checksums import crc32c
+from refshard_fs.core.stats import UNASKED
 from refshard_fs.tools.check import SHOWN, Ranges, Report, check
 from refshard_fs.tools.survey import survey
 from tests.servers.http import RangeServer
@@ -180,6 +181,17 @@ def test_each_target_is_asked_once_and_no_chunk_is_read(make: Make, http_server:
     assert not check(make(refs)).findings
     (request,) = http_server.requests("/x")
     assert request.method == "HEAD"
+
+
+def test_a_server_of_large_files_that_ignores_ranges_is_told_of(make: Make, http_server: RangeServer) -> None:
+    files = [http_server.put(f"/{name}", bytes(UNASKED + i)) for i, name in enumerate("xyz")]
+    fs = make({f"a/{i}": [url, 0, 2] for i, url in enumerate(files)})
+    assert found(check(fs)) == []
+    asked = http_server.requests()
+    http_server.fault("ignored_range")
+    (finding,) = check(fs).findings
+    assert (finding.severity, finding.kind, finding.url) == ("warning", "no-ranges", files[-1])
+    assert len(http_server.requests()) - len(asked) <= len(asked)  # one byte of one file, at most
 
 
 def test_a_server_that_refuses_is_an_error(make: Make, http_server: RangeServer) -> None:
