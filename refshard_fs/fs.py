@@ -8,6 +8,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from datetime import datetime
 from glob import has_magic
 from operator import index
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -33,7 +34,7 @@ from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
 from refshard_fs.session import listing
 from refshard_fs.session.async_filesystem import AsyncFileSystem
-from refshard_fs.session.files import RefShardFile, RefShardMap, WrittenFile
+from refshard_fs.session.files import RefShardFile, RefShardMap, StreamedFile, WrittenFile
 from refshard_fs.session.in_memory_source import InMemorySource, Source
 from refshard_fs.session.options import SESSION, NormalizingMeta, SessionOptions, check_names, of_the_source, route
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy
@@ -285,12 +286,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     # ------------------------------------------------------------------ what fsspec asks of every filesystem
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of synchronous use; after a fork a new one."""
-        if self._pid != os.getpid():
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of synchronous use, also by an asynchronous instance; after a fork a new one."""
+        if self._loop is None or self._pid != os.getpid():
             self._pid = os.getpid()
-            if not self.asynchronous:
-                self._loop = get_loop()
+            self._loop = get_loop()
         return self._loop
 
     @classmethod
@@ -480,7 +480,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         **kwargs: Any,
     ) -> RefShardFile | WrittenFile:
         if mode == "rb":
-            return RefShardFile(self, path, mode, block_size or "default", cache_options=cache_options, **kwargs)
+            file = RefShardFile(self, path, mode, block_size or "default", cache_options=cache_options, **kwargs)
+            if "size" not in kwargs and file.details["type"] == "directory":
+                raise IsADirectoryError(f"{path!r} is a directory: ls() tells what is in it")
+            return file
         key = self._key(path)
         self._writing(f"write {key!r}")
         before = b""
@@ -511,6 +514,40 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         """Return name, size (of the bytes a read returns) and type of ``path``; FileNotFoundError if there is none."""
         return await listing.info(self._session, self._strip_protocol(path))
+
+    def ukey(self, path: str) -> str:
+        """Return a hash of where the bytes of ``path`` lie and of the version that their targets have now.
+
+        It is another one when they have changed, also where reading them would be a TargetChanged. Targets are asked.
+        """
+        key = self._key(path)
+        return self._session.wait(listing.ukey, self._session, key)
+
+    def checksum(self, path: str) -> int:
+        """Return `ukey` as a number."""
+        return int(self.ukey(path), 16)
+
+    def modified(self, path: str) -> datetime:
+        """Return when the bytes of ``path`` were last changed; NotImplementedError where their target does not tell.
+
+        Of several targets, that is the last change of any. For bytes in the manifest, it is that of the manifest.
+        """
+        key = self._key(path)
+        return self._session.wait(listing.modified, self._session, key)
+
+    def created(self, path: str) -> datetime:
+        """Raise NotImplementedError: servers tell when an object was last changed, which `modified` returns."""
+        raise NotImplementedError(f"nobody tells when {path!r} was made; modified() says when it was last changed")
+
+    async def open_async(self, path: str, mode: str = "rb", **kwargs: Any) -> StreamedFile:
+        """Return ``path`` as a file whose ``read`` and ``close`` are coroutines; it is read only."""
+        if mode != "rb" or kwargs.get("compression"):
+            raise ValueError(f"mode={mode!r}: such files are read; `await fs._pipe_file(key, data)` writes")
+        key = self._key(path)
+        info = await self._info(key)
+        if info["type"] != "file":
+            raise IsADirectoryError(key)
+        return StreamedFile(self, key, mode, size=info["size"])
 
     async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
         found = await listing.ls(self._session, self._strip_protocol(path), detail=detail)
@@ -604,7 +641,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> fs.cat_file("a/1")
         b'cd'
         """
-        sync(self._session.home() or self.loop or get_loop(), self._prefetch, what, selection, mode=mode, wait=wait)
+        sync(self._session.home() or self.loop, self._prefetch, what, selection, mode=mode, wait=wait)
 
     async def _prefetch(
         self,

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from fsspec.asyn import AsyncFileSystem
+from fsspec.asyn import AbstractAsyncStreamedFile, AsyncFileSystem
 from fsspec.mapping import FSMap
 from fsspec.spec import AbstractBufferedFile
 
@@ -19,6 +19,14 @@ class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is unt
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = self.fs.cat_file(self.path, start, end)
+        return data
+
+
+class StreamedFile(AbstractAsyncStreamedFile):  # type: ignore[misc]  # fsspec is untyped
+    """A key as a read-only file of coroutines, for callers within an event loop."""
+
+    async def _fetch_range(self, start: int, end: int) -> bytes:
+        data: bytes = await self.fs._cat_file(self.path, start, end)
         return data
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 
 from refshard_fs.core.keyspace import Listing
-from refshard_fs.core.model import Entry, Facts, Listed, Span, Stat, Steps
-from refshard_fs.errors import ReferenceNotReachable
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Span, Stat, Steps
+from refshard_fs.errors import ReferenceNotReachable, TargetChanged
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
 from refshard_fs.session.session import Session
+from refshard_fs.targets import seconds
 
 KIND = ("file", "directory")
 
@@ -109,7 +112,7 @@ async def _measure(session: Session, key: str, entry: Entry) -> int | None:
     """Return the size that only the target knows; None if an optional object is absent."""
     if not isinstance(entry, Span):
         return len(await session.read(Request(key)))
-    facts = await session.engine().run_for(key, _facts(entry.url))
+    facts = await session.engine().run_for(key, _facts(Stat(entry.url, origin=entry.origin)))
     if facts is None:
         if entry.optional:
             return None
@@ -118,6 +121,54 @@ async def _measure(session: Session, key: str, entry: Entry) -> int | None:
     return len(await session.read(Request(key))) if size is None else size
 
 
-def _facts(url: str) -> Steps[Facts | None]:
-    facts: Facts | None = yield Stat(url)
+def _facts(need: Stat) -> Steps[Facts | None]:
+    facts: Facts | None = yield need
     return facts
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which version of its bytes a key shows, as fsspec asks for it.
+
+
+async def ukey(session: Session, key: str) -> str:
+    """Return a hash of where the bytes of ``key`` lie and of what their targets say of their version now."""
+    entry = await _entry(session, key)
+    if entry is None:
+        return sha256(repr(await info(session, key)).encode()).hexdigest()
+    return sha256(repr((entry, await _versions(session, key, entry))).encode()).hexdigest()
+
+
+async def modified(session: Session, key: str) -> datetime:
+    """Return when the bytes of ``key`` were last changed; NotImplementedError where nobody tells."""
+    entry = await _entry(session, key)
+    if entry is None:
+        known = await info(session, key)
+        raise NotImplementedError(f"{key!r} is a {known['type']}, of which nobody tells when it changed")
+    source = session.options.source
+    if isinstance(entry, Inline) and isinstance(source, str):
+        entry = Span(source, 0, None)
+    told = [facts.last_modified for facts in await _versions(session, key, entry) if isinstance(facts, Facts)]
+    times = [seconds(text) for text in told if text is not None]
+    latest = max((when for when in times if when is not None), default=None)
+    if latest is None:
+        raise NotImplementedError(f"nobody tells when the bytes of {key!r} were changed")
+    return datetime.fromtimestamp(latest, UTC)
+
+
+async def _entry(session: Session, key: str) -> Entry | None:
+    if not key:
+        return None
+    keyspace = await session.keyspace()
+    return await session.engine().run_for(key, keyspace.lookup(key))
+
+
+async def _versions(session: Session, key: str, entry: Entry) -> list[Facts | str | None]:
+    """Return what each target of ``entry`` says of its version, or how that differs from what was read before."""
+    found: list[Facts | str | None] = []
+    spans = () if isinstance(entry, Inline) else entry.spans
+    for url, origin in dict.fromkeys((span.url, span.origin) for span in spans):
+        try:
+            found.append(await session.engine().run_for(key, _facts(Stat(url, fresh=True, origin=origin))))
+        except TargetChanged as e:
+            found.append(e.reason)
+    return found
