@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import zip_longest
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -150,13 +153,40 @@ def print_line(text: str = "", style: Style = "") -> None:
 
 
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """Print ``rows`` in columns below their ``heading``; text of the columns named ``right`` stands on the right."""
+    """Print ``rows`` in columns below their ``heading``; text of the columns named ``right`` stands on the right.
+
+    It is as wide as the terminal, or 80 columns: cells go on in further lines, broken at spaces. A first cell that is
+    too long even so has a line of its own. Nothing is cut.
+    """
     table = [heading, *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = _widths(table, shutil.get_terminal_size().columns)
     for row in table:
-        cells = zip(heading, row, widths, strict=True)
-        line = "  ".join(cell.rjust(width) if name in right else cell.ljust(width) for name, cell, width in cells)
-        print_line(line.rstrip(), "bold" if row is heading else "")
+        style: Style = "bold" if row is heading else ""
+        cells = [textwrap.wrap(cell, width, **_WHOLE_WORDS) for cell, width in zip(row, widths, strict=True)]
+        if max(map(len, cells[0]), default=0) > widths[0]:
+            print_line(row[0], style)
+            cells[0] = []
+        for parts in zip_longest(*cells, fillvalue=""):
+            whole = zip(heading, parts, widths, strict=True)
+            line = "  ".join(part.rjust(width) if name in right else part.ljust(width) for name, part, width in whole)
+            print_line(line.rstrip(), style)
+
+
+_WHOLE_WORDS: Final[Any] = {"break_long_words": False, "break_on_hyphens": False}
+
+
+def _widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
+    """Return how wide columns are that together take up ``most``, as far as their words let them."""
+    columns = list(zip(*table, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
+    least[0] = len(table[0][0])
+    over = sum(widths) + 2 * (len(widths) - 1) - most
+    while over > 0 and widths != least:
+        widest = max(range(len(widths)), key=lambda i: widths[i] if widths[i] > least[i] else 0)
+        widths[widest] -= 1
+        over -= 1
+    return widths
 
 
 def print_json(value: Any) -> None:

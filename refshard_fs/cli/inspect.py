@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections import Counter
 from typing import Any
@@ -222,13 +223,17 @@ def _get(arguments: Namespace) -> None:
             root = above if keys == [key] else key
             files = {found: _below(destination, found[len(root) + 1 :] if root else found) for found in keys}
             _write(fs, files, destination, shown)
-            return
-        destination = arguments.destination or name
-        if not name or fs.isdir(key):
-            raise IsADirectoryError(f"{key or '/'} is a directory: -r gets all keys below it")
-        if os.path.isdir(destination):
-            destination = os.path.join(destination, name)
-        _write(fs, {key: destination}, os.path.dirname(destination) or ".", shown)
+        else:
+            destination = arguments.destination or name
+            if not name or fs.isdir(key):
+                raise IsADirectoryError(f"{key or '/'} is a directory: -r gets all keys below it")
+            if os.path.isdir(destination):
+                destination = os.path.join(destination, name)
+            files = {key: destination}
+            _write(fs, files, os.path.dirname(destination) or ".", shown)
+    size = bytes_text(sum(map(os.path.getsize, files.values())))
+    took = time.monotonic() - arguments.began
+    print_line(f"{destination}: {count_text(len(files), 'file')}, {size}, written in {took:.1f} s")
 
 
 def _write(fs: RefShardFileSystem, files: dict[str, str], directory: str, shown: Callback) -> None:

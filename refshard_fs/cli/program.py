@@ -117,19 +117,32 @@ _ARGUMENT: Final = re.compile(
 )
 
 
+# The options of one URL prefix, as errors say what to paste.
+_PREFIXED: Final = re.compile(r"(?<![^\s(])options=(\{'[^'\s]*': \{[^{}]*(?:\{\.\.\.\})?\}\})")
+
+
 def as_options(text: str) -> str:
     """Return the text of an error with the options that take the place of the arguments it names.
 
     >>> as_options("it is not empty; overwrite=True replaces a set. Add 's3://b/' to allow= if you trust it")
     "it is not empty; --overwrite replaces a set. Add 's3://b/' to --option allow=[...] if you trust it"
+    >>> print(as_options("if it is public: options={'s3://b/': {'anon': True}}"))
+    if it is public: --option 'options={"s3://b/": {"anon": true}}'
     """
-    return _ARGUMENT.sub(_option, text)
+    return _ARGUMENT.sub(_option, _PREFIXED.sub(_as_json, text))
+
+
+def _as_json(match: re.Match[str]) -> str:
+    spelled = match[1].replace("'", '"').replace("True", "true").replace("False", "false")
+    return f"--option 'options={spelled}'"
 
 
 def _option(match: re.Match[str]) -> str:
     name, value = match[1], match[2].strip("'")
     if name == "format" and value in ("parquet", "json", "chunk-manifest"):
         return f"--format {value}"
+    if name == "target_options":
+        return "--fo-option KEY=VALUE"
     if name in _OPTIONS:
         option = f"--{name.replace('_', '-')}"
         return option if value in ("", "True") else f"{option} {value}"

@@ -6,7 +6,7 @@ from typing import Final
 
 from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat
 from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, told, told_cause
-from refshard_fs.security.policy import server_of
+from refshard_fs.security.policy import place_of
 from refshard_fs.targets.failures import EXPIRED, WITHOUT, ConnectionLost, Denied, TooLarge, Unfit
 
 # ----------------------------------------------------------------------------------------------------
@@ -15,9 +15,7 @@ from refshard_fs.targets.failures import EXPIRED, WITHOUT, ConnectionLost, Denie
 
 READING: Final = "on reading "  # a note on an error that begins so says where, not what
 
-_ANON: Final = "public object stores take {'anon': True}"
 _SIGNED: Final = "The URL was signed for a time that is over: have the references written anew"
-_OF_SOURCE: Final = f"Credentials of the source itself go into target_options=; {_ANON}"
 _GONE: Final = (
     "The object is gone, or was never there: `refshard check` finds all that are missing, `refshard rebase` follows "
     "those that have moved"
@@ -67,13 +65,16 @@ def _credentials(where: str, reason: str, *, of_source: bool) -> str:
     """Return the option that would help, to be pasted, with the bucket or server in it."""
     if WITHOUT in reason:  # that it is asked for anonymously has been said
         return ""
-    place = server_of(where.partition(" [")[0]) + "/" if "://" in where and "::" not in where else "PROTOCOL://BUCKET/"
-    if of_source:
-        return _OF_SOURCE
+    place = place_of(where.partition(" [")[0]) if where else "PROTOCOL://BUCKET/"
+    if place is None:  # a local file
+        return "May this user read it? `ls -l` shows who may"
+    who, other = (
+        ("Credentials of the source itself", "target_options=") if of_source else ("Credentials", "remote_options=")
+    )
     if place.startswith(("http://", "https://")):
-        return f"Credentials go into options={{{place!r}: {{'headers': {{...}}}}}}"
+        return f"{who} go into options={{{place!r}: {{'headers': {{...}}}}}}"
     public = f"options={{{place!r}: {{'anon': True}}}}"
-    return f"Credentials go into remote_options= or options={{{place!r}: {{...}}}}; if it is public: {public}"
+    return f"{who} go into {other} or options={{{place!r}: {{...}}}}; if it is public: {public}"
 
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)

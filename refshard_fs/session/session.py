@@ -154,7 +154,7 @@ class Session(Engines):
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
-            reason = said(e, of_source=True)
+            reason = said(e, options.source if isinstance(options.source, str) else "", of_source=True)
             raise SourceNotReachable(f"{options.source} cannot be opened: {reason}") from told_cause(e)
 
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:

@@ -134,7 +134,7 @@ def _fitted(old: Named, new: Named, dim: str, how: _How) -> tuple[Named, Named] 
         if how.on_duplicate == "error":
             raise ManifestError(
                 f"{old.name} has {dim} = {shown_value(coming[known][0], old, dim)} already: on_duplicate='skip' "
-                "appends what is new, 'replace' takes the new elements"
+                "appends what is new, on_duplicate='replace' takes the new elements"
             )
         overlap: Overlap = "first" if how.on_duplicate == "skip" else "last"
         kept = arrange([old, new], dim, overlap=overlap) or []

@@ -271,7 +271,7 @@ def arrange(parts: Sequence[Named], dim: str, *, sort: bool = False, overlap: Ov
         one, other = (parts[order[position]].name for position in (owners[place], owner[distinct[place]]))
         raise ManifestError(
             f"{one} has {dim} = {shown_value(taken[place], parts[0], dim)}, and so has {other}: overlap='first' or "
-            "'last' says whose is taken"
+            "overlap='last' says whose is taken"
         )
     kept = []
     for position, number in enumerate(order):

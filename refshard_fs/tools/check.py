@@ -36,6 +36,7 @@ from refshard_fs.errors import (
     TargetNotAllowed,
     told,
 )
+from refshard_fs.reading.failures import said
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.session.session import Session
@@ -119,7 +120,7 @@ class Findings:
             case ManifestError():
                 kind, text = "metadata" if kind == "metadata" else "reference", str(error)
             case _:
-                text = f"{type(error).__name__}: {error}"
+                text = said(error, url)
         self.add("error", kind, key, url, text)
 
     def add(

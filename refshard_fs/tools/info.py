@@ -161,12 +161,13 @@ def _targets(found: Survey) -> Targets:
         targets = extents.chunks.targets[there]
         references += np.bincount(targets, minlength=count)
         np.add.at(sizes, targets, extents.sizes[there])
-    top = np.lexsort((-references, -sizes.astype(float)))[:TOP]
+    used = np.flatnonzero(references)  # metadata, and manifests, may lie in others
+    top = used[np.lexsort((-references[used], -sizes[used].astype(float)))[:TOP]]
     return Targets(
-        count=count,
+        count=len(used),
         references=int(references.sum()),
         bytes=int(sizes.sum()),
-        protocols=dict(Counter(protocol_of(url) or "file" for url in found.urls).most_common()),
+        protocols=dict(Counter(protocol_of(found.urls[i]) or "file" for i in used).most_common()),
         top=tuple(Target(redacted(found.urls[i]), int(references[i]), int(sizes[i])) for i in top.tolist()),
     )
 

@@ -28,7 +28,7 @@ from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import Planned
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.session.recognition import beneath, stored
+from refshard_fs.session.recognition import beneath, manifests_of, stored
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.places import ArrayRows, ShardRows
 from refshard_fs.sharding.view import ShardView
@@ -470,6 +470,7 @@ class _Surveying:
         names: dict[str, list[str]] = {path: [] for path in metas}
         stray = dict.fromkeys(metas, 0)
         rest: dict[str, Place] = {}
+        manifests = manifests_of(unedited(self._keyspace))
         for key, place in self._places.items():
             path = array_of(key, metas)
             if path not in metas:
@@ -479,7 +480,7 @@ class _Surveying:
             number = len(names[path]) if grid is None else grid.number(tail)
             if number is None:
                 rest[key] = place
-                stray[path] += 1
+                stray[path] += manifests is None or key != manifests.manifest_key(path)
             else:
                 names[path] += [tail] if grid is None else []
                 numbered[path].append((number, place))

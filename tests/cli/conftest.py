@@ -21,3 +21,9 @@ def refs(tmp_path: Path) -> Refs:
         return str(path)
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tables be as wide as they are, whatever terminal the tests run in."""
+    monkeypatch.setenv("COLUMNS", "1000")

@@ -237,3 +237,42 @@ def test_dimensions_are_shown_by_name(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "a (time 4 × x 2) |u1" in capsys.readouterr().out
     assert main(["info", str(source)]) == 0
     assert "a (time, x)" in capsys.readouterr().out
+
+
+LONG = "a_variable_of_the_ocean_model_with_a_standard_name_as_long_as_some_are"
+
+
+def test_tables_hold_at_80_columns_and_lose_nothing(
+    refs: Refs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    meta = {**ARRAY, "shape": [120, 720, 1440], "chunks": [1, 720, 1440], "filters": [{"id": "shuffle"}]}
+    meta |= {"compressor": {"id": "numcodecs.fixedscaleoffset"}}
+    names = '{"_ARRAY_DIMENSIONS": ["time", "latitude_of_the_grid", "longitude"]}'
+    some = {f"{name}/.zarray": json.dumps(meta) for name in ("short", f"group/{LONG}")}
+    some |= {f"{name}/.zattrs": names for name in ("short", f"group/{LONG}")}
+    path = refs({**some, "short/0.0.0": [f"s3://bucket/{'deep/' * 20}x.nc", 0, 3], "short/1.0.0": ["s3://b/x", 0, 9]})
+    assert main(["info", path]) == 0
+    printed = capsys.readouterr().out
+    table = printed.partition("array ")[2].partition("warning")[0]
+    whole = {f"group/{LONG} (time, latitude_of_the_grid, longitude)", f"s3://bucket/{'deep/' * 20}x.nc"}
+    assert [line for line in table.splitlines() if len(line) > 80 and line not in whole] == []
+    for words in ("120 × 720 × 1440", "1 × 720 × 1440", "shuffle, numcodecs.fixedscaleoffset", "2 of 120"):
+        assert set(words.split()) <= set(table.split())
+    assert all(text in printed for text in whole)
+
+
+@pytest.mark.parametrize("name", ["out.zarr", "out.json", "out.parquet"])
+def test_what_convert_writes_info_does_not_warn_of(
+    name: str, refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    source = refs({".zgroup": {"zarr_format": 2}, "a/.zarray": ARRAY, "a/0": ["data.bin", 0, 2]})
+    out = str(tmp_path / name)
+    assert main(["convert", source, out]) == 0
+    capsys.readouterr()
+    assert main(["info", out, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["warnings"] == []
+    assert [array["stray"] for array in told["arrays"]] == [0]
+    assert (told["targets"]["count"], told["targets"]["references"]) == (1, 1)

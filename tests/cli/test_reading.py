@@ -37,9 +37,10 @@ def test_get_writes_one_file(refs: Refs, tmp_path: Path, monkeypatch: pytest.Mon
     assert files(out) == {"1": b"34", "b/new": b"ab", "0": b"01234567"}
 
 
-def test_get_writes_all_below_a_path(refs: Refs, tmp_path: Path) -> None:
+def test_get_writes_all_below_a_path(refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = refs(), tmp_path / "out"
     assert main(["get", "-r", path, "b", str(out)]) == 0
+    assert f"{out}: 2 files, " in capsys.readouterr().out
     assert sorted(files(out)) == ["c/c/1/0", "c/zarr.json"]
     assert main(["get", "-r", path, "", str(tmp_path / "all")]) == 0
     assert len(files(tmp_path / "all")) == 7

@@ -113,7 +113,9 @@ def test_log_lines_and_errors_hold_no_token(http_server: RangeServer, caplog: py
 def test_a_refused_access_says_the_line_to_paste() -> None:
     assert "options={'s3://pub/': {'anon': True}}" in said(Denied(403, "AccessDenied"), "s3://pub/a/x [0:1]")
     assert "options={'https://h:8/': {'headers': {...}}}" in said(Denied(401), "https://h:8/a/x")
-    assert "{'anon': True}" in said(Denied(403), "zip://a::s3://b/x.zip")
+    assert "options={'s3://b/': {'anon': True}}" in said(Denied(403), "zip://a::s3://b/x.zip")
+    assert "options={'s3://pub/': {'anon': True}}" in said(Denied(403), "s3://pub/refs.json", of_source=True)
+    assert "`ls -l`" in said(PermissionError("no"), "/data/x [0:1]")
 
 
 def test_who_asked_without_credentials_is_not_told_to() -> None:
