@@ -46,12 +46,12 @@ def s3_proxy(s3_server: SeaweedServer) -> Iterator[CountingProxy]:
 
 
 @pytest.fixture
-def nginx_server() -> Iterator[Callable[[Path], NginxServer]]:
-    """Call it with a directory: the running nginx that serves it."""
+def nginx_server() -> Iterator[Callable[..., NginxServer]]:
+    """Call it with a directory, and more that `NginxServer` takes: the running nginx that serves it."""
     if nginx_binary() is None:
         pytest.skip("nginx is not installed")
     with ExitStack() as stack:
-        yield lambda directory: stack.enter_context(NginxServer(directory))
+        yield lambda *given: stack.enter_context(NginxServer(*given))
 
 
 @pytest.fixture(scope="session")

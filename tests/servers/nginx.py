@@ -35,8 +35,10 @@ http {{
     default_type application/octet-stream;
     server {{
         listen 127.0.0.1:{port};
+        {listen}
         root "{root}";
         autoindex on;
+        {settings}
     }}
 }}
 """
@@ -48,11 +50,16 @@ def nginx_binary() -> str | None:
 
 
 class NginxServer:
-    """Serves ``directory`` from ``__enter__`` to ``__exit__``; folders are answered with a page of links."""
+    """Serves ``directory`` from ``__enter__`` to ``__exit__``; folders are answered with a page of links.
 
-    def __init__(self, directory: str | Path) -> None:
+    ``settings`` are more of its own for the server; ``tls``: a file with a certificate and its key, for `secure_url`.
+    """
+
+    def __init__(self, directory: str | Path, settings: str = "", tls: Path | None = None) -> None:
         self.directory = Path(directory).resolve()
-        self.port = 0
+        self.port = self._secure_port = 0
+        self._settings = settings
+        self._tls = tls
         self._child: Child | None = None
         self._folder: Path | None = None
 
@@ -60,6 +67,11 @@ class NginxServer:
     def url(self) -> str:
         """``http://127.0.0.1:PORT``, without a slash at the end."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def secure_url(self) -> str:
+        """The same over TLS: ``https://localhost:PORT``."""
+        return f"https://localhost:{self._secure_port}"
 
     def requests(self) -> list[str]:
         """Its own access log, a line per request that has ended: written after the answer, hence a little late."""
@@ -88,9 +100,14 @@ class NginxServer:
 
     def _start(self, binary: str) -> None:
         folder = self._folder = Path(tempfile.mkdtemp(prefix="nginx-"))
-        [self.port] = free_ports(1)
-        config = folder / "nginx.conf"
-        config.write_text(_CONFIG.format(folder=folder, port=self.port, root=self.directory))
+        self.port, self._secure_port = free_ports(2)
+        config, listen = folder / "nginx.conf", ""
+        if self._tls is not None:
+            listen = f"listen 127.0.0.1:{self._secure_port} ssl;"
+            listen += f" ssl_certificate {self._tls}; ssl_certificate_key {self._tls};"
+        config.write_text(
+            _CONFIG.format(folder=folder, port=self.port, root=self.directory, listen=listen, settings=self._settings)
+        )
         self._child = Child(
             [binary, "-p", folder, "-c", config, "-e", "stderr"], cwd=folder, log=folder / "printed.log"
         )
