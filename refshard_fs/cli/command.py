@@ -107,6 +107,14 @@ def opening_options(arguments: Namespace, **defaults: Any) -> dict[str, Any]:
     return options
 
 
+def lengths(text: str) -> tuple[str, int]:
+    """Return the two sides of NAME=N, a dimension and a length."""
+    name, _, number = text.partition("=")
+    if not name or not number.isdecimal() or not int(number):
+        raise ArgumentTypeError(f"{text!r} is not NAME=N, the name of a dimension and a number of at least 1")
+    return name, int(number)
+
+
 def pair(text: str) -> tuple[str, Any]:
     """Return the two sides of KEY=VALUE; VALUE is JSON, or else text."""
     key, equals, value = text.partition("=")

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from refshard_fs.cli.command import Command, argument, open_source, opening_options, pair, print_line, progress
+from refshard_fs.cli.command import Command, argument, lengths, open_source, opening_options, pair, print_line, progress
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.sets.append import append
 from refshard_fs.sets.concat import LazySet, concat
@@ -63,6 +63,7 @@ def _concat(arguments: Namespace) -> None:
     with progress("concat") as shown:
         if arguments.dims is None:
             options |= {"sort": arguments.sort, "overlap": arguments.overlap, "on_error": arguments.on_error}
+            options |= {"chunks": dict(arguments.chunks) or None}
             made = concat(arguments.sources, arguments.dim, lazy=arguments.lazy, callback=shown, **options)
         elif arguments.lazy:
             raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
@@ -134,6 +135,7 @@ _CONCAT = [
     argument("--lazy", "write a document that names the sets, a line for each"),
     argument("--sort", "order the sets by their first value along the dimension"),
     argument("--overlap", "whose values are taken that several sets have (%(default)s)", **_OVERLAP),
+    argument("--chunks", "with --lazy: length of chunks along a dimension", "NAME=N", type=lengths, **_MANY),
     argument("--on-error", "whether sets that cannot be opened are left out (%(default)s)", **_ON_ERROR),
 ]
 _APPEND = [

@@ -8,7 +8,7 @@ what they need and are sent the answer; the engine drives many of them in lock-s
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -139,7 +139,8 @@ class Recipe(Protocol, Hashable):
 class Packed(msgspec.Struct, frozen=True):
     """Bytes ``[start, stop)`` of what ``recipe`` makes from ``source``; ``made`` is the full size, if known.
 
-    It is made from all of the source, or from ``cuts`` of it, (offset, length) pairs, joined in that order.
+    It is made from all of the source, or from ``cuts`` of it, (offset, length) pairs, joined in that order; or from
+    the bytes of ``parts``, joined: then the source is only what errors name.
     """
 
     source: Span
@@ -149,10 +150,13 @@ class Packed(msgspec.Struct, frozen=True):
     stop: int | None = None
     exact: bool = False
     cuts: tuple[tuple[int, int], ...] = ()
+    parts: tuple[Entry, ...] = ()
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """What is to be read, in the order that `finish` takes it in."""
+        if self.parts:
+            return tuple(span for part in self.parts if not isinstance(part, Inline) for span in part.spans)
         if not self.cuts:
             return (self.source,)
         first = self.source.start
@@ -184,9 +188,12 @@ class Packed(msgspec.Struct, frozen=True):
         begin = (self.start or 0) + offset
         return self._window(begin, begin + length, exact=True)
 
-    def finish(self, raw: bytes) -> bytes:
-        """Return this entry's bytes, given those of its `spans` joined; ValueError where they are damaged."""
-        full = self.recipe.make(raw)
+    def finish(self, read: Sequence[bytes]) -> bytes:
+        """Return this entry's bytes, given those of each of its `spans`; ValueError where they are damaged."""
+        if self.parts:
+            left = iter(read)
+            read = [_finished(part, left) for part in self.parts]
+        full = self.recipe.make(read[0] if len(read) == 1 else b"".join(read))
         if self.made is not None and len(full) != self.made:
             raise ValueError(f"{len(full)} bytes were made where {self.made} were promised")
         data = full if self.start is None and self.stop is None else full[self.start : self.stop]
@@ -195,10 +202,21 @@ class Packed(msgspec.Struct, frozen=True):
         return data
 
     def _window(self, start: int | None, stop: int | None, *, exact: bool = False) -> Packed:
-        return Packed(self.source, self.recipe, self.made, start, stop, exact, self.cuts)
+        return Packed(self.source, self.recipe, self.made, start, stop, exact, self.cuts, self.parts)
 
 
 Entry = Span | Inline | Packed
+
+
+def _finished(entry: Entry, read: Iterator[bytes]) -> bytes:
+    """Return the bytes of ``entry``, whose spans are the next ones that were ``read``."""
+    match entry:
+        case Inline(data):
+            return data
+        case Span():
+            return next(read)
+        case Packed():
+            return entry.finish([next(read) for _ in entry.spans])
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -301,8 +319,9 @@ def of_origin(what: T, origin: str) -> T:
     match what:
         case Span() | Stat() | Head() | Names():
             return msgspec.structs.replace(what, origin=origin)
-        case Packed(source):
-            return msgspec.structs.replace(what, source=of_origin(source, origin))
+        case Packed(source, parts=parts):
+            theirs = tuple(of_origin(part, origin) for part in parts)
+            return msgspec.structs.replace(what, source=of_origin(source, origin), parts=theirs)
         case Load(entry):
             return msgspec.structs.replace(what, entry=of_origin(entry, origin))
         case tuple() if what and isinstance(what[0], Need):

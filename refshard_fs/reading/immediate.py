@@ -81,7 +81,7 @@ class Immediate:
         """Whether `take` would keep an event loop from its other work: then a thread is to call it."""
         if isinstance(entry, Inline) or not (self._slow_reads > 1 or (entry.size or 0) > LARGE):
             return False
-        return self.reaches(entry.spans[0])
+        return self._reaches_all(entry)
 
     async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
         """Return the same as `take`, from a thread where that would block."""
@@ -149,7 +149,10 @@ class Immediate:
 
     def has(self, entry: Entry) -> bool:
         """Whether the bytes of ``entry`` need no event loop."""
-        return isinstance(entry, Inline) or self.reaches(entry.spans[0])
+        return isinstance(entry, Inline) or self._reaches_all(entry)
+
+    def _reaches_all(self, entry: Span | Packed) -> bool:
+        return all(map(self.reaches, entry.spans))
 
     def run(self, steps: Steps[Any], *, may_load: bool = True) -> Found | None:
         """Return what ``steps`` return, if all that they need is remembered.
@@ -214,10 +217,8 @@ class Immediate:
             answer = self._fetch(entry, most)
             return None if answer is None else bytes(answer.data)
         spans = entry.spans
-        parts = [answer.data for span in spans if (answer := self._fetch(span)) is not None]
-        if len(parts) < len(spans):
-            return None
-        return entry.finish(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
+        parts = [bytes(answer.data) for span in spans if (answer := self._fetch(span)) is not None]
+        return entry.finish(parts) if len(parts) == len(spans) else None
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
         place = self._pool.place(span.url, span.origin)

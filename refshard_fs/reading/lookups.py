@@ -206,8 +206,7 @@ class Lookups:
             case Span():
                 return await self._fetched(entry, most)
             case Packed():
-                parts = await asyncio.gather(*[self._fetched(span, most) for span in entry.spans])
-                return entry.finish(parts[0] if len(parts) == 1 else b"".join(parts))
+                return entry.finish(await asyncio.gather(*[self._fetched(span, most) for span in entry.spans]))
 
     def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""

@@ -272,7 +272,7 @@ def _append_line(
             )
         if not how.any_order:
             check_order(values, coming[1], new, dim)
-    found = concat_document(urls, read, dim, same, options)
+    found = concat_document(urls, read, dim, same, options, known=document.chunks)
     for part, now in zip(ends, found.parts, strict=False):
         if part.length != now.length:
             raise ManifestError(
@@ -284,7 +284,8 @@ def _append_line(
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(new))
-    Document(base.url, fs._session.given(base.url), base.facts).put(document.with_parts([line]).dumps())
+    document = msgspec.structs.replace(document.with_parts([line]), chunks={**found.chunks, **document.chunks})
+    Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
     return line.length
 
 

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -24,29 +24,43 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
 from refshard_fs.sets.variables import Named
 
+Joining = Literal["as they are", "stored anew", "recoded", "recut"]  # what becomes of chunks that are joined
+
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
 TOGETHER: Final = 16  # sets that are read at a time
 
 
-def check_joinable(path: str, one: Named, other: Named, axis: int, *, stored_anew: bool, recoded: bool) -> None:
+def check_joinable(path: str, one: Named, other: Named, axis: int, how: Joining) -> None:
     """Raise ManifestError if two sets' arrays ``path`` cannot be joined along ``axis``.
 
-    ``stored_anew`` is whether the values are, so that how they are encoded does not matter; ``recoded`` is whether
-    chunks of one encoding are shown in the other when they are read.
+    ``how`` is what becomes of their chunks: where values are stored anew, how they are encoded does not matter; where
+    chunks are recoded, one encoding is shown in the other when they are read; where they are recut, in others' shape.
     """
     a, b = one.variables[path], other.variables[path]
     if a is b:
         return
     if a.dims != b.dims:
         raise difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
-    if recoded and not stored_anew:
-        recoding_of(path, _described(path, one), _described(path, other))
+    if how in ("recoded", "recut"):
+        recoding_of(path, _described(path, one), _described(path, other), is_recut=how == "recut")
     else:
-        ignored = {"shape"} | (STORAGE | {"attribute units"} if stored_anew else set())
-        check_metadata(path, _described(path, one), _described(path, other), ignored)
+        ignored = {"shape"} | (STORAGE | {"attribute units"} if how == "stored anew" else set())
+        try:
+            check_metadata(path, _described(path, one), _described(path, other), ignored)
+        except ManifestError as e:
+            raise _advised(path, one, other, e) from None
     for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
         if k != axis and length != theirs:
             raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
+
+
+def _advised(path: str, one: Named, other: Named, error: ManifestError) -> ManifestError:
+    """Return ``error`` with what would help: chunks that differ can be recoded, if not by references."""
+    try:
+        recoding_of(path, _described(path, one), _described(path, other), is_recut=True)
+    except ManifestError:
+        return error
+    return ManifestError(f"{error}: references alone cannot say it; concat(..., lazy=True) recodes chunks when read")
 
 
 def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:

@@ -20,7 +20,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.sets.compatibility import with_digests
-from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, trimmed
+from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes, trimmed
 from refshard_fs.sets.rebase import MadeSet, made, opened
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, Variable
@@ -77,21 +77,31 @@ def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
 
 
 def concat_document(
-    urls: Sequence[str], read: Sequence[Named], dim: str, same: frozenset[str], options: Mapping[str, Any]
+    urls: Sequence[str],
+    read: Sequence[Named],
+    dim: str,
+    same: frozenset[str],
+    options: Mapping[str, Any],
+    chunks: Mapping[str, int] | None = None,
+    known: Mapping[str, tuple[int, ...]] = {},
 ) -> ConcatDocument:
-    """Return the document that joins the sets at ``urls``, that were ``read``; ManifestError where they do not fit."""
+    """Return the document that joins the sets at ``urls``, that were ``read``; ManifestError where they do not fit.
+
+    Arrays in ``known`` are recut already, in chunks of that shape.
+    """
     parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same)
-    refs = concatenate(parts, dim, same, recoded=True).refs
+    recut = {**recut_shapes(parts, dim, chunks), **known}
+    refs = concatenate(parts, dim, same, recut=recut).refs
     first = parts[0].variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
     lengths = [length_along(part, dim) for part in parts]
     coordinate = next((path for path in axes if first[path].is_coordinate), None)
     data = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))
     if data is None:
-        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)))
+        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)), None, recut)
     ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
     values = [data[start:stop] for start, stop in pairwise(ends)]
-    return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths, values)), coordinate)
+    return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths, values)), coordinate, recut)
 
 
 def _values(refs: ReferenceSet, variable: Variable, total: int) -> bytes | None:
@@ -121,6 +131,7 @@ def concat(
     lazy: Literal[False] = False,
     sort: bool = False,
     overlap: Overlap = "error",
+    chunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
@@ -134,6 +145,7 @@ def concat(
     lazy: Literal[True],
     sort: bool = False,
     overlap: Overlap = "error",
+    chunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
@@ -147,6 +159,7 @@ def concat(
     lazy: bool = False,
     sort: bool = False,
     overlap: Overlap = "error",
+    chunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
@@ -174,6 +187,8 @@ def concat(
     values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
     Arrays along ``dim`` may be encoded otherwise there (codecs, byte order, a narrower type, scale_factor, add_offset,
     fill value): their chunks are recoded when they are read, exactly, or reading one is an error that says why.
+    Where chunks do not meet (months of 28 to 31 days, or parts of other chunks) the array is shown in chunks of the
+    length that most have, or that ``chunks`` (by dimension) says: these are joined from pieces of others.
 
     Raises TargetNotAllowed where a set from elsewhere points to where it may not (what is made of it is your own, and
     may point anywhere), and ManifestError, which names the sets, the variable and the field, where they do not fit.
@@ -200,6 +215,8 @@ def concat(
     callback.set_size(len(leaves))
 
     unchecked = frozenset(same)
+    if chunks is not None and (not lazy or min(chunks.values(), default=1) < 1):
+        raise ValueError("chunks= are lengths of 1 and more, by dimension, of chunks that lazy=True joins")
     if lazy and (len(order) != 1 or dim is None):
         raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
     if len(order) != 1 and (sort or overlap != "error" or on_error != "raise"):
@@ -220,7 +237,7 @@ def concat(
                 raise ManifestError("lazy=True joins whole sets, and of some a part is taken: leave lazy=True out")
             read = chosen
     if lazy:
-        data = concat_document(leaves, read, str(dim), unchecked, options).dumps()
+        data = concat_document(leaves, read, str(dim), unchecked, options, chunks).dumps()
         return LazySet(data, hashlib.sha256(data).hexdigest())
     if len(order) == 1:
         parts = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked)

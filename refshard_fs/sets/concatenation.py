@@ -6,7 +6,7 @@ What does not fit is a ManifestError that names the sets, the variable and the f
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,29 +20,35 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.recutting import check_recut, commonest
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
-from refshard_fs.sets.compatibility import check_equal, check_joinable
+from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable
 from refshard_fs.sets.variables import Named, Variable, VariableReader, in_units_of
 
 
-def concatenate(sets: Sequence[Named], dim: str | None, same: Iterable[str] = (), *, recoded: bool = False) -> Named:
+def concatenate(
+    sets: Sequence[Named], dim: str | None, same: Iterable[str] = (), *, recut: Container[str] | None = None
+) -> Named:
     """Return ``sets`` as one: arrays with ``dim`` joined along it in order, all others merged.
 
     Variables without ``dim`` must be equal wherever they are, but for those in ``same``: they are the first set's.
-    With ``recoded`` arrays along ``dim`` may be encoded otherwise: who reads them recodes their chunks.
+    With ``recut`` arrays along ``dim`` may be encoded otherwise: who reads them recodes their chunks. Those that are
+    named there are cut otherwise, and references to their chunks are left out.
     """
-    joined = _Concatenation(sets, dim, frozenset(same), recoded=recoded)
+    joined = _Concatenation(sets, dim, frozenset(same), recut)
     name = sets[0].name if len(sets) == 1 else f"{sets[0].name} to {sets[-1].name}"
     refs = joined.references()
     return Named(name, refs, VariableReader().read(refs, name), joined.digests)
 
 
 class _Concatenation:
-    def __init__(self, sets: Sequence[Named], dim: str | None, same: frozenset[str], *, recoded: bool) -> None:
-        self.sets, self.dim, self.same, self.recoded = sets, dim, same, recoded
+    def __init__(
+        self, sets: Sequence[Named], dim: str | None, same: frozenset[str], recut: Container[str] | None
+    ) -> None:
+        self.sets, self.dim, self.same, self.recut = sets, dim, same, recut
         self.first_targets = np.cumsum([0, *(len(part.refs.urls) for part in sets)]).tolist()
         self.tables: dict[str, ChunkTable] = {}
         self.side: dict[str, Value] = {}
@@ -78,8 +84,15 @@ class _Concatenation:
             raise ManifestError(f"{lacking} has no variable {path!r}, which others have along {self.dim!r}")
         values = self._coordinate(path) if variable.is_coordinate else None
         axis = variable.dims.index(self.dim)
+        is_recut = self.recut is not None and path in self.recut
+        how: Joining = "as they are" if self.recut is None else "recut" if is_recut else "recoded"
         for part in self.sets[1:]:
-            check_joinable(path, first, part, axis, stored_anew=values is not None, recoded=self.recoded)
+            check_joinable(path, first, part, axis, how if values is None else "stored anew")
+        if values is None and is_recut:
+            for part in self.sets:
+                check_recut(path, part.variables[path].meta, part.name)
+            self._take_metadata(path, first)
+            return
         if values is None:
             self._join(path, axis)
             return
@@ -121,16 +134,19 @@ class _Concatenation:
         """Take in an array as one set has it."""
         part = self.sets[number]
         refs = part.refs
-        for name in (".zarray", "zarr.json", ".zattrs"):
-            key = join(path, name)
-            if key in refs.side:
-                self.side[key] = refs.side[key]
+        self._take_metadata(path, part)
         for chunk, data in part.inline.get(path, {}).items():
             self.side[join(path, refs.tables[path].grid.tail(chunk))] = data
         if path in refs.tables:
             self.tables[path] = ChunkTable.from_parts(refs.tables[path].grid, [self._part(path, number)])
         if path in part.digests:
             self.digests[path] = part.digests[path]
+
+    def _take_metadata(self, path: str, part: Named) -> None:
+        for name in (".zarray", "zarr.json", ".zattrs"):
+            key = join(path, name)
+            if key in part.refs.side:
+                self.side[key] = part.refs.side[key]
 
     def _add_metadata(self, variable: Variable, doc: Mapping[str, Any]) -> Any:
         """Put the metadata of an array that is joined; return its grid."""
@@ -160,7 +176,7 @@ class _Concatenation:
             if size and length % size:
                 raise ManifestError(
                     f"{part.name} has {length} elements of {path!r} along {self.dim!r}, no multiple of its chunks of "
-                    f"{size}: only the last set may"
+                    f"{size}: only the last set may. concat(..., lazy=True) joins chunks when they are read"
                 )
         grid = self._add_metadata(
             variable, {**first.raw, "shape": [*first.shape[:axis], sum(lengths), *first.shape[axis + 1 :]]}
@@ -198,6 +214,31 @@ class _Concatenation:
                 return None
             found.append(in_first_units(path, self.sets[0], part, values))
         return np.concatenate(found)
+
+
+def recut_shapes(
+    sets: Sequence[Named], dim: str, chunks: Mapping[str, int] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of chunks in which arrays are shown whose chunks do not meet along ``dim``.
+
+    That of most elements is taken, along each dimension, unless ``chunks`` has a length for it. Arrays whose chunks
+    meet, and are as long as that says, are not among them.
+    """
+    found = {}
+    for path, first in sets[0].variables.items():
+        if dim not in first.dims or first.dims == (parent(path)[1],):
+            continue
+        axis = first.dims.index(dim)
+        metas = [part.variables[path].meta for part in sets if path in part.variables]
+        shapes = [(m.chunks, m.shape[axis]) for m in metas if m.chunks is not None and len(m.shape) == len(first.dims)]
+        if len(shapes) < len(sets):
+            continue  # which joining them says
+        asked = tuple((chunks or {}).get(name or "", size) for name, size in zip(first.dims, shapes[0][0], strict=True))
+        is_whole = all(asked[axis] and length % asked[axis] == 0 for _, length in shapes[:-1])
+        if not is_whole or any(theirs != asked for theirs, _ in shapes):
+            shape = commonest(shapes, axis)
+            found[path] = tuple((chunks or {}).get(name or "", n) for name, n in zip(first.dims, shape, strict=True))
+    return found
 
 
 def in_first_units(path: str, one: Named, part: Named, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

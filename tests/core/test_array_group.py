@@ -148,7 +148,7 @@ def test_a_short_last_piece_is_one_range_that_is_padded() -> None:
     last = result(chunks.entry(2))
     assert isinstance(last, Packed)
     assert last.spans == (Span("file", 42, 50),)
-    assert last.finish(b"12345678") == b"12345678" + bytes(8)
+    assert last.finish([b"12345678"]) == b"12345678" + bytes(8)
 
 
 def test_an_array_that_does_not_fit_its_file_is_refused() -> None:

@@ -238,10 +238,10 @@ def test_a_deflated_member_is_inflated_whole_and_checked() -> None:
     assert isinstance(entry, Packed)
     assert (entry.size, needs) == (4995, [])
     raw = data[entry.source.start : entry.source.stop]
-    assert entry.window(5, 9).finish(raw) == b"text"
+    assert entry.window(5, 9).finish([raw]) == b"text"
     for harmed in (raw[:-1], raw[:40] + bytes([raw[40] ^ 1]) + raw[41:], b"PK\3\5" + raw[4:]):
         with pytest.raises(ValueError, match=r"\w"):
-            entry.finish(harmed)
+            entry.finish([harmed])
 
 
 def test_a_member_that_promises_too_little_is_not_inflated_without_bound() -> None:

@@ -108,10 +108,17 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_set_that_ends_within_a_chunk_cannot_go_on(tmp_path: Path) -> None:
-    for kind in ("json", "lazy"):
-        url = target(tmp_path, kind, [day(0, 3)])
-        with pytest.raises(ManifestError, match="no multiple of its chunks"):
-            refshard_fs.append(url, written(tmp_path, day(4, 2), 9), "time")
+    url = target(tmp_path, "json", [day(0, 3)])
+    with pytest.raises(ManifestError, match=r"no multiple of its chunks.*lazy=True"):
+        refshard_fs.append(url, written(tmp_path, day(4, 2), 9), "time")
+
+
+def test_a_document_that_ends_within_a_chunk_goes_on_with_chunks_that_are_joined(tmp_path: Path) -> None:
+    url = target(tmp_path, "lazy", [day(0, 3)])
+    assert refshard_fs.append(url, written(tmp_path, day(4, 3), 9), "time") == 3
+    assert refshard_fs.append(url, written(tmp_path, day(7, 2), 10), "time") == 2
+    expected = [read(day(first, count))["air"] for first, count in ((0, 3), (4, 3), (7, 2))]
+    np.testing.assert_array_equal(read(url)["air"], np.concatenate(expected))
 
 
 @pytest.mark.parametrize("kind", ["json", "lazy"])

@@ -37,18 +37,21 @@ class _Members(msgspec.Struct, forbid_unknown_fields=True):
     sets: list[Any]
     length: int | None = None
     coordinate: str | None = None
+    chunks: dict[str, list[int]] = {}
 
 
 class ConcatDocument(msgspec.Struct, frozen=True):
     """Sets in a row along ``dim``: arrays in ``axes`` (path → axis) are joined, all else is the first set's.
 
-    ``coordinate`` is the path of the array whose values the parts here hold, little-endian.
+    ``coordinate`` is the path of the array whose values the parts here hold, little-endian. Arrays in ``chunks`` are
+    recut: shown in chunks of that shape, whatever the chunks of the parts are.
     """
 
     dim: str
     axes: dict[str, int]
     parts: tuple[Part, ...]
     coordinate: str | None = None
+    chunks: dict[str, tuple[int, ...]] = {}
 
     @property
     def starts(self) -> list[int]:
@@ -69,13 +72,18 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             raise ManifestError(f"{where}: an axis is less than 0")
         if given.coordinate is not None and given.axes.get(given.coordinate) != 0:
             raise ManifestError(f"{where}: the coordinate {given.coordinate!r} is not in axes, with axis 0")
-        return cls(given.dim, given.axes, parts, given.coordinate)
+        if not given.axes.keys() >= given.chunks.keys() or any(min(c, default=0) < 1 for c in given.chunks.values()):
+            raise ManifestError(f"{where}: its chunks are of an array that is not in axes, or of less than 1 element")
+        chunks = {path: tuple(shape) for path, shape in given.chunks.items()}
+        return cls(given.dim, given.axes, parts, given.coordinate, chunks)
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
         head: dict[str, Any] = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
         if self.coordinate is not None:
             head["coordinate"] = self.coordinate
+        if self.chunks:
+            head["chunks"] = self.chunks
         lines = [zarrmeta.dumps(self._line(part, respell)) for part in self.parts]
         return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
 
@@ -138,6 +146,8 @@ def _part(entry: Any, given: _Members) -> Part:
 MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 # Fields that say how the values are stored; they may differ where these are stored anew.
 STORAGE: Final = frozenset({"chunks", "compressor", "filters", "codecs", "chunk_grid", "order"})
+# Fields that say how chunks are called.
+KEYS: Final = frozenset({"dimension_separator", "chunk_key_encoding"})
 
 
 class Described(NamedTuple):
@@ -160,15 +170,16 @@ def check_metadata(path: str, one: Described, other: Described, ignored: Contain
             raise difference(path, field, one.name, first, other.name, second)
 
 
-def recoding_of(path: str, one: Described, other: Described) -> Recoding | None:
+def recoding_of(path: str, one: Described, other: Described, *, is_recut: bool = False) -> Recoding | None:
     """Return how chunks of the array ``path`` of ``other`` become chunks of that of ``one``; None where they are.
 
-    ManifestError, which names the field, where the arrays differ in what is no matter of encoding.
+    Where the array is recut, how its chunks are cut and compressed makes no difference. ManifestError, which names the
+    field, where the arrays differ in what is no matter of encoding.
     """
-    allowed = RECODED | RECODED_ATTRIBUTES
-    check_metadata(path, one, other, allowed | {"shape"})
+    ignored = {"shape"} | (STORAGE | KEYS if is_recut else frozenset())
+    check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
     try:
-        check_metadata(path, one, other, ("shape",))
+        check_metadata(path, one, other, ignored)
     except ManifestError:
         return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), other.name)
     return None

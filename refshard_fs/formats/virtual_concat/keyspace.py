@@ -6,7 +6,7 @@ everything else is the first part's. A part that says otherwise than the first, 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +33,15 @@ from refshard_fs.formats.virtual_concat.document import (
     recoding_of,
 )
 from refshard_fs.formats.virtual_concat.recoding import Recoding
+from refshard_fs.formats.virtual_concat.recutting import (
+    PIECES,
+    Recut,
+    Source,
+    check_pieces,
+    check_recut,
+    joined,
+    wanted,
+)
 from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import directory_of, server_of
@@ -46,13 +55,15 @@ class ConcatArray(msgspec.Struct, frozen=True):
     """An array as it is shown.
 
     ``meta`` is the first part's; None where the array is not along the dimension, and wholly that part's. Along
-    ``axis`` the chunks of each part begin at one of ``starts``, of which the last is the end.
+    ``axis`` the chunks of each part begin at one of ``starts``, of which the last is the end. An array that is
+    ``recut`` has chunks that are joined from those of the parts.
     """
 
     grid: ChunkGrid | None
     meta: ArrayMeta | None = None
     axis: int = 0
     starts: tuple[int, ...] = ()
+    recut: Recut | None = None
 
     def locate(self, coords: Sequence[int]) -> tuple[int, list[int]]:
         """Return the part that has a chunk, or all that begin with ``coords``, and their coordinates there."""
@@ -87,6 +98,10 @@ class FullLength:
             return shown, ConcatArray(grid_of(shown), meta)
         if meta.chunks is None or meta.grid is None:
             raise ManifestError(f"{self.where}: the chunks of {path!r} are not of one size, or not known")
+        if path in self.document.chunks:
+            full = [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]
+            recut = Recut.of(meta, full, self.document.chunks[path], f"{path!r} of {self.where}")
+            return recut.meta.raw, ConcatArray(recut.meta.grid, meta, axis, recut=recut)
         size = meta.chunks[axis]
         for part, (start, _) in zip(self.document.parts, pairwise(self.starts), strict=True):
             if start % size:
@@ -121,12 +136,15 @@ class ConcatKeySpace(KeySpace):
         self._documents = Documents(first, FullLength(document, where))
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
         self._inline_grids: Mapping[str, ChunkGrid] = {}
+        self._starts = document.starts
         self._values = b"".join(part.values or b"" for part in document.parts)  # of the coordinate
         self._open_part = open_part
         self._keep = max(keep, 1)
         self._parts: OrderedDict[int, KeySpace] = OrderedDict()
-        # How chunks of a part's array become chunks of the first part's, by part and array; None: they are such.
+        # Of arrays that have been seen to fit the first part's, by part and array: how its chunks become that one's
+        # (None: they are such), or those of an array that is recut.
         self._recodings: dict[tuple[int, str], Recoding | None] = {}
+        self._sources: dict[tuple[int, str], Source] = {}
 
     def register_arrays(self) -> Steps[None]:
         """Read the metadata of the document's arrays; ManifestError where the first part lacks one of them."""
@@ -139,8 +157,8 @@ class ConcatKeySpace(KeySpace):
         if self.document.coordinate is not None:
             self._check_coordinate(self.document.coordinate)
         inline = dict(self.first.inline_grids)
-        joined = {path: self._documents.arrays[path].grid for path in self.document.axes if path in inline}
-        self._inline_grids = inline | {path: grid for path, grid in joined.items() if grid is not None}
+        along = {path: self._documents.arrays[path].grid for path in self.document.axes if path in inline}
+        self._inline_grids = inline | {path: grid for path, grid in along.items() if grid is not None}
 
     @property
     def inline_grids(self) -> Mapping[str, ChunkGrid]:
@@ -160,11 +178,34 @@ class ConcatKeySpace(KeySpace):
             return None
         if path == self.document.coordinate:
             return Inline(self._values)
+        if array.recut is not None:
+            return (yield from self._joined(path, array, array.recut, coords))
         number, local = array.locate(coords)
         part = yield from self._part(number, path, array)
         found = yield from part.lookup(join(path, grid.encoding.encode(local)))
         recoding = self._recodings.get((number, path))
         return found if recoding is None else recoding.entry(found)
+
+    def _joined(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
+        """Return the entry of a chunk of an array that is recut, joined from those of parts."""
+        starts, size = self._starts, recut.chunks[array.axis]
+        begin = coords[array.axis] * size
+        first = bisect_right(starts, begin) - 1
+        stop = min(bisect_left(starts, begin + size), len(starts) - 1)
+        numbers = range(first, stop)[: PIECES + 1]  # one more is too many, as will be said
+        parts = yield from together([self._part(number, path, array) for number in numbers])
+        sources = [self._sources[number, path] for number in numbers]
+        pieces = []
+        try:
+            for number, source in zip(numbers, sources, strict=True):
+                last = number == len(starts) - 2
+                pieces.append(wanted(recut, coords, starts[number], array.axis, source.meta, is_last=last))
+            check_pieces([(source.meta, len(some)) for source, some in zip(sources, pieces, strict=True)])
+        except ValueError as e:
+            raise ManifestError(f"{path!r} of {self.where}: {e}") from e
+        flat = [(part, source, w) for part, source, some in zip(parts, sources, pieces, strict=True) for w in some]
+        found = yield from together([part.lookup(join(path, source.tail(w.coords))) for part, source, w in flat])
+        return joined(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
 
     # ------------------------------------------------------------------ parts
 
@@ -203,11 +244,17 @@ class ConcatKeySpace(KeySpace):
             raise ManifestError(f"{where} has no array {path!r}, which others have along {self.document.dim!r}")
         expected = list(first.shape)
         expected[array.axis] = self.document.parts[number].length
+        recut = array.recut
         if list(meta.shape) != expected:
             raise ManifestError(f"{path!r} of {where} has the shape {list(meta.shape)}, not {expected}")
         mine = yield from _described(self.first, path, first, "the first set")
         theirs = yield from _described(part, path, meta, where)
-        return recoding_of(path, mine, theirs)
+        if recut is None:
+            return recoding_of(path, mine, theirs)
+        check_recut(path, meta, where)
+        recoding = recoding_of(path, mine._replace(meta=recut.meta), theirs, is_recut=True)
+        self._sources[number, path] = Source.of(meta, recut, recoding, f"{path!r} of {where}")
+        return recoding
 
     def _check_coordinate(self, path: str) -> None:
         """Raise ManifestError where the coordinate's values in the document are not those of an array of numbers."""
@@ -235,6 +282,8 @@ class ConcatKeySpace(KeySpace):
         leading = grid.leading(_below(path, prefix))
         if leading is None:
             return (yield from self.first.children(prefix))
+        if array.recut is not None:
+            return self._all_chunks(path, grid, array.recut, _below(path, prefix)) or None
         if path == self.document.coordinate:
             return [Listed("0", len(self._values))]
         if len(leading) <= array.axis:
@@ -261,9 +310,22 @@ class ConcatKeySpace(KeySpace):
         if path == self.document.coordinate:
             head, _, below = grid.tail(0).partition("/")
             chunks = [Listed(head, None, True) if below else Listed(head, len(self._values))]
+        elif array.recut is not None:
+            chunks = self._all_chunks(path, grid, array.recut, "")
         elif not chunks:
             chunks = yield from self._in_all_parts(path, array, grid, path, 0)
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
+
+    def _all_chunks(self, path: str, grid: ChunkGrid, recut: Recut, directory: str) -> list[Listed]:
+        """Return what a directory of an array that is recut has: where parts have nothing, its chunks are of fill."""
+        found = grid.directory(directory)
+        if found is None:
+            return []
+        if len(found.numbers) > LISTED:
+            raise NotListable(f"{path!r} of {self.where} has more than {LISTED} names: too many to list")
+        size = recut.nbytes if found.is_leaf else None
+        listed = [Listed(found.child(number), size, not found.is_leaf) for number in found.numbers]
+        return sorted(listed, key=by_name)
 
     def _in_all_parts(
         self, path: str, array: ConcatArray, grid: ChunkGrid, directory: str, depth: int

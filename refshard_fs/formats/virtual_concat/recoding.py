@@ -159,7 +159,11 @@ class Recoding(msgspec.Struct, frozen=True):
         values = decode_chunk(theirs.meta, raw)
         if values is None:
             raise ValueError(f"{self.where}: its chunks cannot be decoded here")
-        return self._recoded(values, theirs, mine)
+        return encode_chunk(mine.meta, self._converted(values, theirs, mine))
+
+    def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return some of the one array's values as the other one has them."""
+        return self._converted(values, _encoding(self.theirs), _encoding(self.mine))
 
     def absent(self) -> bytes | None:
         """Return what is shown for a chunk that does not exist; None where the other array has the same for it."""
@@ -183,9 +187,6 @@ class Recoding(msgspec.Struct, frozen=True):
             case Packed(start=None, stop=None):
                 return msgspec.structs.replace(found, recipe=_Chained(found.recipe, self), made=None)
         raise ManifestError(f"{self.where}: its chunks are parts of others, which cannot be recoded")
-
-    def _recoded(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> bytes:
-        return encode_chunk(mine.meta, self._converted(values, theirs, mine))
 
     def _converted(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
         missing = theirs.is_missing(values)

@@ -1,0 +1,185 @@
+"""Files whose lengths are no multiples of their chunks, or that are cut otherwise: months, leap years."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError, RefShardFileSystem
+from tests.servers.http import RangeServer
+
+xr = pytest.importorskip("xarray")
+h5py = pytest.importorskip("h5py")
+pytest.importorskip("zarr")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+
+MONTHS = (31, 29, 31, 30)
+
+
+def month(path: Path, first: int, days: int, chunks: Sequence[int] | None, **storage: Any) -> str:
+    """Write a file of daily fields, a number in every one of which is its own."""
+    values = (np.arange(days * 12, dtype="<f4") + 12 * first).reshape(days, 3, 4)
+    with h5py.File(path, "w") as file:
+        time = file.create_dataset("time", data=np.arange(first, first + days))
+        time.make_scale("time")
+        time.attrs["units"] = "days since 2024-01-01"
+        for name, size in (("y", 3), ("x", 4)):
+            file.create_dataset(name, data=np.arange(size)).make_scale(name)
+        v = file.create_dataset("v", data=values, chunks=None if chunks is None else tuple(chunks), **storage)
+        for axis, name in enumerate(("time", "y", "x")):
+            v.dims[axis].attach_scale(file[name])
+    return str(path)
+
+
+def year(folder: Path, chunks: Sequence[Sequence[int] | None], **storage: Any) -> list[str]:
+    firsts = np.cumsum([0, *MONTHS]).tolist()
+    pieces = zip(firsts, MONTHS, chunks, strict=False)
+    return [month(folder / f"{i}.nc", first, days, c, **storage) for i, (first, days, c) in enumerate(pieces)]
+
+
+def of_xarray(fo: Any) -> Any:
+    return xr.open_dataset(fo, engine=RefShardBackend).load()
+
+
+def expected(files: Sequence[str]) -> Any:
+    return xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()
+
+
+CUTS: dict[str, list[Sequence[int] | None]] = {
+    "a chunk a month": [(days, 3, 4) for days in MONTHS],
+    "chunks that leave a rest": [(10, 2, 4)] * 4,
+    "contiguous": [None] * 4,
+    "cut otherwise everywhere": [(31, 1, 4), (7, 3, 2), None, (1, 2, 2)],
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_cube_of_months_has_the_values_that_xarray_reads(tmp_path: Path, name: str, compression: str | None) -> None:
+    storage = {} if compression is None or None in CUTS[name] else {"compression": compression, "shuffle": True}
+    files = year(tmp_path, CUTS[name], **storage)
+    cube = refshard_fs.concat(files, "time", lazy=True)
+    cube.save(str(tmp_path / "cube.refshard"))
+    found = of_xarray(str(tmp_path / "cube.refshard"))
+    xr.testing.assert_equal(found, expected(files))
+    report = refshard_fs.check(RefShardFileSystem(cube), "full")
+    assert not report.has_errors, report.findings
+
+
+@pytest.mark.parametrize("chunks", [{"time": 1}, {"time": 7, "x": 3}, {"time": 500}])
+def test_the_chunks_of_a_cube_are_as_long_as_is_asked(tmp_path: Path, chunks: dict[str, int]) -> None:
+    files = year(tmp_path, CUTS["a chunk a month"])
+    cube = refshard_fs.concat(files, "time", lazy=True, chunks=chunks)
+    found = of_xarray(cube)
+    shown = dict(zip(("time", "y", "x"), found["v"].encoding["chunks"], strict=True))
+    assert chunks.items() <= shown.items()
+    xr.testing.assert_equal(found, expected(files))
+
+
+def test_where_chunks_meet_references_stay_as_they_are(tmp_path: Path) -> None:
+    files = [month(tmp_path / f"{i}.nc", 4 * i, 4, (2, 3, 4)) for i in range(2)]
+    fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
+    assert fs.resolve("v/3.0.0") == RefShardFileSystem(files[1]).resolve("v/1.0.0")
+    assert b'"chunks"' not in refshard_fs.concat(files, "time", lazy=True, chunks={"time": 2}).content
+
+
+def test_pieces_of_chunks_without_a_codec_are_ranges(tmp_path: Path) -> None:
+    files = year(tmp_path, CUTS["a chunk a month"])
+    fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True, chunks={"time": 1}))
+    (planned,) = fs.plan(["v/33.0.0"])
+    assert planned.url == files[1]
+    assert (planned.stop or 0) - planned.start == 3 * 4 * 4
+
+
+def test_a_chunk_takes_only_the_files_that_it_lies_in(tmp_path: Path, http_server: RangeServer) -> None:
+    files = year(tmp_path, CUTS["a chunk a month"], compression="gzip")
+    urls = [http_server.put(f"y/{i}.nc", Path(file).read_bytes()) for i, file in enumerate(files)]
+    cube = refshard_fs.concat(urls, "time", lazy=True, allow="any")
+    fs = RefShardFileSystem(cube, allow="any", skip_instance_cache=True)
+    fs.cat_file("v/0.0.0")
+    http_server.log.clear()
+    data = np.frombuffer(fs.cat_file("v/2.0.0"), "<f4")  # days 62 to 92: of March, and two of April
+    assert data.tolist() == list(range(62 * 12, 93 * 12))
+    assert {request.path for request in http_server.log.requests()} == {"/y/2.nc", "/y/3.nc"}
+
+
+def test_files_that_are_cut_and_packed_otherwise_are_recut_and_recoded(tmp_path: Path) -> None:
+    files = year(tmp_path, CUTS["a chunk a month"])
+    with h5py.File(files[1], "a") as file:
+        packed = (file["v"][:] * 2).astype(">i4")
+        del file["v"]
+        v = file.create_dataset("v", data=packed, chunks=(5, 2, 2), compression="gzip")
+        v.attrs["scale_factor"] = 0.5
+        for axis, name in enumerate(("time", "y", "x")):
+            v.dims[axis].attach_scale(file[name])
+    xr.testing.assert_equal(of_xarray(refshard_fs.concat(files, "time", lazy=True)), expected(files))
+
+
+def test_chunks_that_do_not_exist_are_those_of_their_file(tmp_path: Path) -> None:
+    files = year(tmp_path, CUTS["chunks that leave a rest"][:2])
+    fills = -1.0, -2.0
+    for number, (file, fill) in enumerate(zip(files, fills, strict=True)):
+        with h5py.File(file, "a") as opened:
+            del opened["v"]
+            shape = (MONTHS[number], 3, 4)
+            v = opened.create_dataset("v", shape, "<f4", chunks=(10, 3, 4), fillvalue=fill)
+            v.attrs["_FillValue"] = np.float32(fill)
+            v[12:15] = 7.0
+            for axis, name in enumerate(("time", "y", "x")):
+                v.dims[axis].attach_scale(opened[name])
+    xr.testing.assert_equal(of_xarray(refshard_fs.concat(files, "time", lazy=True)), expected(files))
+
+
+def test_references_alone_refuse_and_name_what_would_help(tmp_path: Path) -> None:
+    for number, (cut, said) in enumerate(
+        ((CUTS["a chunk a month"], "'v' has the chunks"), (CUTS["chunks that leave a rest"], "no multiple"))
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(ManifestError, match=f"(?s){said}.*lazy=True"):
+            refshard_fs.concat(year(folder, cut), "time")
+
+
+def test_texts_are_not_recut(tmp_path: Path) -> None:
+    files = year(tmp_path, CUTS["a chunk a month"][:2])
+    for file in files:
+        with h5py.File(file, "a") as opened:
+            days = len(opened["time"])
+            names = opened.create_dataset("names", data=["a"] * days, dtype=h5py.string_dtype(), chunks=(days,))
+            names.dims[0].attach_scale(opened["time"])
+    with pytest.raises(ManifestError, match=r"'names' of .*0\.nc.* cannot be taken in pieces"):
+        refshard_fs.concat(files, "time", lazy=True)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ({"v": [1 << 20, 1 << 10, 4]}, "bytes that are made here"),
+        ({"v": [2, 2]}, "cannot be shown in chunks"),
+        ({"v": [0, 3, 4]}, "less than 1 element"),
+        ({"y": [3]}, "not in axes"),
+    ],
+)
+def test_a_document_cannot_ask_for_more_than_is_made(tmp_path: Path, chunks: Any, said: str) -> None:
+    files = year(tmp_path, CUTS["a chunk a month"][:2])
+    document = {"refshard": "concat", "dim": "time", "axes": {"v": 0}, "chunks": chunks}
+    document["sets"] = [[file, days] for file, days in zip(files, MONTHS, strict=False)]
+    with pytest.raises(ManifestError, match=said):
+        RefShardFileSystem(json.loads(json.dumps(document))).cat_file("v/0.0.0")
+
+
+def test_a_chunk_of_too_many_pieces_is_refused(tmp_path: Path) -> None:
+    meta = {"zarr_format": 2, "shape": [9000], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    part = {"v/.zarray": {**meta, "filters": None, "compressor": None}}
+    (tmp_path / "part.json").write_text(json.dumps(part))
+    document = {"refshard": "concat", "dim": "time", "axes": {"v": 0}, "chunks": {"v": [9000]}, "length": 9000}
+    document["sets"] = [str(tmp_path / "part.json")]
+    with pytest.raises(ManifestError, match="9,000 others"):
+        RefShardFileSystem(document).cat_file("v/0")
