@@ -120,6 +120,11 @@ class Engines:
         rule = self._pool_options.admission
         return "" if rule.admits_all else rule.adopt(urls)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the set is the user's own, or one that ``allow=`` names."""
+        return self._pool_options.admission.trusts_source
+
     def given(self, url: str) -> Given:
         """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
         return self._pool_options.given(url)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import importlib.util
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, Literal, get_args
 
@@ -22,11 +21,10 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
-from refshard_fs.core.compression import check_chunk, promised
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Facts, Head, Stat
 from refshard_fs.core.stats import UNASKED, bytes_text, count_text
-from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, is_blosc, undecodable, unsafe
+from refshard_fs.core.zarrmeta import undecodable
 from refshard_fs.errors import (
     DamagedIndex,
     ManifestError,
@@ -54,6 +52,7 @@ from refshard_fs.tools.survey import (
     contents,
     survey,
 )
+from refshard_fs.tools.trial import Apart, Here, NotDecoded, Trial
 
 # ----------------------------------------------------------------------------------------------------
 # What a check finds, as values: each finding, how many there are of each kind, and what was looked at.
@@ -142,7 +141,7 @@ class Findings:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The metadata of a source, checked; and chunks decoded on trial by zarr's own codecs, as readers would.
+# The metadata of a source, checked.
 
 
 def check_documents(texts: Mapping[str, bytes], found: Findings) -> None:
@@ -195,59 +194,6 @@ def _meaning(document: Mapping[str, Any], where: str) -> object:
         return None
     rest = [document.get(field) for field in ("fill_value", "codecs", "compressor", "filters")]
     return meta.shape, meta.chunks, meta.grid, meta.dtype, meta.order, json.dumps(rest, sort_keys=True)
-
-
-class Trial:
-    """An array without chunks, into which one stored chunk after the other is put, to be decoded. Not thread-safe.
-
-    Raises ValueError where the array's chunks cannot be tried: no zarr here reads it, they differ in shape, or decoding
-    them may do harm.
-    """
-
-    def __init__(self, meta: ArrayMeta) -> None:
-        harm = unsafe(meta)
-        if harm is not None:
-            raise ValueError(harm)
-        if meta.chunks is None or meta.grid is None:
-            raise ValueError("its chunks are of no one known shape")
-        if meta.zarr_format == 2 and "shards" in meta.raw:
-            raise ValueError("no zarr reads the shards of the version 2 prototype")
-        self._chunks, self._grid, self._shape = meta.chunks, meta.grid, meta.shape
-        promised(meta)
-        self._is_blosc = is_blosc(meta)
-        self._meta = meta
-        zarr = importlib.import_module("zarr")
-        self._is_zarr_2 = zarr.__version__.startswith("2.")
-        name = ".zarray" if meta.zarr_format == 2 else "zarr.json"
-        self._store: MutableMapping[str, Any] = {name: self._stored(zarrmeta.dumps(dict(meta.raw)))}
-        try:
-            store = self._store if self._is_zarr_2 else zarr.storage.MemoryStore(self._store)
-            self._array = zarr.open_array(store, mode="r")
-        except Exception as e:  # whatever codecs and extensions raise: it is the answer
-            raise ValueError(f"zarr {zarr.__version__} does not open it: {type(e).__name__}: {e}") from e
-
-    def decode(self, tail: str, data: bytes) -> None:
-        """Decode the chunk keyed ``tail``; ValueError, saying why, where that fails."""
-        number = self._grid.number(tail)
-        if number is None:
-            return
-        starts = [c * size for c, size in zip(self._grid.coords(number), self._chunks, strict=True)]
-        ends = [min(s + size, n) for s, size, n in zip(starts, self._chunks, self._shape, strict=True)]
-        if self._is_blosc:
-            check_blosc(data)
-        check_chunk(self._meta, data)
-        self._store[tail] = self._stored(data)
-        try:
-            self._array[tuple(map(slice, starts, ends))]
-        except Exception as e:  # as above
-            raise ValueError(f"{type(e).__name__}: {e}") from e
-        finally:
-            del self._store[tail]
-
-    def _stored(self, data: bytes) -> Any:
-        if self._is_zarr_2:
-            return data
-        return importlib.import_module("zarr.core.buffer").default_buffer_prototype().buffer.from_bytes(data)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -464,8 +410,10 @@ class _Check:
         self._fs._session.wait(check_targets, self._fs._session, ranges, self._found, self._callback)
         decodes = mode == "full" and importlib.util.find_spec("zarr") is not None
         batch = max(1, min(TOGETHER, MEMORY // ranges.mean_size(MEMORY // 16)))
-        for extents, positions in wanted:
-            self._check_chunks(extents, positions, decodes, batch)
+        trial = (Here() if self._fs._session.is_own else Apart()) if decodes else None
+        with contextlib.nullcontext() if trial is None else contextlib.closing(trial):
+            for extents, positions in wanted:
+                self._check_chunks(extents, positions, trial, batch)
         return self._found.report(
             mode,
             keys=source.keys,
@@ -492,15 +440,15 @@ class _Check:
             text = f"array {extents.path!r} has no such chunk: its grid is {shape}"
             self._found.add("error", "outside-grid", key, text=text)
 
-    def _check_chunks(self, extents: Extents, positions: Sequence[int], decodes: bool, batch: int) -> None:
+    def _check_chunks(self, extents: Extents, positions: Sequence[int], trial: Trial | None, batch: int) -> None:
         """Read the chunks of an array at ``positions``, and decode them."""
-        trial = None
-        if decodes and positions:
+        if trial is not None and positions:
             try:
-                trial = Trial(extents.meta)
+                trial.open(extents.meta)
             except ValueError as e:
                 text = f"its chunks were read, and not decoded: {e}"
                 self._found.add("warning", "not-decoded", extents.path, text=text)
+                trial = None
         for some in batches(positions, batch):
             keys = extents.keys(some)
             for key, data in zip(keys, contents(self._fs, keys, self._callback.relative_update), strict=True):
@@ -513,6 +461,8 @@ class _Check:
                     if trial is not None:
                         trial.decode(_tail(key, extents.path), data)
                         self._decoded += 1
+                except NotDecoded as e:
+                    self._found.add("warning", "not-decoded", key, text=f"it was read, and left out: decoding it {e}")
                 except ValueError as e:
                     text = f"its {len(data):,} bytes are not what zarr decodes: {e}"
                     self._found.add("error", "undecodable", key, text=text)

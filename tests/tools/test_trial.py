@@ -1,0 +1,83 @@
+"""What chunks of a set from elsewhere may do to the check that decodes them: nothing, but be left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.tools import trial
+from refshard_fs.tools.check import Report, check
+from tests.servers.http import RangeServer
+
+pytest.importorskip("zarr")
+
+CODEC = """
+import os
+from numcodecs.abc import Codec
+
+class Odd(Codec):
+    codec_id = "odd"
+
+    def encode(self, buf):
+        return buf
+
+    def decode(self, buf, out=None):
+        kind = bytes(buf)
+        if kind == b"exit":
+            os._exit(3)
+        if kind == b"huge":
+            return bytearray(3 << 30)
+        while kind == b"loop":
+            pass
+        os.write(1, b"\\x1b[31m\\n")
+        return kind
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a codec, for processes that begin from now on, that does as a chunk says."""
+    (tmp_path / "odd_codec.py").write_text(CODEC)
+    (tmp_path / "odd_codec-1.0.dist-info").mkdir()
+    (tmp_path / "odd_codec-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: odd_codec\nVersion: 1.0\n")
+    (tmp_path / "odd_codec-1.0.dist-info/entry_points.txt").write_text("[numcodecs.codecs]\nodd = odd_codec:Odd\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def checked(server: RangeServer, chunks: list[str], codec: str = "odd", **options: Any) -> Report:
+    meta = {"zarr_format": 2, "shape": [4 * len(chunks)], "chunks": [4], "dtype": "|u1", "order": "C"}
+    meta |= {"fill_value": 0, "filters": None, "compressor": {"id": codec}}
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta)}
+    refs |= {f"a/{number}": chunk for number, chunk in enumerate(chunks)}
+    url = server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
+    return check(RefShardFileSystem(url, skip_instance_cache=True, **options), "full")
+
+
+def test_a_chunk_that_ends_its_process_or_takes_all_memory_is_left_out(http_server: RangeServer) -> None:
+    report = checked(http_server, ["good", "exit", "huge", "good"])
+    assert report.decoded == 2
+    assert [(finding.severity, finding.kind, finding.key) for finding in report.findings] == [
+        ("warning", "not-decoded", "a/1"),
+        ("warning", "not-decoded", "a/2"),
+    ]
+    ended, large = [finding.text for finding in report.findings]
+    assert "left out: decoding it ends the process" in ended
+    assert "left out: decoding it takes more than 2,147,483,648 bytes" in large
+
+
+def test_a_chunk_that_takes_too_long_is_left_out(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "PATIENCE", 0.2)
+    report = checked(http_server, ["loop"])
+    assert [(finding.severity, finding.key) for finding in report.findings] == [("warning", "a/0")]
+    assert "left out: decoding it takes more than 0.2 s" in report.findings[0].text
+
+
+def test_what_cannot_be_decoded_there_is_said_as_it_is_here(http_server: RangeServer) -> None:
+    there = checked(http_server, ["good"], codec="gzip")
+    here = checked(http_server, ["good"], codec="gzip", allow=[http_server.url + "/refs.json"])
+    assert there.findings == here.findings
+    assert [finding.kind for finding in there.findings] == ["undecodable"]
