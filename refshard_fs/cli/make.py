@@ -60,6 +60,7 @@ def _rebase(arguments: Namespace) -> None:
 
 def _concat(arguments: Namespace) -> None:
     options = opening_options(arguments, index_cache=False) | {"same": arguments.same}
+    options |= {"subchunks": dict(arguments.subchunks) or None}
     with progress("concat") as shown:
         if arguments.dims is None:
             options |= {"sort": arguments.sort, "overlap": arguments.overlap, "on_error": arguments.on_error}
@@ -136,6 +137,7 @@ _CONCAT = [
     argument("--sort", "order the sets by their first value along the dimension"),
     argument("--overlap", "whose values are taken that several sets have (%(default)s)", **_OVERLAP),
     argument("--chunks", "with --lazy: length of chunks along a dimension", "NAME=N", type=lengths, **_MANY),
+    argument("--subchunks", "show chunks without a codec in pieces of that length", "NAME=N", type=lengths, **_MANY),
     argument("--on-error", "whether sets that cannot be opened are left out (%(default)s)", **_ON_ERROR),
 ]
 _APPEND = [

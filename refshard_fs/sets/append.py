@@ -37,8 +37,8 @@ from refshard_fs.sets.concatenation import (
     concatenate,
     coordinate_values,
     shown_value,
-    trimmed,
 )
+from refshard_fs.sets.cutting import trimmed
 from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.sources import read_sets, with_coordinates
 from refshard_fs.sets.variables import Named, VariableReader

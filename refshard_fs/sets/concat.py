@@ -20,7 +20,8 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.sets.compatibility import with_digests
-from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes, trimmed
+from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
+from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
 from refshard_fs.sets.rebase import MadeSet, made, opened
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, Variable
@@ -83,6 +84,7 @@ def concat_document(
     same: frozenset[str],
     options: Mapping[str, Any],
     chunks: Mapping[str, int] | None = None,
+    subchunks: Mapping[str, int] | None = None,
     known: Mapping[str, tuple[int, ...]] = {},
 ) -> ConcatDocument:
     """Return the document that joins the sets at ``urls``, that were ``read``; ManifestError where they do not fit.
@@ -90,7 +92,7 @@ def concat_document(
     Arrays in ``known`` are recut already, in chunks of that shape.
     """
     parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same)
-    recut = {**recut_shapes(parts, dim, chunks), **known}
+    recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}), **known}
     refs = concatenate(parts, dim, same, recut=recut).refs
     first = parts[0].variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
@@ -131,7 +133,7 @@ def concat(
     lazy: Literal[False] = False,
     sort: bool = False,
     overlap: Overlap = "error",
-    chunks: Mapping[str, int] | None = None,
+    subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
@@ -146,6 +148,7 @@ def concat(
     sort: bool = False,
     overlap: Overlap = "error",
     chunks: Mapping[str, int] | None = None,
+    subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
@@ -160,6 +163,7 @@ def concat(
     sort: bool = False,
     overlap: Overlap = "error",
     chunks: Mapping[str, int] | None = None,
+    subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
@@ -189,6 +193,8 @@ def concat(
     fill value): their chunks are recoded when they are read, exactly, or reading one is an error that says why.
     Where chunks do not meet (months of 28 to 31 days, or parts of other chunks) the array is shown in chunks of the
     length that most have, or that ``chunks`` (by dimension) says: these are joined from pieces of others.
+    With ``subchunks`` (by dimension: ``{"time": 1}``) chunks without a codec are shown in smaller pieces, which are
+    ranges of them; of others, and where a piece is no range, this is an error.
 
     Raises TargetNotAllowed where a set from elsewhere points to where it may not (what is made of it is your own, and
     may point anywhere), and ManifestError, which names the sets, the variable and the field, where they do not fit.
@@ -219,6 +225,8 @@ def concat(
         raise ValueError("chunks= are lengths of 1 and more, by dimension, of chunks that lazy=True joins")
     if lazy and (len(order) != 1 or dim is None):
         raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
+    if subchunks is not None and min(subchunks.values(), default=1) < 1:
+        raise ValueError("subchunks= are lengths of 1 and more, by dimension")
     if len(order) != 1 and (sort or overlap != "error" or on_error != "raise"):
         raise TypeError("sort=, overlap= and on_error= are for sets along one dimension, dim=")
     if lazy:
@@ -236,8 +244,14 @@ def concat(
             if lazy and any(part.refs is not read[k.number].refs for part, k in zip(chosen, kept, strict=True)):
                 raise ManifestError("lazy=True joins whole sets, and of some a part is taken: leave lazy=True out")
             read = chosen
+    if subchunks and lazy:
+        for part in read:
+            for path in part.variables:
+                smaller_chunks(part, path, subchunks)
+    elif subchunks:
+        read = [subchunked(part, subchunks) for part in read]
     if lazy:
-        data = concat_document(leaves, read, str(dim), unchecked, options, chunks).dumps()
+        data = concat_document(leaves, read, str(dim), unchecked, options, chunks, subchunks).dumps()
         return LazySet(data, hashlib.sha256(data).hexdigest())
     if len(order) == 1:
         parts = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked)

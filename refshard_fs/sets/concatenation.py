@@ -217,27 +217,31 @@ class _Concatenation:
 
 
 def recut_shapes(
-    sets: Sequence[Named], dim: str, chunks: Mapping[str, int] | None = None
+    sets: Sequence[Named], dim: str, chunks: Mapping[str, int], subchunks: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of chunks in which arrays are shown whose chunks do not meet along ``dim``.
 
-    That of most elements is taken, along each dimension, unless ``chunks`` has a length for it. Arrays whose chunks
-    meet, and are as long as that says, are not among them.
+    That of most elements is taken, along each dimension, unless ``chunks`` has a length for it; it is no longer than
+    ``subchunks`` says. Arrays whose chunks meet, and are as long as that, are not among them.
     """
     found = {}
     for path, first in sets[0].variables.items():
-        if dim not in first.dims or first.dims == (parent(path)[1],):
+        if dim not in first.dims or first.is_coordinate:
             continue
         axis = first.dims.index(dim)
         metas = [part.variables[path].meta for part in sets if path in part.variables]
         shapes = [(m.chunks, m.shape[axis]) for m in metas if m.chunks is not None and len(m.shape) == len(first.dims)]
         if len(shapes) < len(sets):
             continue  # which joining them says
-        asked = tuple((chunks or {}).get(name or "", size) for name, size in zip(first.dims, shapes[0][0], strict=True))
-        is_whole = all(asked[axis] and length % asked[axis] == 0 for _, length in shapes[:-1])
-        if not is_whole or any(theirs != asked for theirs, _ in shapes):
-            shape = commonest(shapes, axis)
-            found[path] = tuple((chunks or {}).get(name or "", n) for name, n in zip(first.dims, shape, strict=True))
+
+        def wanted(shape: Sequence[int], dims: Sequence[str | None] = first.dims) -> tuple[int, ...]:
+            most = [chunks.get(name or "", size) for name, size in zip(dims, shape, strict=True)]
+            return tuple(min(size, subchunks.get(name or "", size)) for name, size in zip(dims, most, strict=True))
+
+        whole = wanted(shapes[0][0])
+        meet = whole[axis] and all(length % whole[axis] == 0 for _, length in shapes[:-1])
+        if not meet or any(theirs != whole for theirs, _ in shapes):
+            found[path] = wanted(commonest(shapes, axis))
     return found
 
 
@@ -351,78 +355,6 @@ def is_ordered(values: npt.NDArray[Any]) -> bool:
     """Whether values only ascend, or only descend."""
     steps = np.diff(values)
     return bool((steps > 0).all() or (steps < 0).all())
-
-
-def trimmed(part: Named, dim: str, start: int, stop: int) -> Named:
-    """Return a set with elements ``[start, stop)`` along ``dim`` alone; ManifestError unless these are whole chunks."""
-    lengths = {v.meta.shape[v.dims.index(dim)] for v in part.variables.values() if dim in v.dims}
-    if lengths == {stop - start}:
-        return part
-    tables: dict[str, ChunkTable] = dict(part.refs.tables)
-    members: dict[str, Value] = dict(part.refs.side.items())
-    for path, variable in part.variables.items():
-        if dim in variable.dims:
-            _trim(part, path, variable, variable.dims.index(dim), (start, stop), tables, members)
-    refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
-    digests = {path: digest for path, digest in part.digests.items() if dim not in part.variables[path].dims}
-    return Named(part.name, refs, VariableReader().read(refs, part.name), digests)
-
-
-def _trim(
-    part: Named,
-    path: str,
-    variable: Variable,
-    axis: int,
-    kept: tuple[int, int],
-    tables: dict[str, ChunkTable],
-    members: dict[str, Value],
-) -> None:
-    start, stop = kept
-    meta, old = variable.meta, tables[path].grid
-    if start == 0 and stop == meta.shape[axis]:
-        return
-    values = part.values(path)
-    for number in part.inline.get(path, {}):
-        members.pop(join(path, old.tail(number)), None)
-    if values is not None:
-        members[variable.key], data = plain(meta, values[start:stop])
-        tables[path] = ChunkTable.from_parts(_grid(members[variable.key], path), [])
-        members[join(path, tables[path].grid.tail(0))] = data
-        return
-    size = meta.chunks[axis] if meta.chunks is not None else 0
-    if not size or start % size or (stop % size and stop != meta.shape[axis]):
-        raise ManifestError(
-            f"of {part.name} elements {start} to {stop} along {variable.dims[axis]!r} are taken, and chunks of "
-            f"{path!r} have {size}: a chunk cannot be taken in part"
-        )
-    shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
-    members[variable.key] = {**meta.raw, "shape": shape}
-    grid = _grid(members[variable.key], path)
-    inner, first = math.prod(old.counts[axis + 1 :]), start // size
-
-    def moved(numbers: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return which chunks are taken, and the numbers of all in the new grid."""
-        outer, rest = np.divmod(numbers.astype(np.int64), old.counts[axis] * inner)
-        place, below = np.divmod(rest, inner)
-        place -= first
-        chosen = (place >= 0) & (place < grid.counts[axis])
-        return chosen, (outer * grid.counts[axis] + place) * inner + below
-
-    numbers, ranges = tables[path].part()
-    chosen, now = moved(numbers)
-    tables[path] = ChunkTable.from_parts(grid, [Part(now[chosen].astype(np.uint64), ranges.take(chosen))])
-    inline = sorted(part.inline.get(path, {}).items())
-    chosen, now = moved(np.array([number for number, _ in inline], np.int64))
-    for (_, data), is_taken, number in zip(inline, chosen.tolist(), now.tolist(), strict=True):
-        if is_taken:
-            members[join(path, grid.tail(number))] = data
-
-
-def _grid(doc: Any, path: str) -> Any:
-    meta = zarrmeta.array_meta(doc, repr(path))
-    if meta is None or meta.grid is None:
-        raise ManifestError(f"{path!r} has no chunk grid")
-    return meta.grid
 
 
 def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], name: str, dim: str) -> None:

@@ -1,0 +1,197 @@
+"""A set of which a part is taken along a dimension, or whose chunks are shown in smaller pieces. No I/O here.
+
+Both are done with references alone: whole chunks are taken, and pieces of chunks without a codec, which are ranges.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges
+from refshard_fs.core.dtypes import dtype_of, plain
+from refshard_fs.core.keys import join
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.recutting import contiguous, is_plain
+from refshard_fs.references.key_table import Value
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.sets.variables import Named, Variable, VariableReader
+
+
+def trimmed(part: Named, dim: str, start: int, stop: int) -> Named:
+    """Return a set with elements ``[start, stop)`` along ``dim`` alone; ManifestError unless these are whole chunks."""
+    lengths = {v.meta.shape[v.dims.index(dim)] for v in part.variables.values() if dim in v.dims}
+    if lengths == {stop - start}:
+        return part
+    tables: dict[str, ChunkTable] = dict(part.refs.tables)
+    members: dict[str, Value] = dict(part.refs.side.items())
+    for path, variable in part.variables.items():
+        if dim in variable.dims:
+            _trim(part, path, variable, variable.dims.index(dim), (start, stop), tables, members)
+    refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
+    digests = {path: digest for path, digest in part.digests.items() if dim not in part.variables[path].dims}
+    return Named(part.name, refs, VariableReader().read(refs, part.name), digests)
+
+
+def _trim(
+    part: Named,
+    path: str,
+    variable: Variable,
+    axis: int,
+    kept: tuple[int, int],
+    tables: dict[str, ChunkTable],
+    members: dict[str, Value],
+) -> None:
+    start, stop = kept
+    meta, old = variable.meta, tables[path].grid
+    if start == 0 and stop == meta.shape[axis]:
+        return
+    values = part.values(path)
+    for number in part.inline.get(path, {}):
+        members.pop(join(path, old.tail(number)), None)
+    if values is not None:
+        members[variable.key], data = plain(meta, values[start:stop])
+        tables[path] = ChunkTable.from_parts(_grid(members[variable.key], path), [])
+        members[join(path, tables[path].grid.tail(0))] = data
+        return
+    size = meta.chunks[axis] if meta.chunks is not None else 0
+    if not size or start % size or (stop % size and stop != meta.shape[axis]):
+        raise ManifestError(
+            f"of {part.name} elements {start} to {stop} along {variable.dims[axis]!r} are taken, and chunks of "
+            f"{path!r} have {size}: a chunk cannot be taken in part"
+        )
+    shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
+    members[variable.key] = {**meta.raw, "shape": shape}
+    grid = _grid(members[variable.key], path)
+    inner, first = math.prod(old.counts[axis + 1 :]), start // size
+
+    def moved(numbers: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return which chunks are taken, and the numbers of all in the new grid."""
+        outer, rest = np.divmod(numbers.astype(np.int64), old.counts[axis] * inner)
+        place, below = np.divmod(rest, inner)
+        place -= first
+        chosen = (place >= 0) & (place < grid.counts[axis])
+        return chosen, (outer * grid.counts[axis] + place) * inner + below
+
+    numbers, ranges = tables[path].part()
+    chosen, now = moved(numbers)
+    tables[path] = ChunkTable.from_parts(grid, [Part(now[chosen].astype(np.uint64), ranges.take(chosen))])
+    inline = sorted(part.inline.get(path, {}).items())
+    chosen, now = moved(np.array([number for number, _ in inline], np.int64))
+    for (_, data), is_taken, number in zip(inline, chosen.tolist(), now.tolist(), strict=True):
+        if is_taken:
+            members[join(path, grid.tail(number))] = data
+
+
+def _grid(doc: Any, path: str) -> Any:
+    meta = zarrmeta.array_meta(doc, repr(path))
+    if meta is None or meta.grid is None:
+        raise ManifestError(f"{path!r} has no chunk grid")
+    return meta.grid
+
+
+# ----------------------------------------------------------------------------------------------------
+# Ranges of ranges.
+
+
+def smaller_chunks(part: Named, path: str, subchunks: Mapping[str, int]) -> tuple[int, ...] | None:
+    """Return the chunks in which an array is shown by ``subchunks``, lengths by dimension; None for its own.
+
+    ManifestError where a piece of a chunk is no range of it.
+    """
+    variable = part.variables[path]
+    chunks = variable.meta.chunks
+    asked = [subchunks.get(dim or "") for dim in variable.dims]
+    if variable.is_coordinate or not any(asked):
+        return None
+    where = f"the chunks of {path!r} of {part.name}"
+    if chunks is None:
+        raise ManifestError(f"{where} are not of one size, or not known: they have no smaller pieces")
+    shape = tuple(size if n is None else min(n, size) for n, size in zip(asked, chunks, strict=True))
+    dtype = dtype_of(variable.meta)
+    if shape == chunks:
+        return None
+    if dtype is None or not is_plain(variable.meta):
+        codecs = ", ".join(zarrmeta.codecs_of(variable.meta)) or f"order {variable.meta.order}"
+        raise ManifestError(f"{where} are encoded ({codecs}), so that no range of one is a smaller chunk (subchunks=)")
+    if contiguous(chunks, tuple((0, n) for n in shape), dtype.itemsize) is None:
+        raise ManifestError(
+            f"{where} have the shape {list(chunks)}: pieces of {list(shape)} are not in one range each. "
+            "subchunks= divides the first dimension, or one before which chunks have the length 1"
+        )
+    return shape
+
+
+def subchunked(part: Named, subchunks: Mapping[str, int]) -> Named:
+    """Return a set with chunks shown in smaller pieces, as long as ``subchunks`` says by dimension."""
+    tables: dict[str, ChunkTable] = dict(part.refs.tables)
+    members: dict[str, Value] = dict(part.refs.side.items())
+    found = {path: smaller_chunks(part, path, subchunks) for path in part.variables}
+    for path, shape in found.items():
+        if shape is not None:
+            _divide(part, path, shape, tables, members)
+    if not any(found.values()):
+        return part
+    refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
+    return Named(part.name, refs, VariableReader().read(refs, part.name))
+
+
+def _divide(
+    part: Named, path: str, shape: Sequence[int], tables: dict[str, ChunkTable], members: dict[str, Value]
+) -> None:
+    variable = part.variables[path]
+    meta, dtype, old = variable.meta, dtype_of(variable.meta), tables[path].grid
+    chunks = meta.chunks or ()
+    assert dtype is not None, "`smaller_chunks` has looked at it"
+    if any(size % n for size, n in zip(chunks, shape, strict=True)):
+        raise ManifestError(
+            f"the chunks of {path!r} of {part.name} have the shape {list(chunks)}, no multiple of {list(shape)}: "
+            "concat(..., lazy=True) takes pieces of any length"
+        )
+    doc = dict(meta.raw)
+    if meta.zarr_format == 2:
+        doc["chunks"] = list(shape)
+    else:
+        doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
+    members[variable.key] = doc
+    grid = _grid(doc, path)
+    size = math.prod(chunks) * dtype.itemsize
+    times = tuple(a // b for a, b in zip(chunks, shape, strict=True))
+    numbers, ranges = tables[path].part()
+    if not np.isin(ranges.lengths, (size, WHOLE)).all():
+        raise ManifestError(
+            f"not all chunks of {path!r} of {part.name} have the {size} bytes of {list(chunks)} elements"
+        )
+    inline = {number: members.pop(join(path, old.tail(number))) for number in part.inline.get(path, {})}
+    parts = []
+    for place in itertools.product(*map(range, times)):
+        box = tuple((k * n, (k + 1) * n) for k, n in zip(place, shape, strict=True))
+        offset, length = contiguous(chunks, box, dtype.itemsize) or (0, 0)
+        now, is_there = _pieces(numbers.astype(np.int64), old.counts, grid.counts, times, place)
+        offsets, lengths = ranges.offsets + np.uint64(offset), np.full(len(numbers), length, np.uint64)
+        moved = Ranges(ranges.targets, offsets, lengths).take(is_there)
+        parts.append(Part(now[is_there].astype(np.uint64), moved))
+        now, is_there = _pieces(np.array(list(inline), np.int64), old.counts, grid.counts, times, place)
+        for number, there, before in zip(now.tolist(), is_there.tolist(), inline, strict=True):
+            if there:
+                members[join(path, grid.tail(number))] = part.inline[path][before][offset : offset + length]
+    tables[path] = ChunkTable.from_parts(grid, parts)
+
+
+def _pieces(
+    numbers: npt.NDArray[Any], old: Sequence[int], new: Sequence[int], times: Sequence[int], place: Sequence[int]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the numbers of the piece at ``place`` of each chunk, and whether it lies in the new grid."""
+    coords = np.unravel_index(numbers, old)
+    moved = [c * n + k for c, n, k in zip(coords, times, place, strict=True)]
+    found, is_there = np.zeros(len(numbers), np.int64), np.ones(len(numbers), np.bool_)
+    for coord, count in zip(moved, new, strict=True):
+        found = found * count + coord
+        is_there &= coord < count
+    return found, is_there
