@@ -75,7 +75,12 @@ def _at_first_use(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as e:
+        if e.name != "xarray":
+            raise
+        raise ImportError(f'{name} needs xarray: pip install "refshard_fs[xarray]"') from e
 
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is a mistake

@@ -8,6 +8,8 @@ from functools import cache
 
 import pytest
 
+from tests.servers.http import RangeServer
+
 HEAVY = (
     "pandas",
     "pyarrow",
@@ -49,8 +51,20 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
     assert _loaded(code).isdisjoint(HEAVY)
 
 
-def test_importing_the_package_alone_does_not_even_import_numpy() -> None:
-    assert "numpy" not in _loaded("import refshard_fs")
+def test_importing_the_package_alone_imports_little_but_what_fsspec_does() -> None:
+    ours = {"refshard_fs", "refshard_fs.errors"}
+    beside = _loaded("import refshard_fs") - _loaded("import fsspec.implementations.reference")
+    assert {name for name in beside if name.startswith("refshard_fs")} == ours
+    assert beside.isdisjoint({"numpy", "aiohttp", "msgspec"})
+
+
+def test_reading_over_http_imports_nothing_of_s3(http_server: RangeServer) -> None:
+    url = http_server.put("x", b"0123")
+    loaded = _loaded(
+        f"from refshard_fs import RefShardFileSystem as FS\nassert FS({{'a': [{url!r}, 1, 2]}}).cat('a') == b'12'"
+    )
+    assert "aiohttp" in loaded
+    assert loaded.isdisjoint(HEAVY)
 
 
 def test_the_filesystem_comes_without_what_opens_a_source_or_writes_one() -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import configparser
+import json
+import re
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
+import h5netcdf
+import numpy as np
 import pytest
 
 import refshard_fs
+
+ROOT = Path(__file__).parents[1]
 
 
 def _distribution() -> metadata.Distribution:
@@ -51,3 +58,79 @@ def test_a_set_opens_where_no_extra_is_installed(tmp_path: Path) -> None:
     absent = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r}))"
     opened = 'from refshard_fs import RefShardFileSystem as FS; print(FS("refs.json").cat("a/0").decode())'
     assert _python(f"{absent}; {opened}", tmp_path) == ["text"]
+
+
+ABSENT = [*EXTRAS, "tqdm", "shtab", "matplotlib", "imagecodecs", "eccodes", "astropy", "h5py", "scipy", "tifffile"]
+COMMANDS = """
+import io, sys, contextlib
+sys.modules.update(dict.fromkeys({absent!r}))
+import refshard_fs
+from refshard_fs.cli import main
+for command in {commands!r}:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(command.split())
+    print(status, command, "|", *(out.getvalue() + err.getvalue()).split())
+for name in ("load", "tune_zarr"):
+    try:
+        getattr(refshard_fs, name)()
+    except ImportError as e:
+        print(2, name, "|", e)
+"""
+
+
+def test_without_extras_commands_work_and_name_the_extra_for_what_is_missing(tmp_path: Path) -> None:
+    """What a wheel alone does, installed with what it requires."""
+    meta = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "order": "C"}
+    meta |= {"fill_value": None, "filters": None, "compressor": None}
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta), "a/0": "abcd"}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    with h5netcdf.File(tmp_path / "file.nc", "w") as file:
+        file.dimensions = {"x": 4}
+        file.create_variable("v", ("x",), "i4", data=np.arange(4))
+    (tmp_path / "set.parquet").mkdir()
+    (tmp_path / "set.parquet" / ".zmetadata").write_text(
+        '{"metadata": {".zgroup": {"zarr_format": 2}}, "record_size": 2}'
+    )
+    work = [
+        "info refs.json",
+        "tree file.nc",
+        "info file.nc",
+        "ls refs.json",
+        "check file.nc --full",
+    ]
+    work += [
+        "map refs.json a -o a.svg",
+        "convert file.nc new.json",
+        "convert file.nc new.zarr",
+        "snapshot file.nc s.json",
+    ]
+    lack = {
+        "map refs.json a -o a.png": "png",
+        "convert refs.json new.parquet": "parquet",
+        "info set.parquet": "parquet",
+        "completion bash": "cli",
+        "load": "xarray",
+        "tune_zarr": "zarr",
+    }
+    code = COMMANDS.format(absent=ABSENT, commands=[*work, *(c for c in lack if " " in c)])
+    command = [sys.executable, "-W", "error", "-c", code]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert said.stderr == ""
+    lines = said.stdout.splitlines()
+    assert [line.partition(" |")[0] for line in lines if line[0] == "0"] == [f"0 {command}" for command in work]
+    for what, extra in lack.items():
+        (line,) = [line for line in lines if line.startswith(f"2 {what} |")]
+        assert f'pip install "refshard_fs[{extra}]"' in line.replace("'", '"')
+    assert any('"refshard_fs[zarr]"' in line for line in lines if "--full" in line)
+
+
+def test_extras_that_messages_name_exist() -> None:
+    config = configparser.RawConfigParser()
+    config.read(ROOT / "setup.cfg")
+    texts = [path.read_text() for path in [*(ROOT / "refshard_fs").rglob("*.py"), *ROOT.rglob("docs/pages/*.md")]]
+    named = {
+        extra for text in texts for some in re.findall(r"refshard_fs\[([\w,]+)\]", text) for extra in some.split(",")
+    }
+    assert {"parquet", "png", "cli"} <= named
+    assert named <= set(config["options.extras_require"])

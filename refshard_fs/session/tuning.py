@@ -55,8 +55,10 @@ def tune_zarr(concurrency: int | None = 128, *, pipeline: bool | None = None) ->
     ...     zarr.config.get("async.concurrency")
     64
     """
-    import zarr  # it may not be installed
-
+    try:
+        import zarr
+    except ImportError as e:
+        raise ImportError('there is no zarr to tune: pip install "refshard_fs[zarr]"') from e
     global _hooked
     config = getattr(zarr, "config", None)
     if config is None:

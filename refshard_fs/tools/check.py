@@ -425,7 +425,7 @@ class _Check:
             read=self._read,
             bytes_read=self._bytes,
             decoded=self._decoded,
-            notes=("zarr is not installed: chunks were read, and none was decoded",)
+            notes=('zarr is not installed: chunks were read, and none was decoded. pip install "refshard_fs[zarr]"',)
             if mode == "full" and not decodes
             else (),
         )

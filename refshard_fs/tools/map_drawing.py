@@ -141,7 +141,9 @@ def _png(scene: Scene) -> bytes:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as e:
-        raise ImportError("a PNG needs matplotlib: pip install matplotlib, or save the picture as .svg or .html") from e
+        raise ImportError(
+            'a PNG needs matplotlib: pip install "refshard_fs[png]", or save the picture as .svg or .html'
+        ) from e
     figure = Figure(figsize=(scene.width / 72, scene.height / 72), dpi=72 * SCALE, facecolor=ROLES["paper"][0])
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
