@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
-from refshard_fs.cli.program import parser
+from refshard_fs.cli.program import main, parser
 
 HEAD = """\
 # Command line
@@ -38,6 +46,74 @@ def _commands(whole: argparse.ArgumentParser) -> Iterator[str]:
             yield f"## refshard {' '.join([name, *places])}\n\n{helps[name][:1].upper()}{helps[name][1:]}.\n"
             yield f"For {command.epilog}\n".replace("refshard ", "`refshard ", 1).replace("\n", "`\n")
             yield _table([option for option in options if not OF_SOURCES.count("".join(option.option_strings))])
+            if name in SHOWN:
+                yield f"```text\n{output(SHOWN[name])}```\n"
+
+
+# ----------------------------------------------------------------------------------------------------
+# What commands print, of a small set of references.
+
+
+SHOWN = {
+    "info": ["info moved.json"],
+    "ls": ["ls -l refs.json air"],
+    "tree": ["tree refs.json"],
+    "get": ["get refs.json air/0.0.0 chunk"],
+    "diff": ["diff refs.json moved.json"],
+    "map": ["map refs.json air -o air.svg"],
+    "check": ["check refs.json", "check cut.json"],
+    "convert": ["convert refs.json store.zarr"],
+    "rebase": ["rebase moved.json other.json --from https://host/ --to s3://bucket/"],
+    "concat": ["concat refs.json next.json -o both.json --dim time"],
+    "append": ["append refs.json next.json --dim time", "append refs.json next.json --dim time --on-duplicate skip"],
+    "snapshot": ["snapshot refs.json pinned.json"],
+}
+
+
+def output(commands: list[str]) -> str:
+    """Return what ``commands`` print on a terminal of 80 columns, each after its prompt."""
+    before, columns = Path.cwd(), os.environ.get("COLUMNS")
+    out = io.StringIO()
+    with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        os.chdir(directory)
+        os.environ["COLUMNS"] = "80"
+        try:
+            _write_sets(Path(directory))
+            for command in commands:
+                out.write(f"$ refshard {command}\n")
+                main(shlex.split(command))
+        finally:
+            os.chdir(before)
+            os.environ.pop("COLUMNS")
+            if columns is not None:
+                os.environ["COLUMNS"] = columns
+    text = out.getvalue().replace(os.path.realpath(directory), "/data").replace(directory, "/data")
+    return re.sub(r"[\d.]+ \w+, written in [\d.]+ s", "1.2 KiB, written in 0.1 s", text)  # which differ each time
+
+
+def _write_sets(directory: Path) -> None:
+    """Write two days of references, one of which moved, and one to a file that is too short."""
+    (directory / "air.nc").write_bytes(bytes(400))
+    array = {"zarr_format": 2, "order": "C", "fill_value": None, "filters": None, "compressor": None}
+    air = {**array, "shape": [4, 5, 10], "chunks": [2, 5, 10], "dtype": "<i2"}
+    time = {**array, "shape": [4], "chunks": [4], "dtype": "|u1"}
+
+    def refs(first: int, target: str = "air.nc") -> dict[str, object]:
+        return {
+            ".zgroup": '{"zarr_format": 2}',
+            "air/.zarray": json.dumps(air),
+            "air/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", "lat", "lon"]}',
+            "air/0.0.0": [target, 0, 200],
+            "air/1.0.0": [target, 200, 200],
+            "time/.zarray": json.dumps(time),
+            "time/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"]}',
+            "time/0": bytes(range(first, first + 4)).decode("latin-1"),
+        }
+
+    cut = {**refs(0), "air/1.0.0": ["air.nc", 300, 200]}
+    sets = {"refs": refs(0), "next": refs(4), "moved": refs(0, "https://host/air.nc"), "cut": cut}
+    for name, some in sets.items():
+        (directory / f"{name}.json").write_text(json.dumps({"version": 1, "refs": some}))
 
 
 def _table(options: list[argparse.Action]) -> str:

@@ -57,7 +57,7 @@ class Command(msgspec.Struct, frozen=True):
 
     def add_to(self, parser: ArgumentParser) -> None:
         """Let ``parser`` take this command's arguments."""
-        where = "path or fsspec URL of a reference set, archive, hierarchy or volume"
+        where = "path or fsspec URL of a reference set, a file of arrays (NetCDF, TIFF ...), an archive or a hierarchy"
         for name in self.sources:
             if name.endswith("..."):
                 parser.add_argument("sources", metavar=name.removesuffix("..."), nargs="+", help=where)

@@ -148,9 +148,10 @@ def _check(arguments: Namespace) -> int:
     print_line(source, "bold")
     print_line(
         f"keys {report.keys:,}, arrays {report.arrays:,}, chunks {report.chunks:,} (missing {report.missing:,}), "
-        f"targets {report.targets:,}; read {report.read:,} chunks, {report.bytes_read:,} bytes, "
-        f"decoded {report.decoded:,}"
+        f"targets {report.targets:,}"
     )
+    if report.mode != "head":  # which reads no chunk
+        print_line(f"read {report.read:,} chunks, {report.bytes_read:,} bytes, decoded {report.decoded:,}")
     for finding in report.findings:
         where = [part for part in (finding.key, finding.url) if part]
         print_line(": ".join([finding.severity, finding.kind, *where, finding.text]))
@@ -288,15 +289,19 @@ _CHECK = [
 ]
 COMMANDS = (
     Command(
-        "info", "format, groups, arrays, targets, and chunks present of possible", _info, json=True, example="refs.json"
+        "info",
+        "show format, groups, arrays and targets, and how many chunks exist",
+        _info,
+        json=True,
+        example="refs.json",
     ),
-    Command("ls", "keys directly below a path", _ls, _LS, json=True, example="refs.json air"),
-    Command("tree", "groups and arrays, with shapes and dtypes", _tree, _TREE, json=True, example="refs.json"),
-    Command("cat", "write the bytes of keys to stdout", _cat, _CAT, example="refs.json air/.zattrs"),
+    Command("ls", "list the keys directly below a path", _ls, _LS, json=True, example="refs.json air"),
+    Command("tree", "show groups and arrays, with shapes and dtypes", _tree, _TREE, json=True, example="refs.json"),
+    Command("cat", "write the bytes of keys to the standard output", _cat, _CAT, example="refs.json air/.zattrs"),
     Command("get", "copy a key, or all keys below a path, to files", _get, _GET, example="-r refs.json air DEST"),
     Command(
         "diff",
-        "arrays, metadata and references that differ",
+        "show arrays, metadata and references that differ",
         _diff,
         sources=("A", "B"),
         json=True,
@@ -311,7 +316,7 @@ COMMANDS = (
     ),
     Command(
         "check",
-        "what is wrong with metadata, ranges, targets and data",
+        "find what is wrong with metadata, ranges, targets and data",
         _check,
         _CHECK,
         json=True,
