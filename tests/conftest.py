@@ -7,7 +7,7 @@ import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,11 @@ def pytest_collection_finish() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[MATRIX] = {}
+    with suppress(ImportError):
+        import hypothesis
+
+        hypothesis.settings.register_profile("busy", deadline=None)  # no test fails because the machine is busy
+        hypothesis.settings.load_profile("busy")
     if os.environ.get("REFSHARD_UVLOOP"):
         import uvloop
 

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import refshard_fs
 from refshard_fs import ReferenceNotReachable
 from refshard_fs.references import binary as pickled
 from refshard_fs.session import recognition as catalog
+from tests.sets.files import days, days_of
 from tests.test_zarr import VALUES, reference_set
 
 xr = pytest.importorskip("xarray")
@@ -156,3 +158,15 @@ def test_a_set_is_packed_once_and_opened_once_a_worker(
     assert all(graph.count(one) == 1 for one in packed)
     assert 1 in {one["opened"] for one in counts} <= {0, 1}
     assert {one["unpacked"] for one in counts} <= ({0, 1} if held == "dict" else {0})
+
+
+@pytest.mark.parametrize("kind", ["processes", "dask"])
+def test_workers_look_at_the_files_of_a_cube(cluster: Any, processes: Executor, kind: str, tmp_path: Path) -> None:
+    files = days(tmp_path, "references", 70)
+    expected = refshard_fs.concat(files, "time", lazy=True).content
+    executor = processes if kind == "processes" else cluster.get_executor()
+    assert refshard_fs.concat(files, "time", lazy=True, executor=executor).content == expected
+    Path(files[3]).write_bytes(b"no file")
+    with pytest.warns(UserWarning, match=r"set 3 is left out: .*day3\.json"):
+        made = refshard_fs.concat(files, "time", executor=executor, on_error="skip")
+    assert len(days_of(made)) == 69

@@ -61,6 +61,8 @@ def _rebase(arguments: Namespace) -> None:
 def _concat(arguments: Namespace) -> None:
     options = opening_options(arguments, index_cache=False) | {"same": arguments.same}
     options |= {"subchunks": dict(arguments.subchunks) or None}
+    if arguments.resume is not None:
+        options["resume"] = arguments.resume
     with progress("concat") as shown:
         if arguments.dims is None:
             options |= {"sort": arguments.sort, "overlap": arguments.overlap, "on_error": arguments.on_error}
@@ -139,6 +141,7 @@ _CONCAT = [
     argument("--chunks", "with --lazy: length of chunks along a dimension", "NAME=N", type=lengths, **_MANY),
     argument("--subchunks", "show chunks without a codec in pieces of that length", "NAME=N", type=lengths, **_MANY),
     argument("--on-error", "whether sets that cannot be opened are left out (%(default)s)", **_ON_ERROR),
+    argument("--resume", "a file that keeps what was found of each SOURCE, for the next run", "FILE"),
 ]
 _APPEND = [
     argument("--dim", "the dimension", "NAME", required=True),

@@ -11,13 +11,17 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, check_key, is_key, join, parent
 from refshard_fs.errors import ManifestError
+
+version = cache(metadata.version)  # finding it reads files, for a third of a millisecond
 
 # Names of metadata documents, of zarr's versions 3 and 2.
 ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # say that there is an array, and where its chunks are

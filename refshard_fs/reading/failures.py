@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat
-from refshard_fs.errors import DamagedIndex, ReferenceNotReachable, RefShardError, TargetNotAllowed, told, told_cause
+from refshard_fs.errors import (
+    DamagedIndex,
+    ReferenceNotReachable,
+    RefShardError,
+    SourceNotReachable,
+    TargetNotAllowed,
+    told,
+    told_cause,
+)
 from refshard_fs.security.policy import place_of
 from refshard_fs.targets.failures import EXPIRED, WITHOUT, ConnectionLost, Denied, TooLarge, Unfit
 
@@ -116,6 +124,12 @@ def blame(key: str, error: Exception) -> Exception:
         (text.removeprefix(READING) for text in notes if text.startswith(READING)), "a place that is not known"
     )
     return _unreachable(key, where, error)
+
+
+def source_failed(source: object, error: Exception) -> SourceNotReachable:
+    """Return what it means that ``source``, a URL or one in memory, cannot be opened."""
+    reason = said(error, source if isinstance(source, str) else "", of_source=True)
+    return SourceNotReachable(f"{source} cannot be opened: {reason}")
 
 
 def fail(key: str, entry: Entry, error: Exception) -> Exception:

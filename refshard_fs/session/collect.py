@@ -219,18 +219,26 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
             pass
         case _:
             match beneath(keyspace):
-                case FlatKeySpace() as flat:
-                    refs: ReferenceSet = run("", partial(_with_metadata, flat))
-                    return respelled(refs, respell)
                 case ParquetKeySpace() as lazy:
                     return columns_of(lazy, run, respell)
-    refs, extras = run("", partial(gather, keyspace))
+    found: ReferenceSet = run("", partial(collected, keyspace))
+    return respelled(found, respell)
+
+
+def collected(keyspace: KeySpace) -> Steps[ReferenceSet]:
+    """Return all references of ``keyspace``, which is no parquet set, as `collect` does but for their URLs."""
+    keyspace = stored(keyspace)
+    if not (isinstance(keyspace, ManifestView) and keyspace.maps_anything):
+        match beneath(keyspace):
+            case FlatKeySpace() as flat:
+                return (yield from _with_metadata(flat))
+    refs, extras = yield from gather(keyspace)
     if extras:
         raise ManifestError(
             f"the chunk manifest of {next(iter(extras))!r} says more of chunks than where they are: "
             "a set of references cannot hold that"
         )
-    return respelled(refs, respell)
+    return refs
 
 
 def pin(

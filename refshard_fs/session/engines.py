@@ -34,8 +34,10 @@ INDEXES = Cache(1 << 30)  # bytes of manifests and shard indexes that the proces
 class Engines:
     """Runs look-ups on any event loop. Thread-safe; an engine is made at the first use of a loop, and ends with it."""
 
-    def __init__(self, options: SessionOptions) -> None:
+    def __init__(self, options: SessionOptions, indexes: Cache = INDEXES) -> None:
+        """``indexes`` remembers what is read to look keys up; by default the process does."""
         self.options = options
+        self._indexes = indexes
         self.stats = Stats()
         self._versions = Versions()
         self._engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
@@ -66,7 +68,7 @@ class Engines:
         fetcher = Fetcher(self._pool(loop), options.limits, options.budget, self.stats, self._blocks)
         near = self._at_once_reader().reaches
         longest = options.open.max_manifest_bytes
-        engine = Engine(fetcher, INDEXES, self.stats, options.token, options.readahead, near, longest)
+        engine = Engine(fetcher, self._indexes, self.stats, options.token, options.readahead, near, longest)
         engine.keep = self._keep
         engine.keeper = _close_with_loop(engine, weakref.ref(self))
         with contextlib.suppress(StopIteration):
@@ -101,7 +103,7 @@ class Engines:
         immediate = self._immediate
         if immediate is None:
             token, longest = self.options.token, self.options.open.max_manifest_bytes
-            immediate = self._immediate = Immediate(self._pool(None), INDEXES, self.stats, token, longest)
+            immediate = self._immediate = Immediate(self._pool(None), self._indexes, self.stats, token, longest)
         return immediate
 
     # ------------------------------------------------------------------ other event loops

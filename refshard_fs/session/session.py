@@ -22,9 +22,9 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.errors import NoSuchSource, RefShardError, SourceNotReachable, TargetChanged, told_cause
+from refshard_fs.errors import NoSuchSource, RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.engine import Request
-from refshard_fs.reading.failures import blame, said
+from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.reading.selection import WORKERS, Take, decode, read_selection
 from refshard_fs.references.reference_set import ReferenceSet
@@ -154,8 +154,7 @@ class Session(Engines):
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
-            reason = said(e, options.source if isinstance(options.source, str) else "", of_source=True)
-            raise SourceNotReachable(f"{options.source} cannot be opened: {reason}") from told_cause(e)
+            raise source_failed(options.source, e) from told_cause(e)
 
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
         """Return what a target says of the document that a commit replaces (it is as it was opened), and its URL."""

@@ -40,7 +40,8 @@ from refshard_fs.sets.concatenation import (
 )
 from refshard_fs.sets.cutting import trimmed
 from refshard_fs.sets.rebase import opened
-from refshard_fs.sets.sources import read_sets, with_coordinates
+from refshard_fs.sets.scanning import with_coordinates
+from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import Named, VariableReader
 from refshard_fs.targets.document import Document
 
@@ -179,7 +180,8 @@ class _Joined(NamedTuple):
                 f"there is no set at {url} that could go on: fs.save(url) or concat(...).save(url) writes one"
             )
         name = f"the set at {url}"
-        old = with_coordinates(Named(name, before, VariableReader().read(before, name)), fs)
+        held = Named(name, before, VariableReader().read(before, name))
+        old = fs._session.run("", lambda: with_coordinates(held))
         (new,) = read_sets([fo], options, _ignore)
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
         if new.refs.pins is not None and not holds_pins:

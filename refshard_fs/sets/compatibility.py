@@ -22,12 +22,14 @@ from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
+from refshard_fs.sets.scanning import can_scan, reading_options
 from refshard_fs.sets.variables import Named
 
 Joining = Literal["as they are", "stored anew", "recoded", "recut"]  # what becomes of chunks that are joined
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
-TOGETHER: Final = 16  # sets that are read at a time
+TOGETHER: Final = 16  # sets that are read at a time, each by itself,
+AT_ONCE: Final = 32  # and those that are by one filesystem: their small arrays take 32 MiB and more of memory
 
 
 def check_joinable(path: str, one: Named, other: Named, axis: int, how: Joining) -> None:
@@ -111,12 +113,14 @@ def with_digests(
     dims: Sequence[str | None],
     same: frozenset[str],
     places: Sequence[Sequence[int]] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[Named]:
     """Return ``parts`` with digests of what several have, refer to differently, and must have in common.
 
     These are the arrays, but for those in ``same``, that are not along all of ``dims``: parts at different ``places``
-    along the others (by default all are in a row) have copies. ``opened`` gives the filesystem of a part, by number.
-    What cannot be read is left out: then it cannot be compared.
+    along the others (by default all are in a row) have copies. ``opened`` gives the filesystem of a part, by number;
+    parts that all are read with ``options`` are read together, by one. What cannot be read is left out: then it cannot
+    be compared.
     """
     places = [(number,) for number in range(len(parts))] if places is None else places
     wanted: dict[int, list[str]] = {}
@@ -134,12 +138,32 @@ def with_digests(
                         wanted.setdefault(each, []).append(path)
                 break
 
-    def read(number: int) -> Named:
-        part, paths = parts[number], wanted.get(number, [])
-        return msgspec.structs.replace(part, digests=_read_digests(part, opened(number), paths)) if paths else part
+    out, numbers = list(parts), sorted(wanted)
+    if options is not None and can_scan(options) and all(part.refs.pins is None for part in parts):
+        for start in range(0, len(numbers), AT_ONCE):
+            some = numbers[start : start + AT_ONCE]
+            keys = {number: _keys(parts[number], wanted[number]) for number in some}
+            refs = {
+                f"{number}/{key}": _reference(parts[number], *place)
+                for number in some
+                for key, place in keys[number].items()
+            }
+            fs = RefShardFileSystem(refs, **reading_options([ref[0] for ref in refs.values()], options))
+            data = _read(fs, list(refs))
+            for number in some:
+                found = {key: data[f"{number}/{key}"] for key in keys[number]} if data else {}
+                out[number] = _with_digests(parts[number], wanted[number], keys[number], found)
+        return out
 
-    with ThreadPoolExecutor(TOGETHER if wanted else 1) as pool:
-        return list(pool.map(read, range(len(parts))))
+    def read(number: int) -> Named:
+        part, paths = parts[number], wanted[number]
+        chunks = _keys(part, paths)
+        return _with_digests(part, paths, chunks, _read(opened(number), list(chunks)))
+
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        for number, part in zip(numbers, pool.map(read, numbers), strict=True):
+            out[number] = part
+    return out
 
 
 def _refer_to_the_same(path: str, one: Named, other: Named) -> bool:
@@ -162,23 +186,44 @@ def _is_small(path: str, part: Named) -> bool:
     )
 
 
-def _read_digests(part: Named, fs: RefShardFileSystem, paths: Sequence[str]) -> dict[str, bytes]:
-    """Return a digest of all chunks of each array, but for those of which one cannot be read."""
+def _keys(part: Named, paths: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Return array and number of all chunks of arrays that are references, by key."""
     keys: dict[str, tuple[str, int]] = {}
     for path in paths:
         table = part.refs.tables[path]
         keys |= {join(path, table.grid.tail(number)): (path, number) for number in table.present().tolist()}
+    return keys
+
+
+def _reference(part: Named, path: str, number: int) -> list[Any]:
+    """Return the reference to a chunk as JSON has it."""
+    row = part.refs.tables[path].row(number)
+    assert row is not None, "only chunks that are present are asked for"
+    url = part.refs.urls[row.target]
+    return [url] if row.length is None else [url, row.offset, row.length]
+
+
+def _read(fs: RefShardFileSystem, keys: list[str]) -> Mapping[str, Any]:
+    """Return what is at each of ``keys``, or the error that it meets; nothing where the set cannot be read."""
     try:
-        data: Mapping[str, Any] = fs.cat(list(keys), on_error="return", end=SMALL + 1)
+        found: Mapping[str, Any] = fs.cat(keys, on_error="return", end=SMALL + 1)
     except RefShardError:
         return {}
+    return found
+
+
+def _with_digests(
+    part: Named, paths: Sequence[str], keys: Mapping[str, tuple[str, int]], data: Mapping[str, Any]
+) -> Named:
+    """Return ``part`` with a digest of all chunks of each array, but for those of which one could not be read."""
     chunks = {path: dict(part.inline.get(path, {})) for path in paths}
     for key, (path, number) in keys.items():
-        if isinstance(data[key], bytes) and len(data[key]) <= SMALL:
-            chunks.get(path, {})[number] = data[key]
+        found = data.get(key)
+        if isinstance(found, bytes) and len(found) <= SMALL:
+            chunks.get(path, {})[number] = found
         else:
             chunks.pop(path, None)
-    return {path: _digest(of_array) for path, of_array in chunks.items()}
+    return msgspec.structs.replace(part, digests={path: _digest(of_array) for path, of_array in chunks.items()})
 
 
 def _digest(chunks: Mapping[int, bytes]) -> bytes:

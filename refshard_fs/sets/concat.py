@@ -6,6 +6,7 @@ import hashlib
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, Literal, overload
 
@@ -91,7 +92,7 @@ def concat_document(
 
     Arrays in ``known`` are recut already, in chunks of that shape.
     """
-    parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same)
+    parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same, None, options)
     recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}), **known}
     refs = concatenate(parts, dim, same, recut=recut).refs
     first = parts[0].variables
@@ -135,6 +136,8 @@ def concat(
     overlap: Overlap = "error",
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
+    executor: Executor | None = None,
+    resume: str | os.PathLike[str] | None = None,
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> MadeSet: ...
@@ -150,6 +153,8 @@ def concat(
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
+    executor: Executor | None = None,
+    resume: str | os.PathLike[str] | None = None,
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> LazySet: ...
@@ -165,6 +170,8 @@ def concat(
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
+    executor: Executor | None = None,
+    resume: str | os.PathLike[str] | None = None,
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> MadeSet | LazySet:
@@ -186,6 +193,11 @@ def concat(
     With ``sort`` sets are joined in the order of their first values along ``dim``. A value that two sets have is an
     error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
     ``on_error="skip"`` leaves out sets that cannot be opened, with a warning that names each.
+
+    Files and documents are looked at together, and each takes few requests. ``executor`` (any of `concurrent.futures`,
+    or ``client.get_executor()`` of dask) spreads that over its workers, which have to reach the sets. ``resume`` is a
+    file in which is kept what was found of each: a run that failed, or one with more sets, looks only at those that are
+    new, or of which size, ETag or time are others now.
 
     With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
     values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
@@ -232,7 +244,7 @@ def concat(
     if lazy:
         leaves = tuple(url_of_set(fo, options, "lazy=True") for fo in leaves)
     failed: dict[int, Exception] | None = {} if on_error == "skip" else None
-    read = read_sets(leaves, options, callback.relative_update, failed)
+    read = read_sets(leaves, options, callback.relative_update, failed, executor, resume)
     leaves = tuple(fo for number, fo in enumerate(leaves) if not failed or number not in failed)
     skipped(failed or {}, any_left=bool(leaves))
     if len(order) == 1 and dim is not None:
@@ -250,13 +262,14 @@ def concat(
                 smaller_chunks(part, path, subchunks)
     elif subchunks:
         read = [subchunked(part, subchunks) for part in read]
+    alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     if lazy:
         data = concat_document(leaves, read, str(dim), unchecked, options, chunks, subchunks).dumps()
         return LazySet(data, hashlib.sha256(data).hexdigest())
     if len(order) == 1:
-        parts = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked)
+        parts = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, None, alike)
         return made((parts[0] if len(parts) == 1 else concatenate(parts, dim, unchecked)).refs)
-    nested = iter(with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, places))
+    nested = iter(with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, places, alike))
 
     def joined(members: Any, depth: int) -> Named:
         if depth == len(order):

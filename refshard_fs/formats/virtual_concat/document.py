@@ -230,10 +230,14 @@ class PartView(View):
 def of_part(steps: Steps[T], origin: str) -> Steps[T]:
     """Return what ``steps`` return; it, and all that they need, is of ``origin``."""
     answer: Any = None
+    error: Exception | None = None
     while True:
         try:
-            need = steps.send(answer)
+            need = steps.send(answer) if error is None else steps.throw(error)
         except StopIteration as stop:
             result: T = of_origin(stop.value, origin)
             return result
-        answer = yield of_origin(need, origin)
+        try:
+            answer, error = (yield of_origin(need, origin)), None
+        except Exception as e:  # noqa: BLE001  # the steps may know better, as where a directory is refused
+            answer, error = None, e

@@ -1,0 +1,299 @@
+"""Many sources looked at together: what each refers to, with the values of its coordinates.
+
+All are opened in one session, and their look-ups are driven in the same rounds: a source that is small, or says first
+where all lies in it, takes one request. Nothing is remembered of a source once it was looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, as_completed
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from refshard_fs.core.columns import ChunkTable
+from refshard_fs.core.dtypes import dtype_of
+from refshard_fs.core.format import HEAD, OpenOptions, Probe
+from refshard_fs.core.keys import join
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Facts, Head, Load, Need, Raw, Span, Stat, Steps
+from refshard_fs.errors import ManifestError, RefShardError, told_cause
+from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
+from refshard_fs.formats.virtual_concat.document import of_part
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.failures import blame, source_failed
+from refshard_fs.references.binary import shrink, swell
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.security.admission import is_trusted
+from refshard_fs.security.policy import place_of, server_of
+from refshard_fs.session.collect import collected, respelled
+from refshard_fs.session.engines import Engines
+from refshard_fs.session.options import SessionOptions
+from refshard_fs.session.recognition import beneath, open_source
+from refshard_fs.sets.documents import DocumentParser, is_document
+from refshard_fs.sets.variables import Named, Variable, VariableReader
+from refshard_fs.writing.save import respelling
+
+ROUND: Final = 16  # sources whose look-ups are driven together: what one waits for, all do,
+ROUNDS: Final = 16  # and how many such rounds are under way at once, so that others are decoded meanwhile
+PIECE: Final = 64  # sources that a worker looks at in one go: some 100 ms, so that it is worth being sent
+REMEMBERED: Final = 32 << 20  # bytes of indexes: of sources that are being looked at
+LONGEST: Final = 1 << 20  # elements of a coordinate that is read and kept in the set
+# Options that say how sources are read, and not what they mean.
+READING: Final = frozenset(["concurrency", "fast_s3", "max_memory", "retries", "timeout"])
+_UNDERSTOOD: Final = READING | {"index_cache", "max_manifest_bytes", "options", "ref_storage_args", "target_options"}
+
+
+class Scanned(NamedTuple):
+    """What a source refers to, URLs absolute and coordinates inline; ``facts`` tell its version, if it is one object.
+
+    ``adopted`` is what the user is to know who makes a set of it.
+    """
+
+    refs: ReferenceSet
+    facts: Facts | None = None
+    adopted: str = ""
+
+
+class Unchanged:
+    """A source is of the version that is known: it was not looked at."""
+
+
+# What is to be called with each result. None: the source is to be opened by itself.
+Found = Callable[[int, Scanned | Exception | Unchanged | None], object]
+Known = Mapping[str, Facts]  # by URL, the versions of sources that need not be looked at again
+
+
+def can_scan(options: Mapping[str, Any]) -> bool:
+    """Whether sources can be scanned together with these options; others say of each source what it means."""
+    return options.keys() <= _UNDERSTOOD
+
+
+def reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a filesystem that reads the objects at ``urls`` as the user's ``options`` say."""
+    passed = {name: value for name, value in options.items() if name in (*READING, "options", "max_manifest_bytes")}
+    credentials = options.get("ref_storage_args", options.get("target_options"))
+    if credentials is not None:
+        places = dict.fromkeys(place_of(url) or url for url in urls)
+        passed["options"] = {**{place: dict(credentials) for place in places}, **(options.get("options") or {})}
+    return passed
+
+
+def scan(urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known) -> None:
+    """Call ``found`` with number and content of each source at ``urls``, in any order, or with the error that it meets.
+
+    None stands for a parquet set, which is read a partition at a time, by itself. What ``found`` raises ends it all.
+    """
+    session = RefShardFileSystem({}, **reading_options(urls, options))._session
+    whole = msgspec.structs.replace(session.options.open, shards="whole")
+    scanner = _Scanner(msgspec.structs.replace(session.options, open=whole), known)
+    try:
+        scanner.wait(scanner.all, urls, found)
+    finally:
+        scanner.wait(scanner.close)
+
+
+class _Scanner(Engines):
+    """Opens many sources, each as one that is its author's: what it may point to is judged by where it lies."""
+
+    def __init__(self, options: SessionOptions, known: Known) -> None:
+        super().__init__(options, Cache(REMEMBERED))
+        self._known = known
+        self._variables = VariableReader()
+        self._parser = DocumentParser()
+
+    async def all(self, urls: Sequence[str], found: Found) -> None:
+        """Look at the sources at ``urls``."""
+        pieces = iter([range(first, min(first + ROUND, len(urls))) for first in range(0, len(urls), ROUND)])
+        tasks = [asyncio.create_task(self._some(pieces, urls, found)) for _ in range(ROUNDS)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _some(self, pieces: Iterator[range], urls: Sequence[str], found: Found) -> None:
+        for piece in pieces:
+            results = await self.engine().run_all([self._scanned(urls[number]) for number in piece])
+            for number, result in zip(piece, results, strict=True):
+                found(number, result)
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self.engine().close()
+        self._drop_engines()
+
+    def _scanned(self, url: str) -> Steps[Scanned | Unchanged | None]:
+        origin = None if is_trusted(url) else server_of(url)
+        steps = self._read(url)
+        found = yield from steps if origin is None else of_part(steps, origin)
+        if not isinstance(found, Scanned) or origin is None or self.options.open.rule_of is None:
+            return found
+        return found._replace(adopted=self.options.open.rule_of(origin).adopt(found.refs.urls))
+
+    def _read(self, url: str) -> Steps[Scanned | Unchanged | None]:
+        first = _FirstBytes()
+        try:
+            if url in self._known and (yield Stat(url, fresh=True)) == self._known[url]:
+                return Unchanged()
+            space = None
+            refs = (yield from first.run(self._document(url))) if is_document(url) else None
+            if refs is None:
+                space = yield from first.run(open_source(url, self.options.open))
+        except RefShardError:
+            raise
+        except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
+            raise source_failed(url, e) from told_cause(e)
+        if space is not None and isinstance(beneath(space), ParquetKeySpace):
+            return None
+        try:
+            refs = yield from first.run(self._with_coordinates(url, refs, space))
+        except RefShardError:
+            raise
+        except Exception as e:  # noqa: BLE001  # `blame` tells which
+            raise blame("", e) from told_cause(e)
+        return Scanned(refs, first.facts)
+
+    def _document(self, url: str) -> Steps[ReferenceSet | None]:
+        """Return the references of a JSON document; None where it has to be opened to know what it means."""
+        head = yield Head(url, HEAD)
+        if head is None:
+            return None
+        facts, data = head
+        most = self.options.open.max_manifest_bytes
+        if facts.size != len(data):
+            data = yield Load(Probe(url, facts, data).document(most), Raw())
+        return self._parser.parse(data, url)
+
+    def _with_coordinates(self, url: str, refs: ReferenceSet | None, space: KeySpace | None) -> Steps[ReferenceSet]:
+        if refs is None:
+            assert space is not None, "what is no document was opened"
+            refs = respelled((yield from collected(space)), respelling(OpenOptions(), url, None))
+        return (yield from with_coordinates(Named(url, refs, self._variables.read(refs, url)))).refs
+
+
+class _FirstBytes:
+    """The first bytes of an object, that were read to recognise it: what lies there is not read again."""
+
+    def __init__(self) -> None:
+        self.facts: Facts | None = None
+        self._url = ""
+        self._data = b""
+
+    def run(self, steps: Steps[Any]) -> Steps[Any]:
+        """Return what ``steps`` return."""
+        answer: Any = None
+        error: Exception | None = None
+        while True:
+            try:
+                need = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                answer, error = (yield from self._answer(need)), None
+            except Exception as e:  # noqa: BLE001  # whoever asked is told
+                answer, error = None, e
+
+    def _answer(self, need: Need | tuple[Need, ...]) -> Steps[Any]:
+        needs = need if isinstance(need, tuple) else (need,)
+        known = [self._known(one) for one in needs]
+        asked = tuple(one for one, data in zip(needs, known, strict=True) if data is None)
+        answers = iter((yield asked) if asked else ())
+        found: tuple[Any, ...] = tuple(next(answers) if data is None else data for data in known)
+        match need:
+            case tuple():
+                return found
+            case Head(url) if found[0] is not None and self.facts is None:
+                facts, data = found[0]
+                self._url, self.facts, self._data = url, facts, data
+        return found[0]
+
+    def _known(self, need: Need) -> bytes | None:
+        match need:
+            case Load(Span(url, start, int(stop)), Raw()) if url == self._url and 0 <= start <= stop <= len(self._data):
+                return self._data[start:stop]
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# The same by workers: each looks at some sources, and returns what they refer to in few bytes.
+
+
+_Packed = tuple[bytes, Facts | None, str]
+
+
+def spread(executor: Executor, urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known) -> None:
+    """Do as `scan`, by the workers of ``executor``; an error of theirs, or what ``found`` raises, ends it all."""
+    pieces = [range(first, min(first + PIECE, len(urls))) for first in range(0, len(urls), PIECE)]
+    futures: dict[Future[list[Any]], range] = {}
+    try:
+        for piece in pieces:
+            some = [urls[number] for number in piece]
+            theirs = {url: known[url] for url in some if url in known}
+            futures[executor.submit(scan_piece, some, dict(options), theirs)] = piece
+        for future in as_completed(futures):
+            for number, result in zip(futures[future], future.result(), strict=True):
+                found(number, unpacked(result) if isinstance(result, tuple) else result)
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def scan_piece(urls: Sequence[str], options: Mapping[str, Any], known: Known) -> list[Any]:
+    """Return what is found of each of ``urls``, as it is sent: sets are packed."""
+    results: list[Any] = [None] * len(urls)
+
+    def found(number: int, result: Scanned | Exception | Unchanged | None) -> None:
+        results[number] = packed(result) if isinstance(result, Scanned) else result
+
+    scan(urls, options, found, known)
+    return results
+
+
+def packed(scanned: Scanned) -> _Packed:
+    """Return what was found in few bytes."""
+    return shrink(scanned.refs), scanned.facts, scanned.adopted
+
+
+def unpacked(sent: _Packed) -> Scanned:
+    """Return what was `packed`."""
+    return Scanned(swell(sent[0]), *sent[1:])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Coordinates: their values tell the order of sets, and are kept in the set. No I/O here.
+
+
+def with_coordinates(part: Named) -> Steps[Named]:
+    """Return ``part`` with the values of its coordinates inline."""
+    refs = part.refs
+    wanted = [variable.path for variable in coordinates_to_read(part)]
+    if not wanted:
+        return part
+    tables, side = dict(refs.tables), dict(refs.side.items())
+    loads: dict[str, Load] = {}
+    for path in wanted:
+        grid = tables[path].grid
+        for number, row in tables[path].rows():
+            url = refs.urls[row.target]
+            if url is None:
+                raise ManifestError(f"{part.name} has references of {path!r} without a URL: give target=")
+            stop = None if row.length is None else row.offset + row.length
+            pin = None if refs.pins is None else refs.pins.pin(row.target)
+            loads[join(path, grid.tail(number))] = Load(Span(url, row.offset, stop, pin=pin), Raw())
+        tables[path] = ChunkTable.from_parts(grid, [])
+    side.update(zip(loads, (yield tuple(loads.values())), strict=True))
+    return msgspec.structs.replace(part, refs=msgspec.structs.replace(refs, chunks=tables, members=side))
+
+
+def coordinates_to_read(part: Named) -> Iterator[Variable]:
+    """Yield the coordinates whose values are references."""
+    for path, variable in part.variables.items():
+        table = part.refs.tables.get(path)
+        if table is not None and variable.is_coordinate and len(table):
+            meta = variable.meta
+            if meta.shape[0] <= LONGEST and dtype_of(meta) is not None and not variable.is_sharded:
+                yield variable
