@@ -214,7 +214,7 @@ class ZipTarget(Target):
         (source,) = entry.spans
         found = await self._bytes(source.start, source.stop or 0)
         try:
-            data = await in_thread(lambda: entry.finish(found.data))
+            data = await in_thread(lambda: entry.finish([found.data]))
         except ValueError as e:
             raise self._damaged(e) from e
         return Answer(data, None, found.etag, found.last_modified)

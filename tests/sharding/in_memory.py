@@ -53,7 +53,7 @@ class Files:
             case Inline(data):
                 return data
             case Packed():
-                return entry.finish(b"".join(map(self.bytes, entry.spans)))
+                return entry.finish(list(map(self.bytes, entry.spans)))
             case Span(url, start, stop):
                 data = self.files[url]
                 end = len(data) if stop is None else stop

@@ -147,7 +147,7 @@ def run(steps: Steps[Any], files: dict[str, bytes]) -> tuple[Any, list[Load]]:
                 return index.decode(read(span))
             case Load(Packed(source) as packed, index):
                 asked.append(need)
-                return index.decode(packed.finish(read(source)))
+                return index.decode(packed.finish([read(source)]))
             case Stat() | Names():
                 raise AssertionError(f"{need} is not needed")
 
@@ -192,7 +192,7 @@ def test_a_shard_may_be_any_kind_of_entry(kind: str) -> None:
             case Inline(data):
                 assert data == expected
             case Packed(source):
-                assert entry.finish(files[source.url]) == expected
+                assert entry.finish([files[source.url]]) == expected
 
 
 @pytest.mark.parametrize("kind", MAKERS)
