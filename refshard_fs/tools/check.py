@@ -21,6 +21,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
+from refshard_fs.core.compression import is_bounded
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Facts, Head, Stat
 from refshard_fs.core.stats import UNASKED, bytes_text, count_text
@@ -410,10 +411,11 @@ class _Check:
         self._fs._session.wait(check_targets, self._fs._session, ranges, self._found, self._callback)
         decodes = mode == "full" and importlib.util.find_spec("zarr") is not None
         batch = max(1, min(TOGETHER, MEMORY // ranges.mean_size(MEMORY // 16)))
-        trial = (Here() if self._fs._session.is_own else Apart()) if decodes else None
-        with contextlib.nullcontext() if trial is None else contextlib.closing(trial):
+        here = Here()
+        with contextlib.closing(Apart()) as apart:
             for extents, positions in wanted:
-                self._check_chunks(extents, positions, trial, batch)
+                is_safe = self._fs._session.is_own or is_bounded(extents.meta)
+                self._check_chunks(extents, positions, (here if is_safe else apart) if decodes else None, batch)
         return self._found.report(
             mode,
             keys=source.keys,

@@ -1,7 +1,8 @@
 """Chunks decoded on trial by zarr's own codecs, as readers would: to know whether they can be.
 
-Chunks of a set from elsewhere are decoded in a process of their own. A codec cannot be interrupted in a thread, and
-may take all memory or end its process: there it ends that one, and the chunk is left out.
+A codec cannot be interrupted in a thread, and may take all memory or end its process. Those of common codecs are
+bounded by what `core.compression` lets pass; for other ones, chunks of a set from elsewhere are decoded in a process of
+their own, which may end: then the chunk is left out.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class Apart:
         self._array = b""
 
     def open(self, meta: ArrayMeta) -> None:
-        """Have chunks of this array decoded; ValueError where that process cannot try them."""
+        """Have chunks of this array decoded; ValueError where neither this process nor that one can try them."""
+        Here().open(meta)
         self._array = json.dumps({"raw": dict(meta.raw)}).encode() + b"\n"
         if self._process is None:
             self._begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from refshard_fs.formats.grib2.decoding import Values
 from tests.formats.files_of_arrays import check_commands, rounds
+from tests.memory import taking
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files
 from tests.sharding.writers import IS_ZARR_2, array
@@ -284,3 +287,13 @@ def test_headers_that_are_damaged_end_in_errors_or_show_what_is_there() -> None:
             assert str(e)
         else:
             assert "sst" in keyspace.grids
+
+
+@pytest.mark.parametrize(("bits", "points", "most"), [(0, 1 << 22, 80 << 20), (12, 1 << 20, 40 << 20)])
+def test_a_field_takes_a_few_times_its_values_and_no_more(bits: int, points: int, most: int) -> None:
+    packing = struct.pack(">IBIHfHHBB", 21, 5, points, 0, 1.5, 0, 0, bits, 0)
+    data = bytes([0, 0x10, 0x02] * (points * bits // 24))  # 1 and 2, by turns
+    raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5 + len(data), 7) + data
+    with taking(most):
+        values = np.frombuffer(Values(points, (21, 6, 5 + len(data))).make(raw), "<f4")
+    assert values[-2:].tolist() == ([2.5, 3.5] if bits else [1.5, 1.5])

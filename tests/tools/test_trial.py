@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import pytest
 
 from refshard_fs import RefShardFileSystem
@@ -40,12 +42,13 @@ class Odd(Codec):
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a codec, for processes that begin from now on, that does as a chunk says."""
+    """Install a codec, for this process and those that begin from now on, that does as a chunk says."""
     (tmp_path / "odd_codec.py").write_text(CODEC)
     (tmp_path / "odd_codec-1.0.dist-info").mkdir()
     (tmp_path / "odd_codec-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: odd_codec\nVersion: 1.0\n")
     (tmp_path / "odd_codec-1.0.dist-info/entry_points.txt").write_text("[numcodecs.codecs]\nodd = odd_codec:Odd\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(numcodecs.registry.codec_registry, "odd", runpy.run_path(str(tmp_path / "odd_codec.py"))["Odd"])
 
 
 def checked(server: RangeServer, chunks: list[str], codec: str = "odd", **options: Any) -> Report:
@@ -77,7 +80,13 @@ def test_a_chunk_that_takes_too_long_is_left_out(http_server: RangeServer, monke
 
 
 def test_what_cannot_be_decoded_there_is_said_as_it_is_here(http_server: RangeServer) -> None:
-    there = checked(http_server, ["good"], codec="gzip")
-    here = checked(http_server, ["good"], codec="gzip", allow=[http_server.url + "/refs.json"])
+    there = checked(http_server, ["good"], codec="packbits")
+    here = checked(http_server, ["good"], codec="packbits", allow=[http_server.url + "/refs.json"])
     assert there.findings == here.findings
-    assert [finding.kind for finding in there.findings] == ["undecodable"]
+    assert there.findings
+
+
+def test_common_codecs_need_no_process(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial.subprocess, "Popen", lambda *arguments, **options: pytest.fail("a process begins"))
+    report = checked(http_server, ["good"], codec="gzip")
+    assert [finding.kind for finding in report.findings] == ["undecodable"]

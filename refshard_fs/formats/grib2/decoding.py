@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from refshard_fs.formats.grib2.messages import Parameter, integer, signed
 
+PIECE: Final = 1 << 16  # values that are made at a time: each takes up to 256 bytes meanwhile
 _LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
 
 
@@ -53,34 +54,47 @@ class Values(msgspec.Struct, frozen=True):
             raise ValueError(f"{stored} of its {self.count} values are stored, with bitmap number {where}")
         if template not in _PACKINGS:
             raise ValueError(f"its values are packed by template {template}, for which there is no decoder here")
-        reference = struct.unpack(">f", packing[11:15])[0]
         bits = integer(packing, 20)
         unpack = _PACKINGS[template] if bits or template in (2, 3) else _simple  # all values are alike without bits
         numbers = unpack(data[5:], packing, bits, stored)
         if numbers.size != stored:
             raise ValueError(f"it has {numbers.size} packed values, where {stored} are due")
-        factor, decimal = 2.0 ** signed(packing, 16, 2), 10.0 ** -signed(packing, 18, 2)
-        values = (numbers.ravel().astype("f8") * factor + reference) * decimal
+        out = np.full(self.count, np.nan, "<f4")
+        places: slice | npt.NDArray[Any] = slice(None)
         if where == 0:
-            there = np.unpackbits(np.frombuffer(bitmap[6:], "u1"), count=self.count).view(bool)
-            if np.count_nonzero(there) != stored:
-                raise ValueError(f"its bitmap has {np.count_nonzero(there)} values, where {stored} are stored")
-            every = np.full(self.count, np.nan)
-            every[there] = values
-            values = every
-        return bytes(values.astype("<f4").tobytes())
+            places = np.unpackbits(np.frombuffer(bitmap[6:], "u1"), count=self.count).view(bool)
+            if np.count_nonzero(places) != stored:
+                raise ValueError(f"its bitmap has {np.count_nonzero(places)} values, where {stored} are stored")
+        out[places] = _scaled(numbers.ravel(), packing)
+        return out.tobytes()
+
+
+def _scaled(numbers: npt.NDArray[Any], packing: bytes) -> npt.NDArray[np.float32]:
+    """Return the values that packed numbers stand for."""
+    reference = struct.unpack(">f", packing[11:15])[0]
+    factor, decimal = 2.0 ** signed(packing, 16, 2), 10.0 ** -signed(packing, 18, 2)
+    values = np.empty(numbers.size, "f4")
+    for first in range(0, numbers.size, PIECE):
+        piece = slice(first, first + PIECE)
+        values[piece] = (numbers[piece].astype("f8") * factor + reference) * decimal
+    return values
 
 
 def _simple(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
     """Return numbers of ``bits`` bits each, the most significant first."""
     if not bits:
-        return np.zeros(stored)
+        return np.broadcast_to(np.uint32(0), stored)
     if len(data) * 8 < bits * stored or bits > 32:
         raise ValueError(f"{stored} values of {bits} bits are not in its {len(data)} bytes")
     if bits in (8, 16, 32):
         return np.frombuffer(data, f">u{bits // 8}", stored)
-    every = np.unpackbits(np.frombuffer(data, "u1"), count=bits * stored).reshape(stored, bits)
-    return every @ (2.0 ** np.arange(bits)[::-1])
+    numbers = np.empty(stored, "u4")
+    weights = 2.0 ** np.arange(bits)[::-1]
+    for first in range(0, stored, PIECE):  # which begins with a byte
+        count = min(PIECE, stored - first)
+        part = np.frombuffer(data, "u1", -(-count * bits // 8), first * bits // 8)
+        numbers[first : first + count] = np.unpackbits(part, count=bits * count).reshape(count, bits) @ weights
+    return numbers
 
 
 def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
