@@ -25,7 +25,7 @@ from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
-from refshard_fs.core.stats import Counters, count_text
+from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ReadOnlyError, told
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.engine import Request
@@ -42,6 +42,7 @@ from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
 from refshard_fs.sharding.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
+from refshard_fs.tools.views import Counters, html_of, progress
 from refshard_fs.writing.options import (
     INLINE,
     READ_AS,
@@ -623,6 +624,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         *,
         mode: Mode = "numpy",
         wait: bool = True,
+        callback: Callback = DEFAULT_CALLBACK,
     ) -> None:
         """Fetch what will be read in as few and as parallel requests as can be, and hold it until it is read.
 
@@ -631,7 +633,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         as zarr's ``oindex`` and ``blocks``); or a mapping of such paths to selections (None: all).
         No more than ``max_memory`` is held: the rest follows as reads make room. With ``wait``,
         returns when that much has arrived. Errors are left to the reads. It is fetched on the event loop that
-        read last, such as zarr's, and held for reads on that one.
+        read last, such as zarr's, and held for reads on that one. ``callback`` counts the requests that are waited for.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -641,7 +643,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> fs.cat_file("a/1")
         b'cd'
         """
-        sync(self._session.home() or self.loop, self._prefetch, what, selection, mode=mode, wait=wait)
+        loop = self._session.home() or self.loop
+        with progress("prefetch", callback) as shown:
+            sync(loop, self._prefetch, what, selection, mode=mode, wait=wait, callback=shown)
 
     async def _prefetch(
         self,
@@ -650,6 +654,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         *,
         mode: Mode = "numpy",
         wait: bool = True,
+        callback: Callback = DEFAULT_CALLBACK,
     ) -> None:
         if isinstance(what, str):
             what = {what: selection}
@@ -661,7 +666,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             keys = [key for some in await asyncio.gather(*several) for key in some]
         else:
             keys = [self._strip_protocol(key) for key in what]
-        await self._session.prefetch(keys, wait=wait)
+        await self._session.prefetch(keys, wait=wait, tell=callback.relative_update)
 
     def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
         """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.
@@ -743,8 +748,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return f"<{type(self).__name__} of {told(source)} at {id(self):#x}{writes}>"
 
     def _repr_html_(self) -> str:
-        from refshard_fs.tools.notebook import html_of
-
         return html_of(self._session)
 
     # ------------------------------------------------------------------ writing keys
@@ -995,7 +998,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 adopted.append(said)
             return spelled(written)
 
-        save(self._stored(), self._session.run, url, kind, record_size, overwrite, respell, storage_options, callback)
+        given = self._stored(), self._session.run, url, kind, record_size, overwrite, respell, storage_options
+        with progress("save", callback) as shown:
+            save(*given, shown)
         for said in adopted:
             warnings.warn(told(said), UserWarning, stacklevel=2)
 
@@ -1014,8 +1019,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         from refshard_fs.session.collect import pin  # as in `save`
 
         shard_options = self._session.options.open.shard_options if flatten else None
-        tell = callback.relative_update
-        return pin(self._stored(), self._session.run, self._respelling(), inline_threshold, shard_options, tell)
+        given = self._stored(), self._session.run, self._respelling(), inline_threshold, shard_options
+        with progress("snapshot", callback) as shown:
+            return pin(*given, shown.relative_update)
 
     def _stored(self) -> KeySpace:
         """Return the keys as they are stored, or would be after a commit: those of shards, not of inner chunks."""

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import url_to_fs
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 from xarray.backends.zarr import ZarrStore
 
 from refshard_fs.core.keys import join
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.tools.views import progress
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
@@ -162,12 +163,12 @@ def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
     return FsspecStore(fs, read_only=True, path="")
 
 
-def load(ds: T, *, progress: bool = False) -> T:
+def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
     """Load all variables of ``ds`` together, and return it: a Dataset or a DataArray, as its own ``load()`` does.
 
     ``ds.load()`` reads one variable after the other. Here all are under way at once, each within its filesystem's
-    ``max_memory``. ``progress`` shows a bar of the variables that have arrived (tqdm, the extra `cli`). May be
-    called from a notebook or a coroutine's thread. The first error is raised, and names its key.
+    ``max_memory``. ``callback`` counts the variables that have arrived. May be called from a notebook or a
+    coroutine's thread. The first error is raised, and names its key.
 
     >>> import json, refshard_fs, xarray
     >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
@@ -181,16 +182,18 @@ def load(ds: T, *, progress: bool = False) -> T:
         every = [ds.variable, *(coordinate.variable for coordinate in ds.coords.values())]
     else:
         every = list(ds.variables.values())
-    _load_together(every, _bar(len(every)) if progress else None)
+    with progress("load", callback) as shown:
+        shown.set_size(len(every))
+        _load_together(every, shown.relative_update)
     return ds.load()  # what is dask's
 
 
 def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
     """Load all index coordinates together: xarray would load one after the other, to make its indexes."""
-    _load_together([v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)], None)
+    _load_together([v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)])
 
 
-def _load_together(variables: Iterable[xr.Variable], bar: Any) -> None:
+def _load_together(variables: Iterable[xr.Variable], tell: Callable[[int], object] | None = None) -> None:
     variables = list(variables)
     if not hasattr(xr.Variable, "load_async"):  # an xarray of zarr 2's time: `load` does it one by one
         return
@@ -205,8 +208,8 @@ def _load_together(variables: Iterable[xr.Variable], bar: Any) -> None:
         if not variable._in_memory and variable.chunks is None:
             with contextlib.suppress(NotImplementedError):  # big-endian numbers: xarray loads them only by itself
                 await variable.load_async()
-        if bar is not None:
-            bar.update()
+        if tell is not None:
+            tell(1)
 
     async def together() -> None:
         tasks = [asyncio.ensure_future(one(variable)) for variable in variables]
@@ -217,19 +220,7 @@ def _load_together(variables: Iterable[xr.Variable], bar: Any) -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    try:
-        sync(together())
-    finally:
-        if bar is not None:
-            bar.close()
-
-
-def _bar(total: int) -> Any:
-    try:
-        tqdm: Any = importlib.import_module("tqdm.auto").tqdm
-    except ImportError as e:
-        raise ImportError('a progress bar needs tqdm: pip install "refshard_fs[cli]"') from e
-    return tqdm(total=total, unit=" variables")
+    sync(together())
 
 
 def _warn_of_groups(root: Any, group: str | None) -> None:

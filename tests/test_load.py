@@ -63,7 +63,7 @@ def test_an_array_and_dask_are_loaded_too(http_server: RangeServer) -> None:
     array = xr.open_dataset(refs, engine="refshard")["v3"]
     assert refshard_fs.load(array).variable._in_memory
     chunked = xr.open_dataset(refs, engine="refshard", chunks={})
-    assert refshard_fs.load(chunked, progress=False)["v3"].values.tolist() == [0, 3, 6, 9]
+    assert refshard_fs.load(chunked)["v3"].values.tolist() == [0, 3, 6, 9]
 
 
 def test_an_error_names_its_key(http_server: RangeServer) -> None:

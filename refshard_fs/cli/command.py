@@ -9,18 +9,16 @@ import sys
 import textwrap
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from itertools import zip_longest
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
-from fsspec.callbacks import DEFAULT_CALLBACK, Callback, TqdmCallback
 
 from refshard_fs.errors import printable
 from refshard_fs.fs import RefShardFileSystem
 
 __all__ = ["Argument", "Command", "Style", "argument", "open_source", "opening_options", "pair", "positive"]
-__all__ += ["print_json", "print_line", "print_table", "progress"]
+__all__ += ["print_json", "print_line", "print_table"]
 
 
 class Argument(NamedTuple):
@@ -200,10 +198,3 @@ def _widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
 def print_json(value: Any) -> None:
     """Print ``value`` for programs."""
     print(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))  # in ASCII: no key steers a terminal
-
-
-def progress(what: str) -> Callback:
-    """Return a callback that shows progress on stderr, where that is a terminal and tqdm is installed."""
-    if sys.stderr.isatty() and find_spec("tqdm") is not None:
-        return TqdmCallback(tqdm_kwargs={"desc": what, "leave": False, "file": sys.stderr})
-    return DEFAULT_CALLBACK

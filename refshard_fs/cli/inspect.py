@@ -22,7 +22,6 @@ from refshard_fs.cli.command import (
     print_json,
     print_line,
     print_table,
-    progress,
 )
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
@@ -31,6 +30,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.tools.check import check
 from refshard_fs.tools.diff import compare
 from refshard_fs.tools.info import ArraySummary, Node, summarise, tree
+from refshard_fs.tools.views import progress
 
 
 def _info(arguments: Namespace) -> None:
@@ -126,21 +126,18 @@ def _print_below(node: Node, indent: str) -> None:
 
 def _label(node: Node, name: str) -> str:
     if node.kind == "array":
-        dims = node.dimensions or ("",) * len(node.shape or ())
-        shape = zip(dims, node.shape or (), strict=False)
-        return f"{name} ({' × '.join(f'{dim} {size}'.strip() for dim, size in shape) or 'scalar'}) {node.dtype}"
+        return f"{name} ({shape_text(node.shape or (), node.dimensions)}) {node.dtype}"
     return name + ("" if name == "/" else "/") + (" ..." if node.cut else "")
 
 
 def _check(arguments: Namespace) -> int:
     fs = open_source(arguments, index_cache=False)  # as it is now, not as it was
-    with progress("check") as shown:
-        if arguments.full:
-            report = check(fs, "full", callback=shown)
-        elif arguments.read is not None:
-            report = check(fs, "read", sample=arguments.read, callback=shown)
-        else:
-            report = check(fs, callback=shown)
+    if arguments.full:
+        report = check(fs, "full")
+    elif arguments.read is not None:
+        report = check(fs, "read", sample=arguments.read)
+    else:
+        report = check(fs)
     source = redacted(arguments.source)
     if arguments.json:
         print_json({"source": source, "has_errors": report.has_errors, **msgspec.to_builtins(report)})

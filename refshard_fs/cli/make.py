@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from refshard_fs.cli.command import Command, argument, lengths, open_source, opening_options, pair, print_line, progress
+from refshard_fs.cli.command import Command, argument, lengths, open_source, opening_options, pair, print_line
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.sets.append import append
 from refshard_fs.sets.concat import LazySet, concat
@@ -38,13 +38,12 @@ def _size_of(path: str) -> int | None:
 
 
 def _convert(arguments: Namespace) -> None:
-    with progress("convert") as shown, _telling(arguments, arguments.destination):
+    with _telling(arguments, arguments.destination):
         open_source(arguments, index_cache=False).save(  # read once, to be replaced
             arguments.destination,
             arguments.format,
             record_size=arguments.record_size,
             overwrite=arguments.overwrite,
-            callback=shown,
             **dict(arguments.to_option or ()),
         )
 
@@ -54,8 +53,8 @@ def _rebase(arguments: Namespace) -> None:
         raise ValueError("each --from PREFIX needs its --to PREFIX")
     prefixes = dict(zip(arguments.old, arguments.new, strict=True))
     new = rebase(open_source(arguments, index_cache=False), prefixes, missing=arguments.missing)
-    with progress("rebase") as shown, _telling(arguments, arguments.destination, new):
-        new.save(arguments.destination, callback=shown)
+    with _telling(arguments, arguments.destination, new):
+        new.save(arguments.destination)
 
 
 def _concat(arguments: Namespace) -> None:
@@ -63,19 +62,17 @@ def _concat(arguments: Namespace) -> None:
     options |= {"subchunks": dict(arguments.subchunks) or None}
     if arguments.resume is not None:
         options["resume"] = arguments.resume
-    with progress("concat") as shown:
-        if arguments.dims is None:
-            options |= {"sort": arguments.sort, "overlap": arguments.overlap, "on_error": arguments.on_error}
-            options |= {"chunks": dict(arguments.chunks) or None}
-            made = concat(arguments.sources, arguments.dim, lazy=arguments.lazy, callback=shown, **options)
-        elif arguments.lazy:
-            raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
-        else:
-            dims = arguments.dims.split(",")
-            grid = _grid(arguments.sources, dims, arguments.counts)
-            made = concat(grid, dims=dims, callback=shown, **options)
-        with _telling(arguments, arguments.output, made):
-            made.save(arguments.output)
+    if arguments.dims is None:
+        options |= {"sort": arguments.sort, "overlap": arguments.overlap, "on_error": arguments.on_error}
+        options |= {"chunks": dict(arguments.chunks) or None}
+        made = concat(arguments.sources, arguments.dim, lazy=arguments.lazy, **options)
+    elif arguments.lazy:
+        raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
+    else:
+        dims = arguments.dims.split(",")
+        made = concat(_grid(arguments.sources, dims, arguments.counts), dims=dims, **options)
+    with _telling(arguments, arguments.output, made):
+        made.save(arguments.output)
 
 
 def _grid(sources: list[Any], dims: list[str], text: str | None) -> list[Any]:
@@ -93,8 +90,7 @@ def _grid(sources: list[Any], dims: list[str], text: str | None) -> list[Any]:
 def _append(arguments: Namespace) -> None:
     options = opening_options(arguments)
     options |= {"same": arguments.same, "on_duplicate": arguments.on_duplicate, "any_order": arguments.any_order}
-    with progress("append") as shown:
-        added = append(arguments.target, arguments.source, arguments.dim, callback=shown, **options)
+    added = append(arguments.target, arguments.source, arguments.dim, **options)
     what = f"{arguments.dim}: {added:+,}" if added else "nothing new, left as it is"
     print_line(f"{arguments.target}: {what}")
 
@@ -102,8 +98,7 @@ def _append(arguments: Namespace) -> None:
 def _snapshot(arguments: Namespace) -> None:
     options = opening_options(arguments, index_cache=False)
     options |= {"shards": arguments.shards, "inline_threshold": arguments.inline}
-    with progress("snapshot") as shown:
-        found = snapshot(arguments.source, callback=shown, **options)
+    found = snapshot(arguments.source, **options)
     with _telling(arguments, arguments.destination, found):
         found.save(arguments.destination, "chunk-manifest" if arguments.destination.endswith(".zarr") else "json")
 

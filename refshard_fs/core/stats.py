@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from html import escape
-from typing import Any, Final
+from typing import Final
 
 from refshard_fs.core.forks import fork_safe
 
@@ -37,9 +36,14 @@ def count_text(count: int, singular: str, plural: str = "") -> str:
     return f"1 {singular}" if count == 1 else f"{count:,} {plural or singular + 's'}"
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    """Return a shape, "scalar" for that of no dimensions."""
-    return " × ".join(map(str, shape)) or "scalar"
+def shape_text(shape: Sequence[int], dimensions: Sequence[str] = ()) -> str:
+    """Return a shape, with the names of its dimensions where there are any; "scalar" for that of no dimensions.
+
+    >>> shape_text((2920, 25)), shape_text((2920, 25), ("time", ""))
+    ('2920 × 25', 'time 2920 × 25')
+    """
+    named = zip(dimensions or [""] * len(shape), shape, strict=True)
+    return " × ".join(f"{name} {length}".strip() for name, length in named) or "scalar"
 
 
 NAMES = (
@@ -102,40 +106,3 @@ class Stats:
     def clear(self) -> None:
         with self._lock:
             self._counts = dict.fromkeys(NAMES, 0)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Counters as people see them: a mapping that prints as a small table, in a notebook as one of HTML. No I/O here.
-
-
-class Counters(dict[str, int]):
-    """Counters by name, as `refshard_fs.core.stats` explains them; a dict in all but its looks.
-
-    >>> Counters(keys=1200, bytes_fetched=3 << 20)
-    keys           1,200
-    bytes_fetched  3,145,728  (3.0 MiB)
-
-    ``note`` is a sentence that is printed after them.
-    """
-
-    note: str | None = None
-
-    def __repr__(self) -> str:
-        wide = max(map(len, self), default=0)
-        lines = [f"{name:<{wide}}  {_text(name, value)}" for name, value in self.items()]
-        return "\n".join([*lines, self.note] if self.note else lines)
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><td style="text-align:left">{escape(name)}</td>'
-            f'<td style="text-align:right">{escape(_text(name, value))}</td></tr>'
-            for name, value in self.items()
-        )
-        return f"<table>{rows}</table>" + (f"<p>{escape(self.note)}</p>" if self.note else "")
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, int):
-        return str(value)
-    is_bytes = "bytes" in name or name == "ahead_wasted"
-    return f"{value:,}  ({bytes_text(value)})" if is_bytes and value > 999 else f"{value:,}"

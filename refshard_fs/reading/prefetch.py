@@ -163,10 +163,13 @@ class Ahead:
             del self._expected[key]
         return True
 
-    async def announce(self, keyspace: KeySpace, keys: Sequence[str], *, wait: bool) -> None:
+    async def announce(
+        self, keyspace: KeySpace, keys: Sequence[str], *, wait: bool, tell: Callable[[int], object]
+    ) -> None:
         """Fetch ``keys``, which will be read, in waves within the budget.
 
         ``wait`` until nothing more of it can arrive before some of it is read; cancelled meanwhile, take it back.
+        ``tell(n)`` is called as n requests more are answered.
         """
         self._expected.update(keys)
         spans: list[Span] = []
@@ -178,7 +181,9 @@ class Ahead:
         requests = self._fetcher.requests
         try:
             while wait and (requests.active or not (feeding.done() or requests.queued)):
+                before = self._fetcher.progress
                 await requests.change()
+                tell(self._fetcher.progress - before)
         except asyncio.CancelledError:
             feeding.cancel()
             self._fetcher.drop(spans, stop=True)

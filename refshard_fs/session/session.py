@@ -432,13 +432,13 @@ class Session(Engines):
                         spans.setdefault((span.url, span.pin, limits), []).append((key, span.start, span.stop))
         return [p for (url, _, limits), wanted in spans.items() for p in requests_for(url, wanted, limits)]
 
-    async def prefetch(self, keys: Sequence[str], *, wait: bool) -> None:
+    async def prefetch(self, keys: Sequence[str], *, wait: bool, tell: Callable[[int], object]) -> None:
         """Fetch ``keys``, which will be read, and hold them until they are; ``wait`` until all that fits is there.
 
-        What fails is not reported: whoever reads the key will hear of it.
+        What fails is not reported: whoever reads the key will hear of it. ``tell(n)``: n requests more were answered.
         """
         keyspace = await self.keyspace()
-        await self.engine().ahead.announce(keyspace, keys, wait=wait)
+        await self.engine().ahead.announce(keyspace, keys, wait=wait, tell=tell)
 
     async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
         """Return the keys of the chunks of ``array`` that ``selection`` touches.

@@ -44,6 +44,7 @@ from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import Named, VariableReader
 from refshard_fs.targets.document import Document
+from refshard_fs.tools.views import progress
 
 
 def append(
@@ -92,8 +93,9 @@ def append(
     match beneath(base.keyspace):
         case ConcatKeySpace() as joined:
             added = _append_line(fs, base, joined, fo, dim, frozenset(same), options, how)
-            callback.set_size(1)
-            callback.relative_update(1)
+            with progress("append", callback) as shown:
+                shown.set_size(1)
+                shown.relative_update(1)
             return added
         case keyspace:
             holds_pins = isinstance(keyspace, FlatKeySpace)
@@ -103,11 +105,12 @@ def append(
             fs.discard()
             return 0
         edits = dict(whole.edits())
-        callback.set_size(len(edits))
-        for key, edit in edits.items():
-            fs._writing("append").edit(key, edit)
-            callback.relative_update(1)
-        fs.commit()
+        with progress("append", callback) as shown:
+            shown.set_size(len(edits))
+            for key, edit in edits.items():
+                fs._writing("append").edit(key, edit)
+                shown.relative_update(1)
+            fs.commit()
     except BaseException:
         fs.discard()
         raise

@@ -15,6 +15,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.dtypes import plain_document
 from refshard_fs.core.keys import join
+from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part
 from refshard_fs.references.reference_set import ReferenceSet
@@ -27,6 +28,7 @@ from refshard_fs.sets.rebase import MadeSet, made, opened
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, Variable
 from refshard_fs.targets.document import Sink
+from refshard_fs.tools.views import folded, progress, table, view
 
 # ----------------------------------------------------------------------------------------------------
 # Sets joined by a document that names them: what it says is looked at when it is made, and opened when it is read.
@@ -50,6 +52,22 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         data = self.document.dumps(relative_urls(url))
         with Sink(url, storage_options).stream() as file:
             file.write(data)
+
+    def _repr_html_(self) -> str:
+        document = self.document
+        dim, total = document.dim, len(document.parts)
+        starts = document.starts
+        parts = ((part.url, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.parts))
+        arrays = ((path or "/", str(axis)) for path, axis in sorted(document.axes.items()))
+        return view(
+            f"{count_text(total, 'set')} joined along {dim}",
+            f"{dim} {starts[-1]:,}",
+            table(("set", "starts at", "length"), parts, right=["starts at", "length"], most=10, total=total),
+            folded(
+                count_text(len(document.axes), "joined array"),
+                table(("array", "axis"), arrays, right=["axis"], total=len(document.axes)),
+            ),
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazySet, (self.content, self.digest)
@@ -230,7 +248,6 @@ def concat(
     if not found:
         raise ValueError("there are no sets to concatenate")
     places, leaves = zip(*found, strict=True)
-    callback.set_size(len(leaves))
 
     unchecked = frozenset(same)
     if chunks is not None and (not lazy or min(chunks.values(), default=1) < 1):
@@ -244,7 +261,9 @@ def concat(
     if lazy:
         leaves = tuple(url_of_set(fo, options, "lazy=True") for fo in leaves)
     failed: dict[int, Exception] | None = {} if on_error == "skip" else None
-    read = read_sets(leaves, options, callback.relative_update, failed, executor, resume)
+    with progress("concat", callback) as shown:
+        shown.set_size(len(leaves))
+        read = read_sets(leaves, options, shown.relative_update, failed, executor, resume)
     leaves = tuple(fo for number, fo in enumerate(leaves) if not failed or number not in failed)
     skipped(failed or {}, any_left=bool(leaves))
     if len(order) == 1 and dim is not None:

@@ -16,6 +16,7 @@ from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.policy import LOCAL, longest_prefix, protocol_of
 from refshard_fs.session.collect import respelled
 from refshard_fs.session.in_memory_source import InMemorySource, digest_of
+from refshard_fs.tools.views import html_of
 from refshard_fs.writing.options import RECORD_SIZE, SetFormat
 
 # ----------------------------------------------------------------------------------------------------
@@ -58,6 +59,11 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     ) -> None:
         """Write the set to ``url``, as `RefShardFileSystem.save` does."""
         RefShardFileSystem(self).save(url, format, record_size, overwrite, callback, **storage_options)
+
+    def _repr_html_(self) -> str:
+        session = RefShardFileSystem(self)._session
+        session.open()  # it is in memory: nothing is read
+        return html_of(session)
 
     def __reduce__(self) -> tuple[Any, ...]:
         remember, arguments = InMemorySource.__reduce__(self)

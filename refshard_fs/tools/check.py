@@ -54,6 +54,7 @@ from refshard_fs.tools.survey import (
     survey,
 )
 from refshard_fs.tools.trial import Apart, Here, NotDecoded, Trial
+from refshard_fs.tools.views import folded, paragraph, progress, table, view
 
 # ----------------------------------------------------------------------------------------------------
 # What a check finds, as values: each finding, how many there are of each kind, and what was looked at.
@@ -97,6 +98,19 @@ class Report(msgspec.Struct, frozen=True):
     def has_errors(self) -> bool:
         """Whether anything is wrong, not only odd."""
         return any(finding.severity == "error" for finding in self.findings)
+
+    def _repr_html_(self) -> str:
+        figures = ("keys", "arrays", "chunks", "missing", "targets", "read", "bytes_read", "decoded")
+        looked = [(name.replace("_", " "), f"{getattr(self, name):,}") for name in figures if getattr(self, name)]
+        rows = [(found.severity, found.kind, found.key, found.url, found.text) for found in self.findings]
+        said = count_text(sum(self.counts.values()), "finding") if rows else "nothing wrong was found"
+        return view(
+            f"check: {said}",
+            f"mode {self.mode}",
+            table(("severity", "kind", "key", "target", "text"), rows, most=100, total=sum(self.counts.values())),
+            *map(paragraph, self.notes),
+            folded("What was looked at", table(("what", "count"), looked, right=["count"])),
+        )
 
 
 class Findings:
@@ -388,7 +402,8 @@ def check(
                 found.add("warning", "left-whole", path, text=f"its shards are left whole: {reason}")
             else:
                 found.add("warning", "not-shown", path, text=f"it is not shown: {reason}")
-        return _Check(fs, source, found, callback).report(faults, mode, sample)
+        with progress("check", callback) as shown:
+            return _Check(fs, source, found, shown).report(faults, mode, sample)
     return found.report(mode)
 
 

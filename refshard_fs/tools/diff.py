@@ -16,6 +16,7 @@ from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Survey, Surveyed, batches, contents, survey
+from refshard_fs.tools.views import progress
 
 NAMED: Final = 10  # keys of each kind that are named
 Keys = tuple[str, ...]
@@ -75,13 +76,16 @@ def compare(first: Surveyed, second: Surveyed) -> Difference:
 
     def differing(keys: Sequence[str]) -> list[str]:
         found = []
-        for some in batches(keys):
-            for key, one, other in zip(some, contents(first, some), contents(second, some), strict=True):
-                failed = [data for data in (one, other) if isinstance(data, Exception)]
-                if failed:
-                    raise failed[0]
-                if one != other:
-                    found.append(key)
+        with progress("diff") as shown:
+            shown.set_size(len(keys))
+            for some in batches(keys):
+                ours = contents(first, some)
+                for key, one, other in zip(some, ours, contents(second, some, shown.relative_update), strict=True):
+                    failed = [data for data in (one, other) if isinstance(data, Exception)]
+                    if failed:
+                        raise failed[0]
+                    if one != other:
+                        found.append(key)
         return found
 
     unlisted = {path for found in (a, b) for path, extents in found.arrays.items() if not extents.listed}

@@ -32,6 +32,7 @@ from refshard_fs.session.recognition import beneath, manifests_of, stored
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.places import ArrayRows, ShardRows
 from refshard_fs.sharding.view import ShardView
+from refshard_fs.tools.views import progress
 
 __all__ = ["INLINE", "Chunks", "Extents", "Fault", "Place", "Positions", "Survey", "Surveyed", "array_of", "batches"]
 __all__ += ["contents", "survey"]
@@ -365,16 +366,19 @@ class _Surveying:
         self._look_up({key: size for key, size in names.items() if not zarrmeta.is_metadata(key)}, listed=True)
 
     def _look_up(self, names: Mapping[str, int | None], *, listed: bool) -> None:
-        for keys in batches(list(names)):
-            entries = self._fs._session.wait(self._find_all, keys)
-            for key, entry in zip(keys, entries, strict=True):
-                match entry:
-                    case Exception():
-                        self._fail(key, entry)
-                    case None if listed and self._faults is not None:
-                        self._fail(key, FileNotFoundError("it is listed, and there is no such key"))
-                    case _:
-                        self._add(key, entry, names[key])
+        with progress("look up") as shown:
+            shown.set_size(len(names))
+            for keys in batches(list(names)):
+                entries = self._fs._session.wait(self._find_all, keys)
+                for key, entry in zip(keys, entries, strict=True):
+                    match entry:
+                        case Exception():
+                            self._fail(key, entry)
+                        case None if listed and self._faults is not None:
+                            self._fail(key, FileNotFoundError("it is listed, and there is no such key"))
+                        case _:
+                            self._add(key, entry, names[key])
+                shown.relative_update(len(keys))
 
     def _look_for_chunks(self, prefix: str, metas: Mapping[str, ArrayMeta], error: DamagedIndex) -> None:
         """Look the chunks in a directory up one by one, since a damaged index says nothing of any of them."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.stats import Counters
+from refshard_fs.tools.views import Counters
 from tests.servers.http import RangeServer
 
 META = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}
@@ -26,10 +28,102 @@ def well_formed(html: str) -> str:
 
 def test_a_filesystem_over_references_shows_its_arrays_and_targets() -> None:
     said = well_formed(RefShardFileSystem({"a/.zarray": ARRAY, "a/0": ["s3://b/k", 0, 2]})._repr_html_())
-    cells = re.findall(r"<t[dh][^>]*>([^<]*)<", said)
-    assert cells[:12] == ["array", "shape", "dtype", "chunk", "chunks", "shard", "a", "4", "|u1", "2", "2", ""]
-    assert "1 target: <code>s3://b/k</code>" in said
+    cells = re.findall(r"<t[dh](?: [^>]*)?>([^<]*)<", said)
+    assert cells[:10] == ["array", "shape", "dtype", "chunk", "chunks", "a", "4", "|u1", "2", "2"]
+    assert "<summary>1 target</summary>" in said
+    assert "<td>s3://b/k</td>" in said
     assert "references in memory" in said
+
+
+class Structure(HTMLParser):
+    """What a view is made of: its tables as rows of cells, the summaries of its details, the text outside of both."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.tables: list[list[list[str]]] = []
+        self.summaries: list[str] = []
+        self.open_details = 0
+        self._inside = ""
+        self.feed(well_formed(html))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.open_details += tag == "details" and any(name == "open" for name, _ in attrs)
+        self._inside = tag
+        match tag:
+            case "table":
+                self.tables.append([])
+            case "tr":
+                self.tables[-1].append([])
+            case "td" | "th":
+                self.tables[-1][-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        elif self._inside == "summary":
+            self.summaries.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+
+def days(count: int, folder: Path) -> list[str]:
+    meta = json.dumps(json.loads(ARRAY) | {"shape": [2, 3], "chunks": [1, 3]})
+    for n in range(count):
+        refs = {"<air>/.zarray": meta, "<air>/.zattrs": '{"_ARRAY_DIMENSIONS": ["<time>", "x"]}'}
+        RefShardFileSystem({**refs, "<air>/0.0": [f"s3://b/{n}.nc", 0, 3]}).save(str(folder / f"{n}.json"))
+    return [str(folder / f"{n}.json") for n in range(count)]
+
+
+def views(folder: Path) -> dict[str, Any]:
+    sets = days(12, folder)
+    fs = RefShardFileSystem(sets[0])
+    fs.ls("")
+    return {
+        "filesystem": fs,
+        "concat": refshard_fs.concat(sets, "<time>"),
+        "lazy": refshard_fs.concat(sets, "<time>", lazy=True),
+        "check": refshard_fs.check(RefShardFileSystem({"<a>/.zarray": ARRAY, "<a>/7": "x"})),
+        "stats": fs.stats(),
+    }
+
+
+def test_views_have_tables_without_empty_columns_and_folded_details(tmp_path: Path) -> None:
+    for name, shown in views(tmp_path).items():
+        found = Structure(shown._repr_html_())
+        assert found.tables, name
+        assert found.open_details == 0
+        assert found.tags <= {
+            *("div", "style", "h4", "small", "p", "details", "summary", "table", "thead", "tbody", "tr", "th", "td")
+        }
+        for heading, *rows in found.tables:
+            assert rows
+            assert all(len(row) == len(heading) for row in rows)
+            assert all(any(cells) for cells in zip(*rows, strict=True)), (name, heading)
+
+
+def test_views_tell_dimensions_and_what_was_joined_and_checked(tmp_path: Path) -> None:
+    found = {name: Structure(shown._repr_html_()) for name, shown in views(tmp_path).items()}
+    assert found["filesystem"].tables[0] == [
+        ["array", "shape", "dtype", "chunk", "chunks"],
+        ["<air>", "<time> 2 × x 3", "|u1", "1 × 3", "2"],
+    ]
+    assert found["concat"].tables[0][1][:2] == ["<air>", "<time> 24 × x 3"]
+    assert found["concat"].summaries == ["12 targets"]
+    lazy = found["lazy"].tables[0]
+    assert lazy[0] == ["set", "starts at", "length"]
+    assert lazy[2][1:] == ["2", "2"]
+    assert len(lazy) == 11
+    assert found["check"].tables[0][1][:3] == ["error", "outside-grid", "<a>/7"]
+    assert found["check"].summaries == ["What was looked at"]
+
+
+def test_views_follow_the_theme_of_the_notebook() -> None:
+    said = Counters(keys=1)._repr_html_()
+    for theme in ("prefers-color-scheme:dark", 'data-jp-theme-light="false"', ".vscode-dark", 'data-theme="dark"'):
+        assert theme in said
 
 
 def test_what_a_filesystem_is_called_names_its_source_and_tells_it_from_others() -> None:
@@ -48,7 +142,7 @@ def test_showing_it_reads_nothing(http_server: RangeServer) -> None:
     before = len(http_server.log.requests())
     said = well_formed(fs._repr_html_())
     assert "kerchunk-json" in said
-    assert '<td style="text-align:left">a</td>' in said
+    assert "<td>a</td>" in said
     assert len(http_server.log.requests()) == before
 
 
@@ -79,7 +173,7 @@ def test_nothing_secret_and_no_markup_of_keys_is_shown() -> None:
 
 def test_many_arrays_are_cut_short() -> None:
     said = RefShardFileSystem({f"a{i}/.zarray": ARRAY for i in range(100)})._repr_html_()
-    assert "and 70 more arrays" in said
+    assert "and 70 more" in said
     assert said.count("<tr>") < 50
 
 
@@ -99,7 +193,7 @@ def test_counters_are_a_dict_that_prints_as_a_table() -> None:
     assert pickle.loads(pickle.dumps(counters)) == counters
     assert json.loads(json.dumps(counters)) == counters
     assert repr(Counters(keys=1234, bytes_fetched=2048)) == "keys           1,234\nbytes_fetched  2,048  (2.0 KiB)"
-    assert '<td style="text-align:right">1,234</td>' in well_formed(Counters(keys=1234)._repr_html_())
+    assert "1,234</td>" in well_formed(Counters(keys=1234)._repr_html_())
 
 
 def test_visualize_makes_a_picture_that_saves_itself(tmp_path: Path) -> None:

@@ -1,0 +1,259 @@
+"""What people see while they work: views in notebooks, counters, and a bar while something takes long.
+
+Colours of views follow the notebook's theme (JupyterLab, VS Code, Sphinx and mkdocs say it on the page), and without
+one the system's day or night. Text that is not ours is escaped, and shown without what gives access.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from itertools import islice
+from typing import Any, Final
+
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback, TqdmCallback
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Inline
+from refshard_fs.core.stats import bytes_text, count_text, shape_text
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
+from refshard_fs.errors import ManifestError, told
+from refshard_fs.session.session import Session
+
+# Colours by what they are for: by day and by night, and the theme's own name for it where there is one.
+ROLES: Final = {
+    "paper": ("#ffffff", "#14181d", "--jp-layout-color0"),
+    "edge": ("#d8dee4", "#2c333b", "--jp-border-color2"),
+    "ink": ("#1f2328", "#e6edf3", "--jp-content-font-color1"),
+    "muted": ("#59636e", "#9aa5b1", "--jp-content-font-color2"),
+    "faint": ("#eef1f4", "#232a31", ""),
+    "asked": ("#c2185b", "#ff6fa5", ""),
+    "inline": ("#8b949e", "#7d8792", ""),
+}
+
+_DAY: Final = ('[data-jp-theme-light="true"]', '[data-theme="light"]', '[data-md-color-scheme="default"]')
+_NIGHT: Final = ('[data-jp-theme-light="false"]', '[data-theme="dark"]', '[data-md-color-scheme="slate"]')
+_LAYOUT: Final = """\
+.rs-view{color:var(--rs-ink);font-size:13px;line-height:1.5}
+.rs-view h4{font-size:14px;margin:0 0 4px;font-weight:600;overflow-wrap:anywhere}
+.rs-view p{margin:4px 0;overflow-wrap:anywhere}
+.rs-view small,.rs-view th{color:var(--rs-muted)}
+.rs-view summary{cursor:pointer;padding:2px 0}
+.rs-wide{overflow-x:auto}
+.rs-view table{border-collapse:collapse;margin:4px 0;font-size:13px}
+.rs-view th,.rs-view td{text-align:left;vertical-align:top;padding:2px 16px 2px 0;border:0;background:none;\
+border-bottom:1px solid var(--rs-edge);white-space:nowrap;max-width:40em;overflow:hidden;text-overflow:ellipsis}
+.rs-view td.rs-long{white-space:normal;overflow-wrap:anywhere;min-width:16em}
+.rs-view th.rs-right,.rs-view td.rs-right{text-align:right;font-variant-numeric:tabular-nums}
+.rs-view code{font-size:12px;color:inherit;background:none;padding:0}
+"""
+
+
+def colours() -> str:
+    """Return the style that gives every role its colour, as a variable that elements in ``.rs`` take."""
+
+    def roles(night: int) -> str:
+        named = ((role, both[night], both[2]) for role, both in ROLES.items())
+        return "".join(f"--rs-{role}:{f'var({own},{colour})' if own else colour};" for role, colour, own in named)
+
+    def where(themes: Sequence[str], editor: str) -> str:
+        return ",".join(f"{theme} .rs" for theme in (*themes, editor))
+
+    return (
+        f".rs{{{roles(0)}}}\n@media(prefers-color-scheme:dark){{.rs{{{roles(1)}}}}}\n"
+        f"{where(_DAY, '.vscode-light')}{{{roles(0)}}}\n{where(_NIGHT, '.vscode-dark')}{{{roles(1)}}}\n"
+    )
+
+
+def view(title: str, said: str, *parts: str) -> str:
+    """Return one view: a title, what is said of it, and ``parts`` that are HTML."""
+    heading = f"<h4>{text(title)}{f' <small>{text(said)}</small>' if said else ''}</h4>"
+    return f'<div class="rs rs-view"><style>{colours()}{_LAYOUT}</style>{heading}{"".join(parts)}</div>'
+
+
+def text(value: object) -> str:
+    """Return ``value`` as text in HTML, without what gives access."""
+    return escape(told(str(value)))
+
+
+def paragraph(value: str) -> str:
+    """Return a paragraph of text; nothing for no text."""
+    return f"<p>{text(value)}</p>" if value else ""
+
+
+def folded(summary: str, *parts: str) -> str:
+    """Return ``parts`` that show when their summary is clicked; nothing where there are none."""
+    body = "".join(parts)
+    return f"<details><summary>{text(summary)}</summary>{body}</details>" if body else ""
+
+
+def table(
+    heading: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), most: int = 30, total: int = 0
+) -> str:
+    """Return a table of the first rows, without columns that are empty in all; ``total`` rows there are.
+
+    Columns named ``right`` are numbers; a column named "text" may have several lines.
+    """
+    shown = list(islice(rows, most))
+    kept = [place for place in range(len(heading)) if any(row[place] for row in shown)]
+    kinds = {**dict.fromkeys(right, ' class="rs-right"'), "text": ' class="rs-long"'}
+
+    def line(row: Sequence[str], tag: str) -> str:
+        cells = (f"<{tag}{kinds.get(heading[place], '')}>{text(row[place])}</{tag}>" for place in kept)
+        return f"<tr>{''.join(cells)}</tr>"
+
+    if not shown:
+        return ""
+    body = "".join(line(row, "td") for row in shown)
+    more = paragraph(f"and {total - len(shown):,} more") if total > len(shown) else ""
+    return f'<div class="rs-wide"><table><thead>{line(heading, "th")}</thead><tbody>{body}</tbody></table></div>{more}'
+
+
+# ----------------------------------------------------------------------------------------------------
+# Counters as people see them: a mapping that prints as a small table, in a notebook as one of HTML.
+
+
+class Counters(dict[str, int]):
+    """Counters by name, as `refshard_fs.core.stats` explains them; a dict in all but its looks.
+
+    >>> Counters(keys=1200, bytes_fetched=3 << 20)
+    keys           1,200
+    bytes_fetched  3,145,728  (3.0 MiB)
+
+    ``note`` is a sentence that is printed after them.
+    """
+
+    note: str | None = None
+
+    def __repr__(self) -> str:
+        wide = max(map(len, self), default=0)
+        lines = [f"{name:<{wide}}  {_figure(name, value)}" for name, value in self.items()]
+        return "\n".join([*lines, self.note] if self.note else lines)
+
+    def _repr_html_(self) -> str:
+        return view("What was read", "", self.table(), paragraph(self.note or ""))
+
+    def table(self) -> str:
+        """Return the counters as a table of HTML."""
+        rows = [(name, _figure(name, value)) for name, value in self.items()]
+        return table(("counter", "value"), rows, right=["value"])
+
+
+def _figure(name: str, value: Any) -> str:
+    if not isinstance(value, int):
+        return str(value)
+    is_bytes = "bytes" in name or name == "ahead_wasted"
+    return f"{value:,}  ({bytes_text(value)})" if is_bytes and value > 999 else f"{value:,}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# A filesystem in a notebook. Showing it reads nothing: what is not known yet is left out.
+
+
+ARRAYS: Final = 30  # that are listed
+TARGETS: Final = 10
+
+
+def html_of(session: Session) -> str:
+    """Return what a notebook shows of the filesystem that reads through ``session``."""
+    source = session.options.source
+    title = source if isinstance(source, str) else "references in memory"
+    keyspace = session.opened()
+    if keyspace is None:
+        return view(title, "refshard", paragraph("not opened yet: its first use reads it"))
+    counts = session.stats.snapshot()
+    read = folded("What was read", Counters(counts).table()) if any(counts.values()) else ""
+    return view(title, f"refshard, {session.format}", _arrays(keyspace), _targets(keyspace.urls), read)
+
+
+def _targets(urls: Sequence[str | None]) -> str:
+    shown = ((url,) for url in islice(urls, TARGETS) if url is not None)
+    return folded(count_text(len(urls), "target"), table(("target",), shown, total=len(urls))) if urls else ""
+
+
+def _arrays(keyspace: KeySpace) -> str:
+    grids = keyspace.grids
+    try:
+        if not grids:
+            return paragraph("no array is known yet")
+    except ManifestError as e:  # of many small arrays, metadata are read when they are asked for
+        return paragraph(f"its arrays cannot be told: {e}")
+    heading = ("array", "shape", "dtype", "chunk", "chunks", "chunks of a shard")
+    rows = (tuple(_figures(keyspace, path, grids[path])) for path in sorted(grids)[:ARRAYS])
+    return table(heading, rows, right=["chunks"], total=len(grids))
+
+
+def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Iterator[str]:
+    meta = _meta(keyspace, path)
+    yield path or "/"
+    yield "" if meta is None else shape_text(meta.shape, _dimensions(keyspace, path, meta))
+    yield "" if meta is None else meta.dtype
+    yield "" if meta is None or meta.chunks is None else shape_text(meta.chunks)
+    yield f"{grid.size:,}"
+    yield shape_text(grid.shards) if grid.shards else ""
+
+
+def _meta(keyspace: KeySpace, path: str) -> ArrayMeta | None:
+    """Return what the metadata of an array says, if it takes no reading to know."""
+    for name in ARRAY_DOCUMENTS:
+        with contextlib.suppress(ValueError, TypeError):  # it is damaged
+            data = _held(keyspace, join(path, name))
+            if data is not None:
+                return zarrmeta.array_meta(zarrmeta.loads(data), name)
+    return None
+
+
+def _dimensions(keyspace: KeySpace, path: str, meta: ArrayMeta) -> tuple[str, ...]:
+    return zarrmeta.dimension_names(meta.raw, len(meta.shape), _held(keyspace, join(path, ".zattrs")))
+
+
+def _held(keyspace: KeySpace, key: str) -> bytes | None:
+    """Return the bytes of a document that the source itself holds; None where it has to be read."""
+    with contextlib.suppress(ValueError, TypeError):
+        entry = keyspace.find(key)
+        if isinstance(entry, Inline):
+            return entry.data
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# A bar while something takes longer than a second, in a terminal and in a notebook.
+
+
+DELAY: Final = 1.0  # seconds before a bar appears: what is done sooner needs none
+
+
+@contextlib.contextmanager
+def progress(what: str, callback: Callback = DEFAULT_CALLBACK) -> Iterator[Callback]:
+    """Yield ``callback``; in the place of fsspec's default, one that shows a bar of ``what`` where somebody looks on.
+
+    That is in a terminal or a notebook, and where tqdm (the extra `cli`) is installed. A bar appears after a second.
+    Silent: ``TQDM_DISABLE=1`` in the environment, or a callback of one's own (``fsspec.callbacks.NoOpCallback()``).
+    """
+    bar = _tqdm() if callback is DEFAULT_CALLBACK and _is_watched() else None
+    if bar is None:
+        yield callback
+        return
+    with TqdmCallback(tqdm_kwargs={"desc": what, "leave": False, "delay": DELAY}, tqdm_cls=bar) as shown:
+        yield shown
+
+
+def _is_watched() -> bool:
+    """Whether what is written to stderr is seen as it comes: in a terminal, or in a kernel's notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel") or (sys.stderr is not None and sys.stderr.isatty())
+
+
+def _tqdm() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a notebook without ipywidgets has a bar of text
+        try:
+            return importlib.import_module("tqdm.auto").tqdm
+        except ImportError:
+            return None

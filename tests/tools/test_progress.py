@@ -1,0 +1,99 @@
+"""Progress bars: one for all that may take long, where somebody looks on, and none where not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback, NoOpCallback
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+from refshard_fs.tools.views import progress
+
+META = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}
+REFS = {
+    "a/.zarray": json.dumps(META | {"filters": None, "compressor": None}),
+    "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}',
+    "a/0": "ab",
+    "a/1": "cd",
+}
+
+
+class Bar:
+    """What tqdm is to fsspec's callback; all that were made are in ``made``."""
+
+    made: ClassVar[list[Bar]] = []
+
+    def __init__(self, total: int | None, **options: Any) -> None:
+        self.total, self.options, self.n, self.is_closed = total, options, 0, False
+        Bar.made.append(self)
+
+    def update(self, count: int) -> None:
+        self.n += count
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def looked_on(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shell: object = None) -> None:
+    """Let the helper see a terminal, a notebook's shell, or neither."""
+    seen = SimpleNamespace(
+        stderr=SimpleNamespace(isatty=lambda: terminal), modules={"IPython": SimpleNamespace(get_ipython=lambda: shell)}
+    )
+    monkeypatch.setattr("refshard_fs.tools.views.sys", seen)
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
+    """Stand in for tqdm and for a terminal, and return the bars that are made."""
+    tqdm, auto = ModuleType("tqdm"), ModuleType("tqdm.auto")
+    tqdm.tqdm = auto.tqdm = Bar  # type: ignore[attr-defined]  # of a module made here
+    monkeypatch.setitem(sys.modules, "tqdm", tqdm)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", auto)
+    looked_on(monkeypatch, terminal=True)
+    monkeypatch.setattr(Bar, "made", [])
+    return Bar.made
+
+
+def test_all_that_may_take_long_has_a_bar_that_waits_and_goes(bars: list[Bar], tmp_path: Path) -> None:
+    fs = RefShardFileSystem(REFS)
+    fs.save(str(tmp_path / "refs.json"))
+    refshard_fs.concat([REFS, REFS], "x").save(str(tmp_path / "both.json"))
+    refshard_fs.append(str(tmp_path / "both.json"), REFS, "x")
+    refshard_fs.check(fs, "full")
+    refshard_fs.snapshot(str(tmp_path / "refs.json"))
+    assert {"save", "concat", "append", "check"} <= {bar.options["desc"] for bar in bars}
+    assert all(bar.is_closed and bar.options["delay"] >= 1 and not bar.options["leave"] for bar in bars)
+    assert all(bar.n == bar.total for bar in bars if bar.total is not None)
+
+
+def test_a_callback_of_ones_own_silences_the_bar(bars: list[Bar], tmp_path: Path) -> None:
+    RefShardFileSystem(REFS).save(str(tmp_path / "refs.json"), callback=NoOpCallback())
+    mine = Callback()
+    refshard_fs.concat([REFS, REFS], "x", callback=mine)
+    assert bars == []
+    assert (mine.size, mine.value) == (2, 2)
+
+
+def test_there_is_none_where_nobody_looks_on(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_on(monkeypatch, terminal=False)
+    with progress("read") as shown:
+        assert shown is DEFAULT_CALLBACK
+
+
+def test_a_kernels_notebook_is_looked_on(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_on(monkeypatch, terminal=False, shell=SimpleNamespace(kernel=object()))
+    with progress("read") as shown:
+        shown.set_size(2)
+    assert [(bar.total, bar.is_closed) for bar in bars] == [(2, True)]
+
+
+def test_without_tqdm_there_is_none(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # type: ignore[arg-type]  # importing it fails
+    with progress("read") as shown:
+        assert shown is DEFAULT_CALLBACK
