@@ -24,7 +24,7 @@ from refshard_fs.targets.versioned import VersionedObject
 
 T = TypeVar("T")
 
-ASKED = 32  # questions for facts and names under way at once
+ASKED = 128  # questions for facts, names and first bytes under way at once: as many as requests, by default
 
 
 class _Loading:

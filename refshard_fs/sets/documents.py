@@ -121,10 +121,8 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
                 others.append((number, key, value if key.endswith(METADATA) else None))
             else:
                 return None
-        if len(chosen) < 2:
-            return None
         arrays = {path: _array(refs.tables[path], sorted(chunks)) for path, chunks in found.items()}
-        return cls(list(members.values), itemgetter(*chosen), arrays, others)
+        return cls(list(members.values), _taking(chosen), arrays, others)
 
     def read(self, members: Members) -> ReferenceSet | None:
         """Return the set that members are, as parsing them would; None if they are spelled otherwise."""
@@ -163,6 +161,13 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
             elif len(numbers):
                 tables[path] = ChunkTable.from_parts(table.grid, [Part(numbers, own)])
         return ReferenceSet(texts, tables, side)
+
+
+def _taking(places: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """Return what takes the values at ``places`` of a list."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple(values[place] for place in places)
 
 
 def _array(table: ChunkTable, chunks: list[tuple[int, int]]) -> _Array:
