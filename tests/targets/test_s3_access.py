@@ -14,6 +14,7 @@ import pytest
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from tests.servers.aws import REGION, AwsServer, Keys, is_installed
+from tests.servers.http import RangeServer
 from tests.servers.proxy import CountingProxy
 from tests.targets.reading import Reader
 
@@ -131,6 +132,18 @@ def test_a_process_that_gives_credentials_is_asked_again_before_they_expire(
     assert fs.cat_file("2") == DATA[2:12]
     tokens = [r.headers["x-amz-security-token"] for r in proxy.requests()]
     assert [token for i, token in enumerate(tokens) if i == 0 or token != tokens[i - 1]] == [k.token for k in given[:2]]
+
+
+def test_a_container_is_told_the_keys_of_its_role(
+    aws: AwsServer, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, secret, token = aws.assume()
+    expires = (datetime.now(UTC) + timedelta(hours=6)).isoformat()
+    answer = {"AccessKeyId": key, "SecretAccessKey": secret, "Token": token, "Expiration": expires}
+    url = http_server.put("/credentials", json.dumps(answer).encode())
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", url)
+    check(opened(aws.url))
+    assert len(http_server.requests()) == 1
 
 
 @pytest.mark.parametrize("style", ["path", "virtual", "auto"])
