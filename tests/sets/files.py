@@ -104,7 +104,7 @@ def days(folder: Path, writer: str, count: int) -> list[str]:
 
 def days_of(fo: Any) -> list[int]:
     """Return the times of a cube, whatever their encoding."""
-    fs = refshard_fs.RefShardFileSystem(fo, skip_instance_cache=True)
+    fs = fo if isinstance(fo, refshard_fs.RefShardFileSystem) else refshard_fs.RefShardFileSystem(fo)
     dtype = json.loads(fs.cat_file("time/.zarray"))["dtype"]
     found: list[int] = np.frombuffer(fs.cat_file("time/0"), dtype).tolist()
     return found

@@ -1,0 +1,126 @@
+"""A set on S3 that grows by a day, by a job that is killed at any request and run again: whole days, each once.
+
+    python -m pytest -m soak tests/sets/test_daily_append.py
+
+does so for 400 days.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from tests.servers.s3 import SeaweedServer
+from tests.sets.appended_daily import options
+from tests.sets.files import days_of, plain_file
+from tests.writing.test_killed_on_s3 import NEVER, DeadlyProxy
+
+SCRIPT = Path(__file__).with_name("appended_daily.py")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does"),
+    pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
+]
+Append = Callable[[str, str, int], tuple[int | None, int]]
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: SeaweedServer) -> Iterator[DeadlyProxy]:
+    s3_server.create_bucket("daily")
+    with DeadlyProxy(s3_server.endpoint_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def appending(proxy: DeadlyProxy) -> Iterator[Append]:
+    """Appends in a process that is killed at a step: by how much the set grew (None: killed), and how many steps."""
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+
+        def append(url: str, day: str, last: int) -> tuple[int | None, int]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(json.dumps([url, day, proxy.url]), file=process.stdin, flush=True)
+            victim = process.stdout.readline().strip()
+            assert victim.isdigit(), victim
+            proxy.aim(int(victim), last)
+            print("go", file=process.stdin, flush=True)
+            said = process.stdout.readline().strip()
+            steps, proxy.victim = 2 * proxy.count, None
+            assert said in ("dead", "done 0", "done 1"), said
+            return (None if said == "dead" else int(said[-1])), steps
+
+        yield append
+        process.stdin.close()
+
+
+def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int) -> str:
+    """Let a set grow by ``count`` days, by jobs that are killed and run again; return what came of it."""
+    chance = random.Random(seed)
+    folder = uuid.uuid4().hex
+    how: Any = options(server.endpoint_url)
+    days = [server.put(f"daily/{folder}/{n:03d}.nc", plain_file(n)) for n in range(count + 1)]
+    url = f"s3://daily/{folder}/all.{kind}"
+    first = refshard_fs.concat(days[:1], "time", lazy=kind == "refshard", **how)
+    first.save(url, **how["target_options"])
+
+    def check(number: int) -> bool:
+        """Whether the set has the day ``number``; all before are there, once."""
+        found = days_of_set()
+        assert found in (list(range(number)), list(range(number + 1))), f"torn at day {number}: {found}"
+        return len(found) == number + 1
+
+    def days_of_set() -> list[int]:
+        fs = refshard_fs.RefShardFileSystem(url, skip_instance_cache=True, **how)
+        found = days_of(fs)
+        last = fs.cat_file(f"t/{len(found) - 1}.0")
+        assert np.frombuffer(last, ">f4")[0] == found[-1], "what its metadata tell of is there"
+        return found
+
+    steps, killed, repeated = 60, 0, 0
+    for number in range(1, count + 1):
+        has = False
+        while not has:
+            last = chance.randrange(steps) if chance.random() < 0.6 else NEVER
+            grown, took = append(url, days[number], last)
+            if grown is None:
+                killed += 1
+            elif last == NEVER:
+                steps = took
+            has = check(number)
+            assert has or grown is None, "who says that it is done has done it"
+        while chance.random() < 0.3:
+            grown, _ = append(url, days[chance.randrange(max(number - 2, 0), number + 1)], NEVER)
+            repeated += 1
+            assert grown == 0
+            assert check(number)
+    fs = refshard_fs.RefShardFileSystem(url, skip_instance_cache=True, **how)
+    shown = [float(np.frombuffer(data, ">f4")[0]) for data in fs.cat([f"t/{n}.0" for n in range(count + 1)]).values()]
+    assert sorted(shown) == list(range(count + 1))
+    return f"{count} days in a .{kind} set, {killed} jobs killed, {repeated} run again for nothing"
+
+
+@pytest.mark.parametrize("kind", ["refshard", "json"])
+def test_a_daily_job_that_is_killed_and_run_again_leaves_whole_days_each_once(
+    appending: Append, s3_server: SeaweedServer, kind: str
+) -> None:
+    print(grow(appending, s3_server, kind, 3, 3))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["refshard", "json", "parquet"])
+def test_four_hundred_days_are_whole_and_each_once(appending: Append, s3_server: SeaweedServer, kind: str) -> None:
+    print(grow(appending, s3_server, kind, 400, 1))
