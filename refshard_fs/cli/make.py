@@ -59,7 +59,7 @@ def _rebase(arguments: Namespace) -> None:
 
 def _concat(arguments: Namespace) -> None:
     options = opening_options(arguments, index_cache=False) | {"same": arguments.same}
-    options |= {"subchunks": dict(arguments.subchunks) or None}
+    options |= {"subchunks": dict(arguments.subchunks) or None, "join": arguments.join, "freq": arguments.freq}
     if arguments.resume is not None:
         options["resume"] = arguments.resume
     if arguments.dims is None:
@@ -107,6 +107,7 @@ _WHERE = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk m
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
 _MANY: Any = {"action": "append", "default": []}
 _OVERLAP: Any = {"choices": ["error", "first", "last"], "default": "error"}
+_OUTER: Any = {"choices": ["exact", "outer"], "default": "exact"}
 _ON_ERROR: Any = {"choices": ["raise", "skip"], "default": "raise"}
 _ON_DUPLICATE: Any = {"choices": ["error", "skip", "replace"], "default": "error"}
 _CONVERT = [
@@ -133,6 +134,8 @@ _CONCAT = [
     argument("--lazy", "write a document that names the sets, a line for each"),
     argument("--sort", "order the sets by their first value along the dimension"),
     argument("--overlap", "whose values are taken that several sets have (%(default)s)", **_OVERLAP),
+    argument("--join", "whether sets may lack variables and coordinates (%(default)s)", **_OUTER),
+    argument("--freq", "fill in the coordinate: a value every 1D, 6h, MS, ...", "STEP"),
     argument("--chunks", "with --lazy: length of chunks along a dimension", "NAME=N", type=lengths, **_MANY),
     argument("--subchunks", "show chunks without a codec in pieces of that length", "NAME=N", type=lengths, **_MANY),
     argument("--on-error", "whether sets that cannot be opened are left out (%(default)s)", **_ON_ERROR),

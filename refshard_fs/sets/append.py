@@ -261,7 +261,7 @@ def _append_line(
     if document.dim != dim:
         raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
     new = url_of_set(fo, options, base.url)
-    ends = [document.parts[0], *document.parts[1:][-1:]]
+    ends = [document.parts[0], *[part for part in document.parts[1:] if part.url][-1:]]
     urls = [*(joined.resolve(part.url) for part in ends), new]
     read = read_sets(urls, options, _ignore)
     values = _values_of(document, read[0])
@@ -277,7 +277,7 @@ def _append_line(
             )
         if not how.any_order:
             check_order(values, coming[1], new, dim)
-    found = concat_document(urls, read, dim, same, options, known=document.chunks)
+    found = concat_document(urls, read, dim, same, options, known=document.chunks, is_outer=document.is_outer)
     for part, now in zip(ends, found.parts, strict=False):
         if part.length != now.length:
             raise ManifestError(

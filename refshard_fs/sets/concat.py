@@ -24,11 +24,14 @@ from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
+from refshard_fs.sets.outer import completed, filled
 from refshard_fs.sets.rebase import MadeSet, made, opened
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, Variable
 from refshard_fs.targets.document import Sink
 from refshard_fs.tools.views import folded, progress, table, view
+
+Join = Literal["exact", "outer"]  # whether sets must have the same variables and coordinates, or all have any
 
 # ----------------------------------------------------------------------------------------------------
 # Sets joined by a document that names them: what it says is looked at when it is made, and opened when it is read.
@@ -105,11 +108,14 @@ def concat_document(
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     known: Mapping[str, tuple[int, ...]] = {},
+    is_outer: bool = False,
 ) -> ConcatDocument:
     """Return the document that joins the sets at ``urls``, that were ``read``; ManifestError where they do not fit.
 
     Arrays in ``known`` are recut already, in chunks of that shape.
     """
+    if is_outer:
+        read = completed(read, dim, lazy=True)
     parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same, None, options)
     recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}), **known}
     refs = concatenate(parts, dim, same, recut=recut).refs
@@ -119,10 +125,10 @@ def concat_document(
     coordinate = next((path for path in axes if first[path].is_coordinate), None)
     data = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))
     if data is None:
-        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)), None, recut)
+        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)), None, recut, is_outer)
     ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
     values = [data[start:stop] for start, stop in pairwise(ends)]
-    return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths, values)), coordinate, recut)
+    return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths, values)), coordinate, recut, is_outer)
 
 
 def _values(refs: ReferenceSet, variable: Variable, total: int) -> bytes | None:
@@ -152,6 +158,8 @@ def concat(
     lazy: Literal[False] = False,
     sort: bool = False,
     overlap: Overlap = "error",
+    join: Join = "exact",
+    freq: str | float | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
     executor: Executor | None = None,
@@ -168,6 +176,8 @@ def concat(
     lazy: Literal[True],
     sort: bool = False,
     overlap: Overlap = "error",
+    join: Join = "exact",
+    freq: str | float | None = None,
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
@@ -185,6 +195,8 @@ def concat(
     lazy: bool = False,
     sort: bool = False,
     overlap: Overlap = "error",
+    join: Join = "exact",
+    freq: str | float | None = None,
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
@@ -210,6 +222,10 @@ def concat(
 
     With ``sort`` sets are joined in the order of their first values along ``dim``. A value that two sets have is an
     error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
+    With ``join="outer"`` a set need not have all variables along the dimension, nor all values of the coordinates of
+    other dimensions: chunks that it lacks are missing. ``freq`` (``"1D"``, ``"6h"``, ``"MS"``, or a number where the
+    coordinate is none of times) puts values between those that are further apart, with missing chunks. Arrays need a
+    fill value then that means so.
     ``on_error="skip"`` leaves out sets that cannot be opened, with a warning that names each.
 
     Files and documents are looked at together, and each takes few requests. ``executor`` (any of `concurrent.futures`,
@@ -256,6 +272,8 @@ def concat(
         raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
     if subchunks is not None and min(subchunks.values(), default=1) < 1:
         raise ValueError("subchunks= are lengths of 1 and more, by dimension")
+    if freq is not None and order[0] is None:
+        raise TypeError("freq= says how far values of a dimension are apart: name it, dim=")
     if len(order) != 1 and (sort or overlap != "error" or on_error != "raise"):
         raise TypeError("sort=, overlap= and on_error= are for sets along one dimension, dim=")
     if lazy:
@@ -275,28 +293,43 @@ def concat(
             if lazy and any(part.refs is not read[k.number].refs for part, k in zip(chosen, kept, strict=True)):
                 raise ManifestError("lazy=True joins whole sets, and of some a part is taken: leave lazy=True out")
             read = chosen
-    if subchunks and lazy:
-        for part in read:
-            for path in part.variables:
-                smaller_chunks(part, path, subchunks)
-    elif subchunks:
-        read = [subchunked(part, subchunks) for part in read]
-    alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     if lazy:
-        data = concat_document(leaves, read, str(dim), unchecked, options, chunks, subchunks).dumps()
+        for part in read if subchunks else ():
+            for path in part.variables:
+                smaller_chunks(part, path, subchunks or {})
+        if freq is not None:
+            pieces = filled(read, str(dim), freq, lazy=True)
+            numbers = [piece.number for piece in pieces if piece.number is not None]
+            if numbers != list(range(len(read))):
+                twice = next(number for number in numbers if numbers.count(number) > 1)
+                raise ManifestError(
+                    f"{read[twice].name} has a gap along {dim!r}, and lazy=True joins whole sets: leave lazy=True out"
+                )
+            leaves = tuple("" if piece.number is None else leaves[piece.number] for piece in pieces)
+            read = [piece.part for piece in pieces]
+        document = concat_document(
+            leaves, read, str(dim), unchecked, options, chunks, subchunks, is_outer=join == "outer"
+        )
+        data = document.dumps()
         return LazySet(data, hashlib.sha256(data).hexdigest())
-    if len(order) == 1:
-        parts = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, None, alike)
-        return made((parts[0] if len(parts) == 1 else concatenate(parts, dim, unchecked)).refs)
-    nested = iter(with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, places, alike))
+    alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
+    grid = None if len(order) == 1 else places
+    read = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, grid, alike)
+    if subchunks:
+        read = [subchunked(part, subchunks) for part in read]
+    left = iter(read)
 
     def joined(members: Any, depth: int) -> Named:
         if depth == len(order):
-            return next(nested)
+            return next(left)
         found = [joined(member, depth + 1) for member in members]
+        if join == "outer":
+            found = completed(found, order[depth])
+        if freq is not None and depth == 0:
+            found = [piece.part for piece in filled(found, str(order[0]), freq)]
         return found[0] if len(found) == 1 else concatenate(found, order[depth], unchecked)
 
-    return made(joined(sets, 0).refs)
+    return made(joined(read if len(order) == 1 else sets, 0).refs)
 
 
 def _leaves(nested: Any, depth: int, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:

@@ -81,7 +81,10 @@ class _Concatenation:
             return
         if len(having) < len(self.sets):
             lacking = next(part.name for number, part in enumerate(self.sets) if number not in having)
-            raise ManifestError(f"{lacking} has no variable {path!r}, which others have along {self.dim!r}")
+            raise ManifestError(
+                f"{lacking} has no variable {path!r}, which others have along {self.dim!r}: join='outer' takes it for "
+                "missing there"
+            )
         values = self._coordinate(path) if variable.is_coordinate else None
         axis = variable.dims.index(self.dim)
         is_recut = self.recut is not None and path in self.recut

@@ -139,7 +139,7 @@ def subchunked(part: Named, subchunks: Mapping[str, int]) -> Named:
     if not any(found.values()):
         return part
     refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
-    return Named(part.name, refs, VariableReader().read(refs, part.name))
+    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests)
 
 
 def _divide(

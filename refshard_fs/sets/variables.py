@@ -189,8 +189,8 @@ def in_units_of(
         raise ValueError(f"it has the attribute {tied}, which ties its units to another variable")
     if values.dtype.kind not in "iuf":
         raise ValueError(f"its type is {values.dtype}, no number")
-    unit, since = _parsed(theirs.get("units"))
-    new_unit, new_since = _parsed(ours.get("units"))
+    unit, since = parsed_units(theirs.get("units"))
+    new_unit, new_since = parsed_units(ours.get("units"))
     shift = 0 if since == new_since else _seconds_between(since, new_since, theirs, ours)
     if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.rint(values)).all()):
         raise ValueError("not all of its values are whole numbers")
@@ -214,7 +214,7 @@ def in_units_of(
     return out
 
 
-def _parsed(units: object) -> tuple[int, str]:
+def parsed_units(units: object) -> tuple[int, str]:
     """Return the seconds of the unit, and the reference time."""
     match = _UNITS.fullmatch(units) if isinstance(units, str) else None
     seconds = SECONDS.get(match[1].lower()) if match is not None else None
@@ -227,14 +227,15 @@ def _seconds_between(since: str, new_since: str, theirs: Mapping[str, Any], ours
     calendar = theirs.get("calendar", "standard")
     if calendar not in GREGORIAN or ours.get("calendar", "standard") != calendar:
         raise ValueError(f"times since others are not known in the calendar {calendar!r}")
-    begin, end = _instant(new_since), _instant(since)
+    begin, end = instant(new_since), instant(since)
     if calendar != "proleptic_gregorian" and min(begin, end) < FIRST:
         raise ValueError("the standard calendar changes before 1582-10-15")
     between = end - begin
     return between.days * 86400 + between.seconds
 
 
-def _instant(text: str) -> datetime:
+def instant(text: str) -> datetime:
+    """Return the time that the units of CF times count from; ValueError if it is none in UTC."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no date and time in UTC")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,7 +23,10 @@ from refshard_fs.references.values import from_base64
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given."""
+    """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given.
+
+    Without a URL it is a gap: nothing is there, along that length.
+    """
 
     url: str
     length: int
@@ -38,13 +41,15 @@ class _Members(msgspec.Struct, forbid_unknown_fields=True):
     length: int | None = None
     coordinate: str | None = None
     chunks: dict[str, list[int]] = {}
+    join: Literal["exact", "outer"] = "exact"
 
 
 class ConcatDocument(msgspec.Struct, frozen=True):
     """Sets in a row along ``dim``: arrays in ``axes`` (path → axis) are joined, all else is the first set's.
 
     ``coordinate`` is the path of the array whose values the parts here hold, little-endian. Arrays in ``chunks`` are
-    recut: shown in chunks of that shape, whatever the chunks of the parts are.
+    recut: shown in chunks of that shape, whatever the chunks of the parts are. Where sets are joined as ``is_outer``,
+    chunks of an array that a part lacks do not exist.
     """
 
     dim: str
@@ -52,6 +57,7 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
     coordinate: str | None = None
     chunks: dict[str, tuple[int, ...]] = {}
+    is_outer: bool = False
 
     @property
     def starts(self) -> list[int]:
@@ -66,7 +72,7 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             parts = tuple(_part(entry, given) for entry in given.sets)
         except (ValueError, msgspec.ValidationError) as e:
             raise ManifestError(f"{where}: {e}") from e
-        if given.refshard != NAME or not parts:
+        if given.refshard != NAME or not parts or not parts[0].url:
             raise ManifestError(f'{where}: it is no "refshard": "{NAME}" with one set or more')
         if any(axis < 0 for axis in given.axes.values()):
             raise ManifestError(f"{where}: an axis is less than 0")
@@ -75,7 +81,7 @@ class ConcatDocument(msgspec.Struct, frozen=True):
         if not given.axes.keys() >= given.chunks.keys() or any(min(c, default=0) < 1 for c in given.chunks.values()):
             raise ManifestError(f"{where}: its chunks are of an array that is not in axes, or of less than 1 element")
         chunks = {path: tuple(shape) for path, shape in given.chunks.items()}
-        return cls(given.dim, given.axes, parts, given.coordinate, chunks)
+        return cls(given.dim, given.axes, parts, given.coordinate, chunks, given.join == "outer")
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
@@ -84,6 +90,8 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             head["coordinate"] = self.coordinate
         if self.chunks:
             head["chunks"] = self.chunks
+        if self.is_outer:
+            head["join"] = "outer"
         lines = [zarrmeta.dumps(self._line(part, respell)) for part in self.parts]
         return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
 
@@ -92,7 +100,7 @@ class ConcatDocument(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, parts=(*self.parts, *more))
 
     def _line(self, part: Part, respell: Callable[[str], str]) -> list[Any]:
-        line: list[Any] = [respell(part.url), part.length]
+        line: list[Any] = [respell(part.url) if part.url else None, part.length]
         if self.coordinate is not None and part.values is not None:
             line.append("base64:" + base64.b64encode(part.values).decode())
         return line
@@ -122,6 +130,10 @@ def _part(entry: Any, given: _Members) -> Part:
             pass
         case [str(url), int(length), str(values)]:
             pass
+        case [None, int(length), *rest]:
+            url, values = "", rest[0] if len(rest) == 1 and isinstance(rest[0], str) else None
+            if rest and values is None:
+                raise ValueError(f"{entry!r} is no gap, [null, length] or [null, length, coordinate]")
         case _:
             raise ValueError(f"{entry!r} is no URL, [URL, length] or [URL, length, coordinate]")
     if length is None:

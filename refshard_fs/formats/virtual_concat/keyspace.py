@@ -114,6 +114,18 @@ class FullLength:
         return shown, ConcatArray(grid_of(shown), meta, axis, tuple(counts))
 
 
+class _Nothing(KeySpace):
+    """A gap: no key at all."""
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        yield from ()
+        return None
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        yield from ()
+        return None
+
+
 class ConcatKeySpace(KeySpace):
     """The keys of ``document``'s parts as those of one set; ``open_part`` opens the one of a number."""
 
@@ -194,16 +206,17 @@ class ConcatKeySpace(KeySpace):
         stop = min(bisect_left(starts, begin + size), len(starts) - 1)
         numbers = range(first, stop)[: PIECES + 1]  # one more is too many, as will be said
         parts = yield from together([self._part(number, path, array) for number in numbers])
-        sources = [self._sources[number, path] for number in numbers]
-        pieces = []
+        flat = []
         try:
-            for number, source in zip(numbers, sources, strict=True):
-                last = number == len(starts) - 2
-                pieces.append(wanted(recut, coords, starts[number], array.axis, source.meta, is_last=last))
-            check_pieces([(source.meta, len(some)) for source, some in zip(sources, pieces, strict=True)])
+            for number, part in zip(numbers, parts, strict=True):
+                source = self._sources.get((number, path))
+                if source is not None:  # else the part has no such array
+                    last = number == len(starts) - 2
+                    pieces = wanted(recut, coords, starts[number], array.axis, source.meta, is_last=last)
+                    flat += [(part, source, w) for w in pieces]
+            check_pieces([source.meta for _, source, _ in flat])
         except ValueError as e:
             raise ManifestError(f"{path!r} of {self.where}: {e}") from e
-        flat = [(part, source, w) for part, source, some in zip(parts, sources, pieces, strict=True) for w in some]
         found = yield from together([part.lookup(join(path, source.tail(w.coords))) for part, source, w in flat])
         return joined(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
 
@@ -240,6 +253,8 @@ class ConcatKeySpace(KeySpace):
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
         doc = yield from _document(part, join(path, name), where)
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
+        if meta is None and (self.document.is_outer or not self.document.parts[number].url):
+            return None
         if meta is None:
             raise ManifestError(f"{where} has no array {path!r}, which others have along {self.document.dim!r}")
         expected = list(first.shape)
@@ -410,6 +425,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     theirs = msgspec.structs.replace(options, shards="whole", base_url=None, depth=options.depth + 1)
 
     def open_part(number: int) -> Steps[KeySpace]:
+        if not document.parts[number].url:
+            return _Nothing()
         url = resolve(document.parts[number].url)
         if is_trusted(url):
             return (yield from open_other(url, theirs))

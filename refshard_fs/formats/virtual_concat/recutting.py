@@ -292,14 +292,13 @@ def joined(recut: Recut, pieces: Sequence[tuple[Source, Wanted, Entry | None]]) 
     return Packed(spans[0], recipe, recut.nbytes, parts=tuple(parts))
 
 
-def check_pieces(pieces: Sequence[tuple[ArrayMeta, int]]) -> None:
-    """Raise ValueError where a chunk takes pieces of too many chunks (of each array, how many), or of large ones."""
-    many = sum(count for _, count in pieces)
-    size = sum(count * math.prod(meta.chunks or ()) * _itemsize(meta) for meta, count in pieces)
-    if many > PIECES or size > READ:
+def check_pieces(pieces: Sequence[ArrayMeta]) -> None:
+    """Raise ValueError where a chunk takes pieces, each of a chunk of an array, of too many or of too large ones."""
+    size = sum(math.prod(meta.chunks or ()) * _itemsize(meta) for meta in pieces)
+    if len(pieces) > PIECES or size > READ:
         raise ValueError(
-            f"a chunk takes pieces of {many:,} others, {size:,} bytes in all, and at most {PIECES:,} of {READ:,} bytes "
-            "are read for one: choose smaller chunks"
+            f"a chunk takes pieces of {len(pieces):,} others, {size:,} bytes in all, and at most {PIECES:,} of "
+            f"{READ:,} bytes are read for one: choose smaller chunks"
         )
 
 
