@@ -15,7 +15,7 @@ from refshard_fs.errors import (
     told_cause,
 )
 from refshard_fs.security.policy import place_of
-from refshard_fs.targets.failures import EXPIRED, WITHOUT, ConnectionLost, Denied, TooLarge, Unfit
+from refshard_fs.targets.failures import EXPIRED, WITHOUT, ConnectionLost, Denied, HttpStatus, TooLarge, Unfit
 
 # ----------------------------------------------------------------------------------------------------
 # What a failed read means to somebody who has never seen this package: what happened, and what can be done. No I/O.
@@ -24,6 +24,8 @@ from refshard_fs.targets.failures import EXPIRED, WITHOUT, ConnectionLost, Denie
 READING: Final = "on reading "  # a note on an error that begins so says where, not what
 
 _SIGNED: Final = "The URL was signed for a time that is over: have the references written anew"
+_SIGNED_SOURCE: Final = "The URL was signed for a time that is over: ask for a new one where you have it from"
+_TOKEN: Final = "The credentials are of a time that is over: log in again, and open the source anew"
 _GONE: Final = (
     "The object is gone, or was never there: `refshard check` finds all that are missing, `refshard rebase` follows "
     "those that have moved"
@@ -49,7 +51,9 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
     text = str(error)
     match error:
         case Denied() if EXPIRED in text:
-            return _SIGNED
+            return _SIGNED_SOURCE if of_source else _SIGNED
+        case HttpStatus(code="ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired"):
+            return _TOKEN
         case Denied() | PermissionError():
             return _credentials(where, reason, of_source=of_source)
         case IsADirectoryError():

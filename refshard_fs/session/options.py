@@ -228,9 +228,8 @@ def check_names(given: Iterable[str], constructor: Callable[..., Any]) -> None:
         import difflib  # for a mistake alone
 
         near = difflib.get_close_matches(name, [*_parameters(constructor), *FSSPEC_ARGUMENTS], 1)
-        hint = (
-            f": did you mean {near[0]}=?" if near else ": it has no effect. What targets need goes into remote_options="
-        )
+        of_targets = f": it has no effect here. What targets need goes into remote_options={{{name!r}: ...}}"
+        hint = f": did you mean {near[0]}=?" if near else of_targets
         warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=4)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -26,6 +26,7 @@ from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
 
 Tell = Callable[[str], object]
+PAGE: Final = "a page, such as that of a login or an error"
 
 
 def _ignore(name: str) -> None:
@@ -95,7 +96,7 @@ def _format_of(probe: Probe, name: str | None) -> Format:
     else:
         what = f"a document that starts with {probe.head[:16]!r}"
         if not fitting and probe.head.lstrip()[:1] == b"<":
-            remedy = "Is this the URL of the file itself? A page such as that of a login or an error begins so"
+            remedy = f"Is this the URL of the file itself? It looks like {PAGE}"
     names = ", ".join(f.name for f in fitting or known.values())
     verdict = "fits several formats" if fitting else "is no source that is known"
     raise UnknownSource(f"{probe.url} is {what}: it {verdict} ({names}). {remedy}")
@@ -151,6 +152,8 @@ def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Pro
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
     documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)), most)
+    if any(document.data.lstrip()[:1] == b"<" for document in documents.values()):
+        raise NoSuchSource(f"{url}: there is no source. Its server answers with {PAGE}, whatever it is asked for")
     if names:
         return Probe(url, None, b"", frozenset(n.name for n in names), documents)
     markers = sorted({m for f in known.values() for m in f.markers})

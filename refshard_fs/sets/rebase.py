@@ -129,8 +129,8 @@ def rebase(
         lost = sum(1 for i, gone in enumerate(moved) if gone and pins.pin(i) != refs.pins.pin(i))
         if lost:
             warnings.warn(
-                f"{lost} targets that moved are held to their sizes alone from now on: their ETags and times are those "
-                "of the old place. Take a snapshot of the new set to pin them there",
+                f"{count_text(lost, 'target that moved is', 'targets that moved are')} held to sizes alone now: "
+                "ETags and times are those of the old place. Take a snapshot of the new set to pin them there",
                 UserWarning,
                 stacklevel=2,
             )

@@ -229,7 +229,8 @@ def _walk(url: str) -> Steps[list[str]]:
         for folder, names in zip(known, listings, strict=True):
             if names is None:
                 raise ManifestError(
-                    f"{folder} cannot be listed, so no pattern can be matched there: give a list of URLs"
+                    f"{url!r} matches nothing: {folder or '/'} is not there, or cannot be listed. "
+                    "Where a server lists nothing, give a list of URLs"
                 )
             below += [f"{folder}/{n.name}" for n in names if matches(n.name) and (is_last or n.is_directory)]
         known = below

@@ -123,6 +123,8 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)$")
 _NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
 _S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
 _S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
+# What S3, Google and Azure say of a signed URL after its time; none of them has a code for it.
+_SIGNED_BEFORE = (b"Request has expired", b"Request signature expired", b"not valid in the specified time frame")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
 _ERROR_TEXT = 1 << 12  # bytes of an error's body that are read for its code
 _LARGE = 1 << 22  # bytes of a body for which room is made at once: of less, a second copy costs less than that
@@ -192,8 +194,8 @@ def _status(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
     code = match[1].decode() if match else ""
     if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
         return FileNotFoundError(f"HTTP {status}")
-    if status == 403 and b"Request has expired" in text:
-        code = EXPIRED
+    if status in (400, 403) and any(words in text for words in _SIGNED_BEFORE):
+        return Denied(status, EXPIRED)
     wait = _wait(headers.get("retry-after", ""), time.time())
     return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)
 

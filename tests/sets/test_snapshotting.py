@@ -198,7 +198,7 @@ def test_parquet_cannot_hold_pins_and_says_so(tmp_path: Path) -> None:
 def test_a_target_that_moves_is_held_to_its_size_and_that_is_said(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path / "old"))
     written(tmp_path / "new", STORE | {"a/1": b"longer"})
-    with pytest.warns(UserWarning, match="held to their sizes"):
+    with pytest.warns(UserWarning, match="3 targets that moved are held to sizes"):
         moved = refshard_fs.rebase(found, {str(tmp_path / "old"): str(tmp_path / "new")})
     assert opened(moved).cat_file("a/0") == b"ab"
     with pytest.raises(TargetChanged, match="size"):

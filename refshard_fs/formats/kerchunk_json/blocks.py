@@ -68,7 +68,7 @@ class Reader:
         """Read what is left: the document has ended."""
         self._run(final=True)
         if self._state != "end":
-            raise self._wrong("it ends too early")
+            raise self._wrong("it ends too early (was it written to its end?)")
         self._text = b""
 
     # ------------------------------------------------------------------ the grammar around members

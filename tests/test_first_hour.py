@@ -1,0 +1,354 @@
+"""The first hour of four users: what each types, mistakes and all. No mistake is without the way out in its message.
+
+Each message is held to facts (what was found, what to type), not to its words.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+from refshard_fs.cli import main
+from tests.servers.http import RangeServer
+from tests.servers.wire import Answer
+
+xarray = pytest.importorskip("xarray")
+h5netcdf = pytest.importorskip("h5netcdf")
+zarr = pytest.importorskip("zarr")
+
+ZARR_2 = zarr.__version__.startswith("2.")
+
+
+def write_day(path: Path, first: int) -> None:
+    """Write a NetCDF file of four hours, as an instrument or a model does each day."""
+    with h5netcdf.File(path, "w") as file:
+        file.dimensions = {"time": 4, "x": 6}
+        time = file.create_variable("time", ("time",), "i4", data=np.arange(first, first + 4))
+        time.attrs["units"] = "hours since 2024-01-01"
+        air = np.arange(24, dtype="f4").reshape(4, 6) + first
+        file.create_variable("air", ("time", "x"), "f4", data=air, chunks=(2, 3), compression="gzip")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``air.nc``, its references as ``refs.json``, the next day's, and a set of two groups."""
+    folder = tmp_path_factory.mktemp("first-hour")
+    for name, first in (("air", 0), ("next", 4)):
+        write_day(folder / f"{name}.nc", first)
+        made = folder / f"{name}.json"
+        refshard_fs.snapshot(str(folder / f"{name}.nc")).save(str(made))
+        made.write_text(made.read_text().replace(f"{folder}/", ""))  # the set lies beside its file
+    shutil.copy(folder / "air.json", folder / "refs.json")
+    group = '{"zarr_format": 2}'
+    below = {f"{name}/{key}": value for name in ("land", "sea") for key, value in references(folder).items()}
+    (folder / "grouped.json").write_text(json.dumps({".zgroup": group, **below}))
+    return folder
+
+
+def references(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = dict(RefShardFileSystem(str(folder / "refs.json")).references)
+    return {key: value for key, value in found.items() if not key.startswith(".z")} | {".zgroup": '{"zarr_format": 2}'}
+
+
+@pytest.fixture
+def here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folder, in which the user sits."""
+    shutil.copytree(folder, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path / "here"
+
+
+def opened(what: Any, **options: Any) -> Any:
+    return xarray.open_dataset(what, engine="refshard", **options)
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """Return the one line that ``call`` fails with."""
+    with pytest.raises(Exception, match=".") as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def lacking(text: str, *facts: str) -> list[str]:
+    return [fact for fact in facts if fact not in text]
+
+
+class Saying(RangeServer):
+    """A server that answers everything with one status and one text."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__()
+        self.status, self.text = status, text.encode()
+
+    async def answer(self, head: Any, body: bytes, request: Any) -> Answer:
+        length = {"Content-Length": str(len(self.text)), "Content-Type": "text/xml"}
+        return Answer(self.status, length, memoryview(self.text), discard=head.method == "HEAD")
+
+
+# ------------------------------------------------------------------ a climate scientist, with a refs.json
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [
+        ("refs.json", {}),
+        (Path("refs.json"), {}),
+        ("refshard::refs.json", {}),
+        ("refshard://", {"storage_options": {"fo": "refs.json"}}),
+        ("reference://", {"storage_options": {"fo": "refs.json"}}),
+        ("air.nc", {}),
+    ],
+    ids=str,
+)
+def test_a_set_opens_however_it_is_spelled(what: Any, options: Any, here: Path) -> None:
+    with opened(what, **options) as ds:
+        assert dict(ds.sizes) == {"time": 4, "x": 6}
+        assert ds["air"].sel(time="2024-01-01T01:00").values.tolist() == [6, 7, 8, 9, 10, 11]
+
+
+CUT = '{"version": 1, "refs": {"a/0": ["air.nc", 0, '
+MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "the set as a path within refshard://": (
+        "refshard://refs.json",
+        {},
+        ("'refshard::refs.json'", "storage_options={'fo': 'refs.json'}"),
+    ),
+    "no source": ("refshard://", {}, ("refshard::SOURCE", "storage_options={'fo': SOURCE}")),
+    "a name that is not there": ("ref.json", {}, ("ref.json", "no such object", "Check the path")),
+    "a pattern": ("2024/*.json", {}, ("refshard_fs.concat(url, dim=...)",)),
+    "a login page": ("login.json", {}, ("login.json", "<html>", "login")),
+    "something else": ("notes.txt", {}, ("notes.txt", "kerchunk-json", "hdf5", "format=")),
+    "an empty file": ("empty.json", {}, ("empty.json", "empty", "written to the end?")),
+    "a file that is cut": ("cut.json", {}, ("cut.json", "not JSON", "ends too early")),
+    "a compressed file that is damaged": ("damaged.json.gz", {}, ("damaged.json.gz", "compressed and damaged")),
+    "a format that nobody knows": (
+        "refs.json",
+        {"storage_options": {"format": "netcdf"}},
+        ("'netcdf'", "netcdf3", "hdf5"),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_a_path_says_what_to_type(mistake: str, here: Path) -> None:
+    Path("login.json").write_text("<html><title>Log in")
+    Path("notes.txt").write_text("some notes")
+    Path("empty.json").touch()
+    Path("cut.json").write_text(CUT)
+    Path("damaged.json.gz").write_bytes(b"\x1f\x8b\x08\x00abcdefgh")
+    what, options, facts = MISTAKES[mistake]
+    text = refusal(lambda: opened(what, **options))
+    assert lacking(text, *facts) == [], text
+
+
+def test_a_group_without_variables_names_those_that_have_some(here: Path) -> None:
+    with pytest.warns(UserWarning, match="land, sea") as told:
+        opened("grouped.json")
+    assert lacking(str(told[0].message), "group='land'", "open_datatree") == []
+    assert dict(opened("grouped.json", group="land").sizes) == {"time": 4, "x": 6}
+
+
+def test_options_of_targets_given_for_a_local_set_are_told_where_they_belong(here: Path) -> None:
+    with pytest.warns(UserWarning, match=r"remote_options=\{'anon': \.\.\.\}"):
+        opened("refs.json", storage_options={"anon": True})
+    with pytest.warns(UserWarning, match="did you mean remote_options=?"):
+        opened("refs.json", storage_options={"remote_opts": {}})
+
+
+# ------------------------------------------------------------------ the same one, whose set is on a server
+
+
+SIGNED = "<Error><Code>{0}</Code><Message>{1}</Message></Error>"
+STATUSES: dict[str, tuple[int, str, tuple[str, ...]]] = {
+    "a login page": (200, "<!DOCTYPE html><title>Log in</title>", ("login", "URL of the file itself")),
+    "a refusal": (403, SIGNED.format("AccessDenied", "no"), ("403", "options={'{url}/': {'headers': {...}}}")),
+    "a login that is missing": (401, "", ("401", "options={'{url}/': {'headers': {...}}}")),
+    "a signature of S3 that has expired": (
+        403,
+        SIGNED.format("AccessDenied", "Request has expired"),
+        ("expired", "signed for a time that is over"),
+    ),
+    "a signature of Google that has expired": (
+        400,
+        SIGNED.format("ExpiredToken", "Invalid argument.") + "<Details>Request signature expired at: 2024</Details>",
+        ("expired", "signed for a time that is over"),
+    ),
+    "a signature of Azure that has expired": (
+        403,
+        SIGNED.format("AuthenticationFailed", "Signature not valid in the specified time frame"),
+        ("expired", "signed for a time that is over"),
+    ),
+    "a token that has expired": (400, SIGNED.format("ExpiredToken", "has expired"), ("ExpiredToken", "log in again")),
+    "nothing there": (404, "", ("no such object", "Check the path")),
+}
+
+
+@pytest.mark.parametrize("answer", STATUSES)
+def test_what_a_server_refuses_is_said_with_the_way_out(answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, facts = STATUSES[answer]
+    with Saying(status, text) as server:
+        said = refusal(lambda: RefShardFileSystem(f"{server.url}/refs.json", retries=0).ls(""))
+        assert lacking(said, *(fact.replace("{url}", server.url) for fact in facts)) == [], said
+        if status not in (200, 404):
+            of_chunk = refusal(lambda: RefShardFileSystem({"a/0": [f"{server.url}/x.nc", 0, 9]}, retries=0).cat("a/0"))
+            assert lacking(of_chunk, "'a/0'", "/x.nc [0:9]", *(f.replace("{url}", server.url) for f in facts)) == []
+        if status == 403 and "expired" not in said:
+            assert main(["info", f"{server.url}/refs.json"]) == 2
+            typed = capsys.readouterr().err
+            assert f"""--option 'options={{"{server.url}/": {{"headers": {{...}}}}}}'""" in typed
+
+
+def test_a_set_elsewhere_that_names_files_here_says_whose_they_are(http_server: RangeServer, here: Path) -> None:
+    refs = Path("refs.json").read_bytes()
+    url = http_server.put("refs.json", refs.replace(b'"air.nc"', json.dumps(str(here / "air.nc")).encode()))
+    text = refusal(lambda: opened(url)["air"].load())
+    assert lacking(text, f"'{here}/'", "allow=", "if you trust it") == [], text
+
+
+# ------------------------------------------------------------------ a microscopist, with an image on public S3
+
+
+@pytest.fixture(scope="module")
+def bucket(s3_server: Any) -> str:
+    name = f"microscope-{datetime.now(UTC):%H%M%S%f}"
+    s3_server.create_bucket(name)
+    pixels = np.arange(64 * 64, dtype="u2").reshape(64, 64)
+    store: dict[str, bytes] = {}
+    meta = {"zarr_format": 2, "shape": [64, 64], "chunks": [32, 32], "dtype": "<u2", "order": "C", "fill_value": 0}
+    store["0/.zarray"] = json.dumps({**meta, "filters": None, "compressor": None}).encode()
+    store[".zgroup"] = b'{"zarr_format": 2}'
+    store[".zattrs"] = json.dumps({"multiscales": [{"datasets": [{"path": "0"}]}]}).encode()
+    for i in range(2):
+        for j in range(2):
+            store[f"0/{i}.{j}"] = pixels[32 * i : 32 * i + 32, 32 * j : 32 * j + 32].tobytes()
+    for key, data in store.items():
+        s3_server.put(f"{name}/image.zarr/{key}", data)
+    return name
+
+
+def test_public_s3_takes_one_word(s3_server: Any, bucket: str) -> None:
+    public = {"anon": True, "endpoint_url": s3_server.endpoint_url}
+    fs = fsspec.filesystem("refshard", fo=f"s3://{bucket}/image.zarr", **public)
+    pixels = zarr.open_array(fs.get_mapper("0"), mode="r")[30:34, 0]
+    assert pixels.tolist() == [30 * 64, 31 * 64, 32 * 64, 33 * 64]
+    where = {f"s3://{bucket}/": public}
+    assert RefShardFileSystem(f"s3://{bucket}/image.zarr", options=where).isdir("0")
+
+
+@pytest.mark.parametrize("anon", [False, True])
+def test_a_bucket_that_refuses_says_the_line_to_paste_but_not_what_was_done(
+    anon: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Saying(403, SIGNED.format("AccessDenied", "Access Denied")) as server:
+        given = {"anon": True} if anon else {"key": "k", "secret": "s"}
+        given |= {"endpoint_url": server.url}
+        source = refusal(lambda: RefShardFileSystem("s3://pub/refs.json", **given, retries=0).ls(""))
+        chunk = {"a/0": ["s3://pub/x.nc", 0, 9]}
+        fs = RefShardFileSystem(chunk, remote_protocol="s3", remote_options=given, retries=0)
+        reason = refusal(lambda: fs.cat("a/0"))
+        options = ["--option", f"options={json.dumps({'s3://': given})}", "--option", "retries=0"]
+        assert main(["info", "s3://pub/refs.json", *options]) == 2
+        typed = capsys.readouterr().err
+    for text in (source, reason):
+        assert "Denied" in text
+        assert ("options={'s3://pub/': {'anon': True}}" in text) == (not anon), text
+        assert ("without credentials" in text) == anon, text
+    assert ("""--option 'options={"s3://pub/": {"anon": true}}'""" in typed) == (not anon), typed
+
+
+# ------------------------------------------------------------------ a data engineer, with a set that grows by a day
+
+
+def test_a_daily_set_grows_and_says_what_to_type_where_it_cannot(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["concat", "air.nc", "-o", "all.json", "--dim", "time"]) == 0
+    assert lacking(capsys.readouterr().out, "all.json", "keys", "written in") == []
+    assert main(["append", "all.json", "next.nc", "--dim", "time"]) == 0
+    assert "time: +4" in capsys.readouterr().out
+    assert main(["append", "all.json", "next.nc", "--dim", "time"]) == 2
+    again = capsys.readouterr().err
+    assert lacking(again, "--on-duplicate skip", "--on-duplicate replace") == [], again
+    assert main(["append", "all.json", "next.nc", "--dim", "time", "--on-duplicate", "skip"]) == 0
+    assert main(["concat", "air.nc", "air.json", "-o", "twice.json", "--dim", "time"]) == 2
+    assert lacking(capsys.readouterr().err, "--overlap first", "--overlap last") == []
+    assert main(["concat", "2023/*.nc", "-o", "none.json", "--dim", "time"]) == 2
+    assert "2023/*.nc" in capsys.readouterr().err
+    with opened("all.json") as ds:
+        assert ds["air"].shape == (8, 6)
+        assert ds["time"].values[-1] == np.datetime64(datetime(2024, 1, 1) + timedelta(hours=7))
+
+
+def test_moved_data_are_followed_and_a_wrong_prefix_says_what_there_is(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rebase", "refs.json", "moved.json", "--from", "s3://old/", "--to", "s3://new/"]) == 2
+    said = capsys.readouterr().err
+    assert lacking(said, "s3://old/", "air.nc", "--missing ignore") == [], said
+    (here / "deep").mkdir()
+    shutil.move("air.nc", "deep/air.nc")
+    assert main(["check", "refs.json"]) == 1
+    assert "no such object" in capsys.readouterr().out
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["rebase", "refs.json", "moved.json", "--from", f"{here}/", "--to", f"{here}/deep/"]) == 0
+    assert "snapshot" in capsys.readouterr().err  # which pins the files at their new place
+    assert main(["check", "moved.json", "--full"]) == 0
+
+
+def test_convert_replaces_nothing_unless_told_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "air.nc", "air.zarr"]) == 0
+    capsys.readouterr()
+    assert main(["info", "air.zarr"]) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert main(["convert", "air.nc", "air.zarr"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["convert", "air.nc", "air.zarr", "--overwrite"]) == 0
+
+
+# ------------------------------------------------------------------ a maintainer, who thinks of depending on it
+
+
+def test_what_can_be_asked_before_anything_is_read(here: Path) -> None:
+    fs = RefShardFileSystem("refs.json")
+    keys = [key for key in fs.find("air") if key[-1].isdigit()]
+    assert sum(len(request.keys) for request in fs.plan(keys)) == len(keys) == 4
+    assert fs.stats()["bytes_fetched"] < 64 << 10
+    url, start, stop = fs.resolve(keys[0])
+    assert Path(url).read_bytes()[start:stop] == fs.cat(keys[0])
+    assert "bytes_fetched" in repr(fs.stats())
+    assert not refshard_fs.check(fs, "full").has_errors
+    assert "refs.json" in repr(fs)
+
+
+def test_what_is_not_there_is_said_in_the_words_of_fsspec(here: Path) -> None:
+    fs = RefShardFileSystem("refs.json")
+    for call in (fs.cat, fs.info, fs.ukey, fs.resolve, fs.ls):
+        with pytest.raises(FileNotFoundError, match="none"):
+            call("none")
+    with pytest.raises(refshard_fs.ReadOnlyError, match="mode='a'"):
+        fs.pipe_file("a", b"x")
+    with pytest.raises(AttributeError):
+        refshard_fs.nothing  # noqa: B018
+
+
+def test_nothing_warns_in_a_working_hour(here: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(["info", "refs.json"]) == main(["tree", "air.nc"]) == main(["check", "refs.json"]) == 0
+        with opened("refs.json") as ds:
+            assert float(ds["air"].mean()) == 11.5
