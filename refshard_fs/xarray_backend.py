@@ -36,8 +36,9 @@ class RefShardBackend(BackendEntrypoint):
     ``filename_or_obj`` is that class's ``fo`` (a path, a URL, a dict of references, bytes,
     a file object) or a ``refshard://`` or ``refshard::`` URL; ``storage_options`` are its
     other arguments. All other keywords go to xarray's zarr engine (``group``,
-    ``zarr_format``, ``consolidated``; the last is False by default, since sets of
-    references list fast), and ``open_dataset_options`` to `xarray.open_dataset` itself.
+    ``zarr_format``, ``consolidated``; by default, consolidated metadata are read of a file
+    that is shown as zarr, and not of what zarr wrote, where they may be older than the rest),
+    and ``open_dataset_options`` to `xarray.open_dataset` itself.
 
     >>> import json, numpy, xarray
     >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
@@ -73,12 +74,13 @@ class RefShardBackend(BackendEntrypoint):
         drop_variables: str | Iterable[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         open_dataset_options: Mapping[str, Any] | None = None,
-        consolidated: bool | None = False,
+        consolidated: bool | None = None,
         **options: Any,
     ) -> xr.Dataset:
         """Return one group as a Dataset that reads when its values are asked for."""
         store = _store(filename_or_obj, storage_options)
-        options |= {"drop_variables": drop_variables, "consolidated": consolidated}
+        options["drop_variables"] = drop_variables
+        options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
         if open_dataset_options:  # there may be some that only open_dataset knows: chunks, decode_cf
             options |= open_dataset_options
         options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
@@ -99,12 +101,12 @@ class RefShardBackend(BackendEntrypoint):
         filename_or_obj: Any,
         *,
         storage_options: Mapping[str, Any] | None = None,
-        consolidated: bool | None = False,
+        consolidated: bool | None = None,
         **options: Any,
     ) -> dict[str, xr.Dataset]:
         """Return all groups, each as a Dataset, by path."""
         store = _store(filename_or_obj, storage_options)
-        options["consolidated"] = consolidated
+        options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
         root = PurePosixPath("/") / (options.pop("group", None) or "")
         stores = _TypedStore.open_store(store, mode="r", group=str(root), **_opening(options))
         groups = {
@@ -161,6 +163,22 @@ def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
         return _filesystem(source, storage_options or {}).get_mapper("")
     fs = _filesystem(source, {**(storage_options or {}), "asynchronous": True})
     return FsspecStore(fs, read_only=True, path="")
+
+
+def _consolidates(store: Any) -> bool:
+    """Return whether consolidated metadata tell the same as all documents do: zarr takes a third of the time."""
+    try:
+        from zarr.core.sync import sync  # opened on the event loop that zarr reads on, whose connections it leaves open
+    except ImportError:  # no public name: then zarr reads the documents
+        return False
+    session = store.fs._session
+    if session.options.overlay is not None:  # what is written may change one without the other
+        return False
+
+    async def found() -> bool:
+        return bool((await session.keyspace()).consolidates)
+
+    return sync(found())
 
 
 def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:

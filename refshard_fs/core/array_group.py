@@ -109,6 +109,8 @@ class ArrayGroup(KeySpace):
     besides zarr's metadata.
     """
 
+    consolidates = True
+
     def __init__(
         self,
         arrays: Mapping[str, ArrayDescription],

@@ -60,6 +60,8 @@ class KeySpace(ABC):
     in_memory = False
     # Whether the metadata of every array is known without reads, so that none is learnt of by reading.
     holds_all_metadata = False
+    # Whether there are consolidated metadata in the root, made of all others.
+    consolidates = False
     # Whether the chunk manifests of its arrays, if they have any, are resolved already.
     resolves_manifests = False
 
