@@ -338,14 +338,25 @@ Steps = Generator[Need | tuple[Need, ...], Any, T]
 
 
 def together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Return what each of ``many`` returns, in their order; the first error of any ends them all."""
-    results: list[Any] = [None] * len(many)
-    answers: list[Any] = [None] * len(many)
-    waiting = list(range(len(many)))
-    while waiting:
+    """Return what each of ``many`` returns, in their order; the first error of any ends them all.
+
+    ``many`` may grow while they are made: what is added begins in the same round.
+    """
+    results: list[Any] = []
+    answers: list[Any] = []
+    waiting: list[int] = []
+
+    def turn() -> Iterator[int]:
+        yield from waiting
+        while len(results) < len(many):
+            results.append(None)
+            answers.append(None)
+            yield len(results) - 1
+
+    while waiting or len(results) < len(many):
         needs: list[Need] = []
         spans: list[tuple[int, int | slice]] = []
-        for i in waiting:
+        for i in turn():
             try:
                 need = many[i].send(answers[i])
             except StopIteration as stop:

@@ -22,10 +22,9 @@ from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.filters import codecs_of, recoded
 from refshard_fs.formats.hdf5.heaps import GLOBAL, Collection, CollectionIndex
 from refshard_fs.formats.hdf5.netcdf4 import Variable
-from refshard_fs.formats.hdf5.structure import Chunked, Compact, Contiguous, HDF5Object, Superblock
+from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock
 
 MOST_FILL: Final = 1 << 30  # bytes of a chunk that was never written, where one has to be made
-SMALL: Final = 1 << 16  # bytes of a coordinate that are read together: xarray would read parts of it in several rounds
 TEXT: Final = {"id": "vlen-utf8"}
 
 

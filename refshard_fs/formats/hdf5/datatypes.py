@@ -10,6 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.zarrmeta import is_divided
+from refshard_fs.formats.hdf5.file import PARSED
 
 Kind = Literal[
     "integer", "float", "complex", "time", "string", "bitfield", "opaque", "compound", "reference", "bool", "enum",
@@ -90,6 +92,7 @@ class Datatype(msgspec.Struct, frozen=True):
         return self.bits is not None
 
 
+@lru_cache(PARSED)
 def parse_datatype(data: bytes) -> Datatype:
     """Return the datatype that a message's body describes; ValueError where it is damaged."""
     return _Parser(data).datatype(0)

@@ -19,6 +19,7 @@ PAGE: Final = 4096  # bytes that are read together at least: most object headers
 FIRST: Final = 4 * PAGE  # bytes around each place that are read in the first round; each further one reads 4 times more
 AROUND: Final = 1 << 20  # bytes that a round reads beyond what it needs, at most: they take less time than a round
 KEPT: Final = 4 << 20  # bytes of pages that are kept for an open file, for what they tell of its chunks
+PARSED: Final = 64  # datatypes, and dataspaces, that are kept: many objects of a file have the same
 MOST: Final = 64 << 20  # bytes of one structure
 
 
@@ -114,6 +115,7 @@ class MetadataFile:
         self.sizes = Sizes()
         self._head = source.data if isinstance(source, Inline) else head
         self._pages: dict[int, bytes] = {}
+        self._expected: list[tuple[int, int]] = []
         self._rounds = 0
 
     def fields(self, data: bytes) -> Fields:
@@ -150,6 +152,11 @@ class MetadataFile:
         """Return ``entry`` as its bytes, if they were read before."""
         data = self._known(entry.start, entry.stop or 0) if isinstance(entry, Span) else None
         return entry if data is None else Inline(data)
+
+    def expect(self, address: int | None, length: int) -> None:
+        """Have bytes that will be needed soon read with what is needed now; those that are not there do not matter."""
+        if address is not None and length <= self.room(address):
+            self._expected.append((self.base + address, self.base + address + length))
 
     def part(self, address: int, length: int, what: str) -> Span | Inline:
         """Return where ``length`` bytes at ``address`` lie; ValueError, which names ``what`` is there, if beyond."""
@@ -192,11 +199,14 @@ class MetadataFile:
         return b"".join(there)[start - first * PAGE : stop - first * PAGE]
 
     def _fetch(self, places: Sequence[tuple[int, int]]) -> Steps[None]:
-        """Read all pages of ``places``, and others around them."""
-        needed = {n for start, stop in places for n in range(start // PAGE, -(-stop // PAGE))}
-        missing = needed - self._pages.keys()
+        """Read all pages of ``places`` and, if there are any to be read, others around them and those expected."""
+        missing = {n for start, stop in places for n in range(start // PAGE, -(-stop // PAGE))} - self._pages.keys()
         if not missing:
             return
+        expected, self._expected = self._expected, []
+        for start, stop in expected:
+            if self._known(start, stop) is None and len(missing) * PAGE + stop - start <= AROUND:
+                missing |= set(range(start // PAGE, -(-stop // PAGE))) - self._pages.keys()
         width = min(FIRST << 2 * self._rounds, AROUND) // PAGE
         self._rounds += 1
         blocks = {number // width for number in missing}

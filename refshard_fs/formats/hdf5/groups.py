@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -10,17 +11,21 @@ from refshard_fs.formats.hdf5.file import MetadataFile, both
 from refshard_fs.formats.hdf5.heaps import heap_objects, read_fractal_heap, read_local_heap, read_records, text_at
 from refshard_fs.formats.hdf5.structure import LINK, LINK_INFO, SYMBOL_TABLE, Message
 
-_SOFT_ENTRY: Final = 2  # how a symbol table says that an entry is a soft link
+_GROUP_ENTRY, _SOFT_ENTRY = 1, 2  # how a symbol table says that an entry is a group or a soft link
 _MOST_LEVELS: Final = 64  # of a symbol table's B-tree
 
 
 class Link(NamedTuple):
-    """One link: to the object at ``address``, or to the path ``target``; ``refusal`` is why it cannot be followed."""
+    """One link: to the object at ``address``, or to the path ``target``; ``refusal`` is why it cannot be followed.
+
+    ``table`` says where a group has its symbol table, by the link to it, which is known before its header is.
+    """
 
     name: str
     address: int | None = None
     target: str | None = None
     refusal: str | None = None
+    table: bytes | None = None
 
 
 def is_group(messages: Sequence[Message]) -> bool:
@@ -77,12 +82,24 @@ def _dense_links(file: MetadataFile, message: Message) -> Steps[list[Link]]:
     return [parse_link(file, data) for data in objects]
 
 
-def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) -> Steps[list[Link]]:
-    fields = file.fields(message.data)
+def read_ahead(file: MetadataFile, table: bytes | None, group_k: int, leaf_k: int) -> Steps[None]:
+    """Read the symbol table that a link tells of, while the header is read that decides: `read_links` finds it read."""
+    if table is not None:
+        with contextlib.suppress(ValueError):
+            yield from _symbol_table(file, table, group_k, leaf_k)
+
+
+def _symbol_table(file: MetadataFile, data: bytes, group_k: int, leaf_k: int) -> Steps[tuple[list[bytes], bytes]]:
+    """Return the leaves of a group's B-tree, and the data of its heap."""
+    fields = file.fields(data)
     tree, heap = fields.address(), fields.address()
     if tree is None or heap is None:
         raise ValueError("a symbol table has no B-tree or no heap")
-    nodes, segment = yield from both(_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap))
+    return (yield from both(_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)))
+
+
+def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) -> Steps[list[Link]]:
+    nodes, segment = yield from _symbol_table(file, message.data, group_k, leaf_k)
     entry_size = 2 * file.sizes.address + 24
     found: list[Link] = []
     for node in nodes:
@@ -96,6 +113,8 @@ def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) 
             entry.take(4)
             if kind == _SOFT_ENTRY:
                 found.append(Link(name, target=text_at(segment, entry.uint(4))))
+            elif kind == _GROUP_ENTRY:
+                found.append(Link(name, address, table=entry.rest()))
             else:
                 found.append(Link(name, address))
     return found

@@ -185,7 +185,9 @@ def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
     """Return the header of the fractal heap at ``address``."""
     least = 22 + 12 * file.sizes.length + 3 * file.sizes.address + 4
     data = yield from file.peek(address, least, least + 512, "a fractal heap")
-    return parse_fractal_heap(data, file.sizes)
+    heap = parse_fractal_heap(data, file.sizes)
+    file.expect(heap.root, heap.start_size)  # its objects are asked for once their ids are read, beside this
+    return heap
 
 
 def heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes]) -> Steps[list[bytes]]:
@@ -315,17 +317,21 @@ GLOBAL: Final = 4096  # bytes of a collection, unless an object needs more
 
 def parse_collection(data: bytes, sizes: Sizes) -> dict[int, bytes]:
     """Return the objects of a collection, by their index; ``data`` are all of it."""
-    fields = Fields(data, sizes)
-    fields.take(8 + sizes.length)
     found: dict[int, bytes] = {}
-    while fields.left() >= 8 + sizes.length:
-        index = fields.uint(2)
-        fields.take(6)
-        length = fields.length()
+    prefix = 8 + sizes.length
+    at = prefix
+    while at + prefix <= len(data):
+        index, length = (
+            int.from_bytes(data[at : at + 2], "little"),
+            int.from_bytes(data[at + 8 : at + prefix], "little"),
+        )
         if not index:  # what is free; nothing follows
             break
-        found[index] = fields.take(length)
-        fields.take(min(-length % 8, fields.left()))
+        at += prefix
+        if at + length > len(data):
+            raise ValueError(f"object {index} of the global heap has {length} bytes, beyond its collection's end")
+        found[index] = data[at : at + length]
+        at += length + -length % 8
     return found
 
 
@@ -361,12 +367,11 @@ class CollectionIndex(msgspec.Struct, frozen=True):
         return Collection(size, parse_collection(data[:size], self.sizes) if size <= len(data) else {})
 
 
-def read_collection(file: MetadataFile, address: int) -> Steps[dict[int, bytes]]:
-    """Return the objects of the collection of the global heap at ``address``, by their index."""
+def read_collection(file: MetadataFile, address: int) -> Steps[bytes]:
+    """Return the collection of the global heap at ``address``, for `parse_collection`."""
     what = "a collection of the global heap"
     data = yield from file.peek(address, 8 + file.sizes.length, GLOBAL, what)
-    size = collection_size(data, file.sizes)
-    return parse_collection((yield from file.read(address, size, what)), file.sizes)
+    return (yield from file.read(address, collection_size(data, file.sizes), what))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -18,10 +18,19 @@ from refshard_fs.formats.hdf5 import structure
 from refshard_fs.formats.hdf5.datatypes import heap_ids, parse_datatype
 from refshard_fs.formats.hdf5.file import MetadataFile, both, verified
 from refshard_fs.formats.hdf5.filters import parse_pipeline
-from refshard_fs.formats.hdf5.groups import Link, is_group, read_links
-from refshard_fs.formats.hdf5.heaps import FractalHeap, heap_objects, read_collection, read_fractal_heap, read_records
+from refshard_fs.formats.hdf5.groups import Link, is_group, read_ahead, read_links
+from refshard_fs.formats.hdf5.heaps import (
+    FractalHeap,
+    heap_objects,
+    parse_collection,
+    read_collection,
+    read_fractal_heap,
+    read_records,
+)
 from refshard_fs.formats.hdf5.structure import (
+    SMALL,
     Attribute,
+    Contiguous,
     Fill,
     HDF5Object,
     Message,
@@ -32,6 +41,8 @@ from refshard_fs.formats.hdf5.structure import (
     parse_layout,
     read_extension,
     read_header,
+    read_rest,
+    read_start,
 )
 
 PATHS_PER_BYTE: Final = 1 / 8  # of the file: many links may lead to one group, but a file of so many would be a bomb
@@ -74,6 +85,8 @@ class _Reader:
         self._shared_heaps: list[tuple[int, int]] = []  # flags of message types, and the address of their heap
         self._tables: dict[int, FractalHeap] = {}  # of the heaps of shared messages, by their address
         self._collections: dict[int, dict[int, bytes]] = {}
+        self._reading: list[Steps[None]] = []  # of each object that is begun, by its address
+        self._begun: set[int] = set()
         self._nodes: dict[int, _Node] = {}
         self._found: dict[int, HDF5Object] = {}
 
@@ -81,18 +94,17 @@ class _Reader:
         """Read every object that hard links lead to."""
         if self._shared is not None:
             self._shared_heaps = yield from _read_shared_heaps(self._file, self._shared)
-        level = [self._superblock.root]
-        late: list[int] = []  # whose attributes are still to be read: together with the headers of the next level
-        depth = 0
-        while level or late:
-            depth += 1
-            if depth > DEEPEST:
-                raise ManifestError(f"its groups lie more than {DEEPEST} deep in one another")
-            headers = [self._read_node(address) for address in level]
-            yield from together([*map(self._read_object, late), *headers])
-            late = level
-            below = [link.address for at in level for link in self._nodes[at].links if link.address is not None]
-            level = [address for address in dict.fromkeys(below) if address not in self._nodes]
+        self._begin(Link("", self._superblock.root), 0)
+        yield from together(self._reading)
+
+    def _begin(self, link: Link, depth: int) -> None:
+        if depth > DEEPEST:
+            raise ManifestError(f"its groups lie more than {DEEPEST} deep in one another")
+        if link.address is not None and link.address not in self._begun:
+            self._begun.add(link.address)
+            self._reading.append(self._read(link.address, depth))
+            ks = self._superblock.group_k, self._superblock.group_leaf_k
+            self._reading.append(read_ahead(self._file, link.table, *ks))
 
     def tree(self) -> Tree:
         """Return the objects by their paths."""
@@ -125,19 +137,32 @@ class _Reader:
 
     # ------------------------------------------------------------------ headers
 
-    def _read_node(self, address: int) -> Steps[None]:
-        messages = yield from read_header(self._file, address)
-        links: list[Link] = []
-        group = is_group(messages)
-        if group:
-            leaf_k, group_k = self._superblock.group_leaf_k, self._superblock.group_k
-            links = yield from read_links(self._file, messages, group_k, leaf_k)
-        self._nodes[address] = _Node(messages, links, group)
+    def _read(self, address: int, depth: int) -> Steps[None]:
+        """Read an object, and have those that it links to read meanwhile."""
+        start = yield from read_start(self._file, address)
+        self._expect_values(start.messages)
+        rest, links = yield from both(read_rest(self._file, start), self._links(start.messages))
+        links += yield from self._links(rest)
+        messages = start.messages + rest
+        self._nodes[address] = _Node(messages, links, is_group(messages))
+        for link in links:
+            self._begin(link, depth + 1)
+        yield from self._read_object(address)
+
+    def _links(self, messages: Sequence[Message]) -> Steps[list[Link]]:
+        return read_links(self._file, messages, self._superblock.group_k, self._superblock.group_leaf_k)
+
+    def _expect_values(self, messages: Sequence[Message]) -> None:
+        """Have the values of what may be a small coordinate read with its attributes: `prepare` asks for them."""
+        for message in messages:
+            if message.type == structure.LAYOUT and not message.is_shared:
+                layout = parse_layout(message.data, self._file.sizes)
+                if isinstance(layout, Contiguous) and 0 < layout.size <= SMALL:
+                    self._file.expect(layout.address, layout.size)
 
     def _read_object(self, address: int) -> Steps[None]:
         node = self._nodes[address]
-        steps = [self._content(message) for message in node.messages]
-        contents = yield from together(steps)
+        contents = yield from self._contents(node.messages)
         by_type: dict[int, bytes] = {}
         raw: list[bytes] = []
         for message, content in zip(node.messages, contents, strict=True):
@@ -147,8 +172,7 @@ class _Reader:
                 by_type[message.type] = content
         if structure.ATTRIBUTE_INFO in by_type:
             raw += yield from self._dense_attributes(by_type[structure.ATTRIBUTE_INFO])
-        found = yield from together([self._attribute(data) for data in raw])
-        attributes = {attribute.name: attribute for attribute in found}
+        attributes = yield from self._attributes(raw)
         described = HDF5Object("", address, node.is_group, attributes)
         self._found[address] = described if node.is_group else self._dataset(described, by_type)
 
@@ -214,39 +238,48 @@ class _Reader:
                 found[place] = data
         return found
 
-    def _attribute(self, data: bytes) -> Steps[Attribute]:
-        parts = parse_attribute(data, self._file.sizes)
-        datatype_data, space_data = parts.datatype, parts.dataspace
-        if parts.shares_datatype:
-            datatype_data = yield from self._content(Message(structure.DATATYPE, datatype_data, True))
-        if parts.shares_dataspace:
-            space_data = yield from self._content(Message(structure.DATASPACE, space_data, True))
-        datatype = parse_datatype(datatype_data)
-        shape = parse_dataspace(space_data, self._file.sizes).shape
-        size = 0 if shape is None else math.prod(shape) * datatype.size
-        if size > len(parts.raw):
-            raise ValueError(f"the attribute {parts.name!r} has {len(parts.raw)} bytes of {size}")
-        raw = parts.raw[:size]
-        ids = {(address, index) for address, index, _ in heap_ids(datatype, raw)}
-        heap: dict[tuple[int, int], bytes] = {}
-        if ids:
-            yield from self._load_collections(sorted({address for address, _ in ids}))
-            for address, index in ids:
-                if index in self._collections[address]:
-                    heap[address, index] = self._collections[address][index]
-        return Attribute(parts.name, datatype, shape, raw, heap)
+    def _attributes(self, messages: Sequence[bytes]) -> Steps[dict[str, Attribute]]:
+        """Return attributes by their names; what they refer to in the global heap is read together."""
+        sizes = self._file.sizes
+        parts = [parse_attribute(data, sizes) for data in messages]
+        shared = [Message(structure.DATATYPE, part.datatype, part.shares_datatype) for part in parts]
+        shared += [Message(structure.DATASPACE, part.dataspace, part.shares_dataspace) for part in parts]
+        contents = yield from self._contents(shared)
+        found: list[Attribute] = []
+        for part, datatype_data, space_data in zip(parts, contents[: len(parts)], contents[len(parts) :], strict=True):
+            datatype, shape = parse_datatype(datatype_data), parse_dataspace(space_data, sizes).shape
+            size = 0 if shape is None else math.prod(shape) * datatype.size
+            if size > len(part.raw):
+                raise ValueError(f"the attribute {part.name!r} has {len(part.raw)} bytes of {size}")
+            found.append(Attribute(part.name, datatype, shape, part.raw[:size]))
+        ids = [{(address, index) for address, index, _ in heap_ids(a.datatype, a.raw)} for a in found]
+        yield from self._load_collections(sorted({address for some in ids for address, _ in some}))
+        for number, some in enumerate(ids):
+            heap = {(at, index): self._collections[at].get(index) for at, index in some}
+            there = {place: data for place, data in heap.items() if data is not None}
+            found[number] = msgspec.structs.replace(found[number], heap=there)
+        return {attribute.name: attribute for attribute in found}
 
     def _load_collections(self, addresses: Sequence[int]) -> Steps[None]:
         missing = [address for address in addresses if address not in self._collections]
         found = yield from together([read_collection(self._file, address) for address in missing])
-        self._collections.update(zip(missing, found, strict=True))
+        for address, data in zip(missing, found, strict=True):
+            if address not in self._collections:  # for another attribute that asked in the same round
+                self._collections[address] = parse_collection(data, self._file.sizes)
 
     # ------------------------------------------------------------------ messages that are shared
 
+    def _contents(self, messages: Sequence[Message]) -> Steps[list[bytes]]:
+        """Return the contents of messages, wherever they lie."""
+        shared = [place for place, message in enumerate(messages) if message.is_shared]
+        found = [message.data for message in messages]
+        contents = (yield from together([self._content(messages[place]) for place in shared])) if shared else []
+        for place, content in zip(shared, contents, strict=True):
+            found[place] = content
+        return found
+
     def _content(self, message: Message) -> Steps[bytes]:
-        """Return the content of a message, wherever it lies."""
-        if not message.is_shared:
-            return message.data
+        """Return the content of a message that is shared."""
         fields = self._file.fields(message.data)
         version, kind = fields.uint(1), fields.uint(1)
         if version == 3 and kind == 1:

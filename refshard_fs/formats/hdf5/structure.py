@@ -7,7 +7,9 @@ anything is read; checksums are verified. No I/O here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,10 +18,11 @@ from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import SIGNATURE, signature_at
 from refshard_fs.formats.hdf5.datatypes import Datatype
-from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, verified
+from refshard_fs.formats.hdf5.file import PARSED, Fields, MetadataFile, Sizes, verified
 from refshard_fs.formats.hdf5.filters import Filter
 
 HEADER: Final = 512  # bytes of an object header that are read at once: most have fewer
+SMALL: Final = 1 << 16  # bytes of a coordinate that are read together: xarray would read parts of it in several rounds
 MOST_DIMENSIONS: Final = 32
 MOST_BLOCKS: Final = 1 << 16  # continuations of one object header
 
@@ -44,6 +47,7 @@ ATTRIBUTE_INFO: Final = 0x15
 _IS_SHARED: Final = 0x02
 _MUST_BE_KNOWN: Final = 0x80
 _LAST_KNOWN: Final = 0x18
+_OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("<BHB"), struct.Struct("<BHB2x")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -143,12 +147,27 @@ class Message(NamedTuple):
     is_shared: bool
 
 
+class HeaderStart(NamedTuple):
+    """The messages of an object header's first block; the others are in blocks that `read_rest` reads."""
+
+    messages: list[Message]
+    continued: list[tuple[int, int]]
+    seen: set[int]
+    prefix: struct.Struct  # of each message: its type, its size and its flags
+
+
 def read_header(file: MetadataFile, address: int) -> Steps[list[Message]]:
     """Return all messages of the object header at ``address``, in the order of its blocks."""
+    start = yield from read_start(file, address)
+    return start.messages + (yield from read_rest(file, start))
+
+
+def read_start(file: MetadataFile, address: int) -> Steps[HeaderStart]:
+    """Return the messages in the first block of the object header at ``address``."""
     what = "an object header"
-    start = yield from file.peek(address, 16, HEADER, what)
-    fields = file.fields(start)
-    if start.startswith(b"OHDR"):
+    data = yield from file.peek(address, 16, HEADER, what)
+    fields = file.fields(data)
+    if data.startswith(b"OHDR"):
         fields.expect(b"OHDR", 2)
         flags = fields.uint(1)
         fields.take((16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0))
@@ -156,8 +175,7 @@ def read_header(file: MetadataFile, address: int) -> Steps[list[Message]]:
         begin = fields.at
         block = yield from file.read(address, begin + size + 4, what)
         body = verified(block, f"the object header at {address}")[begin:]
-        parse = _messages_2
-        tracked = bool(flags & 4)
+        start = HeaderStart([], [], {address}, _TRACKED_PREFIX if flags & 4 else _PREFIX)
     else:
         version = fields.uint(1)
         if version != 1:
@@ -165,27 +183,45 @@ def read_header(file: MetadataFile, address: int) -> Steps[list[Message]]:
         fields.take(7)
         size = fields.uint(4)
         body = (yield from file.read(address, 16 + size, what))[16:]
-        parse = _messages_1
-        tracked = False
+        start = HeaderStart([], [], {address}, _OLD_PREFIX)
+    _sort(file, start, body, start.messages, start.continued)
+    return start
+
+
+def read_rest(file: MetadataFile, start: HeaderStart) -> Steps[list[Message]]:
+    """Return the messages of all other blocks of a header."""
     messages: list[Message] = []
-    seen = {address}
-    pending = list(parse(file, body, tracked))
-    while pending:
-        continued: list[tuple[int, int]] = []
-        for message in pending:
-            if message.type == CONTINUATION:
-                continued.append(_continuation(file, message, seen))
-            else:
-                messages.append(message)
-        blocks = yield from together([file.read(at, length, what) for at, length in continued])
-        pending = []
+    continued = start.continued
+    while continued:
+        blocks = yield from together([file.read(at, length, "an object header") for at, length in continued])
+        below: list[tuple[int, int]] = []
         for (at, _), block in zip(continued, blocks, strict=True):
-            if parse is _messages_2:
+            if start.prefix is not _OLD_PREFIX:
                 if not block.startswith(b"OCHK"):
                     raise ValueError(f"a continuation of an object header at {at} has no signature OCHK")
                 block = verified(block, f"the continuation of an object header at {at}")[4:]
-            pending += parse(file, block, tracked)
+            _sort(file, start, block, messages, below)
+        continued = below
     return messages
+
+
+def _sort(
+    file: MetadataFile, start: HeaderStart, block: bytes, messages: list[Message], continued: list[tuple[int, int]]
+) -> None:
+    """Add the messages of a block to ``messages``, and where the header continues to ``continued``."""
+    at, prefix = 0, start.prefix
+    while at + prefix.size <= len(block):  # what is shorter is a gap
+        kind, size, flags = prefix.unpack_from(block, at)
+        at += prefix.size + size
+        if at > len(block):
+            raise ValueError(f"a message of type {kind:#06x} ends beyond its object header's block")
+        if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
+            raise ManifestError(f"it has a message of type {kind:#06x}, which is not known and must be")
+        message = Message(kind, block[at - size : at], bool(flags & _IS_SHARED))
+        if kind == CONTINUATION:
+            continued.append(_continuation(file, message, start.seen))
+        else:
+            messages.append(message)
 
 
 def _continuation(file: MetadataFile, message: Message, seen: set[int]) -> tuple[int, int]:
@@ -195,29 +231,6 @@ def _continuation(file: MetadataFile, message: Message, seen: set[int]) -> tuple
         raise ValueError(f"an object header continues at {at}, where it was already")
     seen.add(at)
     return at, length
-
-
-def _messages_1(file: MetadataFile, body: bytes, tracked: bool) -> Iterator[Message]:
-    fields = file.fields(body)
-    while fields.left() >= 8:
-        kind, size, flags = fields.uint(2), fields.uint(2), fields.uint(1)
-        fields.take(3)
-        yield _message(kind, flags, fields.take(size))
-
-
-def _messages_2(file: MetadataFile, body: bytes, tracked: bool) -> Iterator[Message]:
-    fields = file.fields(body)
-    least = 6 if tracked else 4
-    while fields.left() >= least:  # what is shorter is a gap
-        kind, size, flags = fields.uint(1), fields.uint(2), fields.uint(1)
-        fields.take(2 if tracked else 0)
-        yield _message(kind, flags, fields.take(size))
-
-
-def _message(kind: int, flags: int, data: bytes) -> Message:
-    if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
-        raise ManifestError(f"it has a message of type {kind:#06x}, which is not known and must be")
-    return Message(kind, data, bool(flags & _IS_SHARED))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -231,6 +244,7 @@ class Dataspace(NamedTuple):
     maxshape: tuple[int | None, ...]
 
 
+@lru_cache(PARSED)
 def parse_dataspace(data: bytes, sizes: Sizes) -> Dataspace:
     """Return what a dataspace message says."""
     fields = Fields(data, sizes)
