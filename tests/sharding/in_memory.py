@@ -21,6 +21,7 @@ class Files:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.wanted: list[tuple[str, int, int]] = []
+        self.rounds = 0  # of needs that were met together
 
     @classmethod
     def of(cls, path: Path) -> Files:
@@ -34,6 +35,7 @@ class Files:
         try:
             while True:
                 need = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+                self.rounds += 1
                 try:
                     answer = tuple(map(self._meet, need)) if isinstance(need, tuple) else self._meet(need)
                 except Exception as e:
