@@ -201,8 +201,11 @@ class Admission(msgspec.Struct, frozen=True):
         except ValueError:
             return False
 
-    def admit(self, url: str) -> tuple[str, Access]:
-        """Return the spelling of ``url`` that is to be opened, and with whose credentials; else TargetNotAllowed."""
+    def admit(self, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
+        """Return the spelling of ``url`` that is to be opened, and with whose credentials; else TargetNotAllowed.
+
+        ``redirected_by`` is the URL that was asked for and whose server redirects to this one, if one does.
+        """
         if self.admits_all:
             return url, Access.OWN
         if self.source is not None and self._is_source(url):
@@ -222,7 +225,7 @@ class Admission(msgspec.Struct, frozen=True):
             return url, Access.OWN
         if self.allow is not None:
             raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", _remedy(url))
-        return url, self._admit_by_default(url)
+        return url, self._admit_by_default(url, redirected_by)
 
     def adopt(self, urls: Iterable[str | None]) -> str:
         """Return what the user is to know who makes a set of these URLs, all admitted, which is then the user's own.
@@ -274,6 +277,11 @@ class Admission(msgspec.Struct, frozen=True):
         head, separator, rest = canonical(url.replace(login + at, "", 1)).partition("://")
         return f"{head}{separator}{login}{at}{rest}"
 
+    def _is_own_host(self, url: str, redirected_by: str) -> bool:
+        """Whether the source itself is redirected to another port of its host, as hubs do that sign for a store."""
+        protocol, host, _ = origin_of(self.source or "")
+        return self._is_source(redirected_by) and origin_of(url)[:2] in ((protocol, host), ("https", host))
+
     def _is_named(self, url: str) -> bool:
         """Whether the user named ``url``; of a chain, every link, since each opens something."""
         named = dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
@@ -284,7 +292,7 @@ class Admission(msgspec.Struct, frozen=True):
             for link, protocol in zip([*firsts, last], protocols, strict=True)
         )
 
-    def _admit_by_default(self, url: str) -> Access:
+    def _admit_by_default(self, url: str, redirected_by: str | None) -> Access:
         protocol = protocol_of(url)
         if protocol == "data":
             return Access.NONE
@@ -299,6 +307,8 @@ class Admission(msgspec.Struct, frozen=True):
             rule = f"a manifest from elsewhere may point to web servers and object stores, not to {protocol}://"
             raise TargetNotAllowed(url, rule, _remedy(url))
         if protocol in WEB and is_private(origin_of(url)[1]):
+            if redirected_by is not None and self._is_own_host(url, redirected_by):
+                return Access.OWN  # of the way there alone: no credentials go along to another port
             rule = "a manifest from elsewhere may not point into private networks"
             raise TargetNotAllowed(url, rule, _remedy(url))
         return Access.NONE

@@ -54,7 +54,7 @@ class _Location(NamedTuple):
     until: float | None = None
 
 
-Judge = Callable[[str], tuple[str, Access]]
+Judge = Callable[[str, str | None], tuple[str, Access]]  # of a URL, and of the one that redirects to it
 
 
 class HttpTarget(Target):
@@ -179,7 +179,7 @@ class HttpTarget(Target):
             raise Unreadable("the server redirects to where no HTTP server is")
         access = Access.OWN
         if self._judge is not None:
-            spelled, access = self._judge(str(url))
+            spelled, access = self._judge(str(url), None if location.away else str(location.url))
             url = URL(spelled, encoded=True)
         # Never back among friends: the one in between chose where to go, and what for.
         away = location.away or url.origin() != home.url.origin()

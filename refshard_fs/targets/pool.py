@@ -132,7 +132,7 @@ class Pool:
 
     def _place(self, url: str, origin: str | None) -> tuple[VersionedObject, str] | None:
         rules = self._rules(origin)
-        admitted, access = _admitted(url, rules)
+        admitted, access = _admitted(rules, url)
         token, given = self._options.named(admitted)
         return self._object(url, admitted, access, rules, token, given)
 
@@ -173,7 +173,7 @@ class Pool:
         self, url: str, access: Access, rules: Rules, token: tuple[str, ...], given: Given
     ) -> tuple[Target, str] | None:
         protocol = token[-1]
-        judge = partial(_admitted, rules=rules) if rules else None
+        judge = partial(_admitted, rules) if rules else None
         if access is Access.NONE:
             _check_ambient(protocol, url)
             given, token = ANONYMOUS.get(protocol, {}), ("nobody", protocol)
@@ -305,11 +305,11 @@ def arguments_of(protocol: str) -> frozenset[str]:
     return frozenset(found) | (_OF_AIOHTTP if protocol in WEB else frozenset())
 
 
-def _admitted(url: str, rules: Rules) -> tuple[str, Access]:
+def _admitted(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
     """Return the spelling of ``url`` that is opened, links in a path followed, and with whose credentials."""
     access = Access.OWN
     for rule in rules:
-        url, granted = rule.admit(url)
+        url, granted = rule.admit(url, redirected_by)
         access = granted if granted is Access.NONE else access
     return _followed(url, rules), access
 

@@ -458,6 +458,30 @@ def test_a_redirect_leads_into_no_private_network_and_to_no_file(to: str, http_s
     assert http_server.requests("/x") == []
 
 
+def test_the_users_own_url_may_be_redirected_to_another_port_of_its_private_host(http_server: RangeServer) -> None:
+    with RangeServer() as store, RangeServer() as third:
+        document = json.dumps({"k": "inline", "beside": ["beside", 0, 1], "direct": [f"{store.url}/refs.json"]})
+        signed = store.put("/refs.json", document.encode()) + "?signature=1"
+        http_server.fault("redirect", "/set/refs.json", to=signed)
+        http_server.fault("redirect", "/set/beside", to=signed)
+        http_server.fault("redirect", "/further.json", to=store.url + "/further.json")
+        store.fault("redirect", "/further.json", to=third.put("/refs.json", document.encode()))
+        options = {"target_options": {"headers": {"Authorization": "HUSH"}}, "skip_instance_cache": True}
+        fs = RefShardFileSystem(f"{http_server.url}/set/refs.json", **options)
+        assert fs.cat_file("k") == b"inline"
+        assert len(store.requests()) > 0
+        store.clear()
+        for key in ("beside", "direct"):  # which the manifest's author chose
+            with pytest.raises(TargetNotAllowed, match="private networks"):
+                fs.cat_file(key)
+        assert store.requests() == []
+        with pytest.raises(TargetNotAllowed, match="private networks"):
+            RefShardFileSystem(f"{http_server.url}/further.json", **options).cat_file("k")
+        assert third.requests() == []
+        assert {r.headers.get("authorization") for r in http_server.requests()} == {"HUSH"}
+        assert not any("authorization" in r.headers for r in store.requests())
+
+
 @pytest.mark.parametrize("host", ["both.example", "later.example"])
 def test_a_name_is_judged_by_all_its_addresses_and_at_every_connection(
     host: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
