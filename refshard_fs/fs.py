@@ -721,11 +721,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return counters
 
     def visualize(self, array: str | None = None, select: Any = None) -> Picture:
-        """Return a picture of where the bytes of ``array`` (by default, of the largest) lie.
+        """Return a picture of where the bytes of ``array`` lie; without one, of all arrays and their files.
 
-        With ``select``, as numpy takes it between brackets or as text (``"air[0:10, :, :]"``), it shows the requests
-        that reading that slice would make. Notebooks show the picture; ``.save("map.svg")`` writes it (also as .html
-        and, with matplotlib, as .png). Metadata and indexes are read, and no chunk.
+        Each chunk has one colour, in the grid and in its file. With ``select``, as numpy takes it between brackets or
+        as text (``"air[0:10, :, :]"``), the picture shows the requests that reading that slice would make. Notebooks
+        show it; ``.save("map.svg")`` writes it (also as .html and, with matplotlib, as .png). Metadata and indexes are
+        read, and no chunk.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",

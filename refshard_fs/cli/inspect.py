@@ -275,7 +275,7 @@ _GET = [
     argument("-r --recursive", "all keys below KEY, into the directory DEST"),
 ]
 _MAP = [
-    argument("array", "path of the array; default: the largest", "ARRAY", nargs="?"),
+    argument("array", "path of the array; default: all arrays and their files", "ARRAY", nargs="?"),
     argument("-o --output", "where to write it: FILE.svg, FILE.html or FILE.png", "FILE", required=True),
     argument("--select", 'mark the requests that a slice causes: "air[0:10, :, :]"', "TEXT"),
 ]
@@ -306,7 +306,7 @@ COMMANDS = (
     ),
     Command(
         "map",
-        "draw where an array's bytes lie, and the requests for a slice",
+        "draw where an array's or a set's bytes lie, and the requests for a slice",
         _map,
         _MAP,
         example='refs.json air -o map.svg --select "air[0:10, :, :]"',

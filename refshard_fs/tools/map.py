@@ -1,5 +1,7 @@
 """What a picture of an array says: its chunks, the files they lie in, and the requests that a selection causes.
 
+A picture of a whole set says which arrays there are, and where their bytes lie.
+
 Metadata and indexes are read, and no chunk. Files are in the order in which the array's chunks, in C order, come to
 them.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from types import EllipsisType
 from typing import Any, Final, NamedTuple
@@ -25,10 +27,12 @@ from refshard_fs.core.zarrmeta import dimension_names
 from refshard_fs.errors import ManifestError, NotListable, redacted
 from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.tools.survey import INLINE, Extents, Positions, Surveyed, survey
+from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Survey, Surveyed, survey
 
-__all__ = ["NOTHING", "Asked", "ChunkMap", "Plane", "Segment", "Strip", "chunk_map", "map_of", "parse_selection"]
-__all__ += ["plane_of", "spelled"]
+__all__ = ["FEW", "NOTHING", "Asked", "ChunkMap", "Plane", "Segment", "SetMap", "Strip", "chunk_map", "map_of"]
+__all__ += ["parse_selection", "plane_of", "set_map", "spelled"]
+
+Floats = npt.NDArray[np.float64]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -36,7 +40,7 @@ __all__ += ["plane_of", "spelled"]
 # columns; a long line is folded. Where there are more chunks than can be seen, a cell stands for a box of them.
 
 
-NOTHING: Final = -2  # the target of a cell where no chunk exists
+NOTHING: Final = -1  # the chunk of a cell where none exists
 MOST_DIMENSIONS: Final = 64  # of an array, as numpy has it
 MOST_ROWS: Final = 56
 MOST_COLUMNS: Final = 72
@@ -46,8 +50,8 @@ class Plane(msgspec.Struct, frozen=True, eq=False):
     """Cells of ``shape`` (rows, columns), each a box of ``step`` (rows, columns) chunks; a row has ``width`` chunks.
 
     ``split`` dimensions lead and make the rows; None where a single line is folded to fit. ``room`` is how many chunks
-    a cell has room for, ``present`` how many exist, ``asked`` how many are selected; ``target`` is the one that has
-    most of them, or `NOTHING`.
+    a cell has room for, ``present`` how many exist, ``asked`` how many are selected; ``first`` is the first of those
+    that exist, as a place among them, or `NOTHING`.
     """
 
     width: int
@@ -57,7 +61,7 @@ class Plane(msgspec.Struct, frozen=True, eq=False):
     room: Positions
     present: Positions
     asked: Positions
-    target: Positions
+    first: Positions
 
 
 def _layout(counts: Sequence[int]) -> tuple[int, int, int | None]:
@@ -74,7 +78,7 @@ def _layout(counts: Sequence[int]) -> tuple[int, int, int | None]:
     return min(forms, key=lambda form: abs(math.log(form[1] / form[0] * MOST_ROWS / MOST_COLUMNS)))
 
 
-def plane_of(counts: Sequence[int], numbers: UInt64s, targets: Positions, asked: Positions | None) -> Plane:
+def plane_of(counts: Sequence[int], numbers: UInt64s, asked: Positions | None) -> Plane:
     """Return the plane of a grid in which chunks ``numbers`` exist, and ``asked`` are selected."""
     rows, width, split = _layout(counts)
     step = (-(-rows // MOST_ROWS) or 1, -(-width // MOST_COLUMNS) or 1)
@@ -88,12 +92,8 @@ def plane_of(counts: Sequence[int], numbers: UInt64s, targets: Positions, asked:
 
     at = cells(numbers)
     chosen = np.zeros(count, np.int64) if asked is None else np.bincount(cells(asked), minlength=count)
-    target = np.full(count, NOTHING, np.int64)
-    low = int(targets.min(initial=0))
-    span = int(targets.max(initial=0)) - low + 1
-    pairs, uses = np.unique(at * span + (targets - low), return_counts=True)
-    pairs = pairs[np.argsort(uses, kind="stable")]  # of a cell, the target that is used most is written last
-    target[pairs // span] = pairs % span + low
+    first = np.full(count, NOTHING, np.int64)
+    first[at[::-1]] = np.arange(len(at))[::-1]  # what is written last is the first one
     heights = np.minimum(step[0], rows - np.arange(shape[0]) * step[0])
     begins = np.arange(shape[1]) * step[1]
     ends = np.minimum(begins + step[1], width)
@@ -102,59 +102,56 @@ def plane_of(counts: Sequence[int], numbers: UInt64s, targets: Positions, asked:
         last = math.prod(counts) - (rows - 1) * width
         room[-shape[1] :] -= np.maximum(ends - np.maximum(begins, last), 0)
     present = np.bincount(at, minlength=count)
-    return Plane(width, split, shape, step, *(column.reshape(shape) for column in (room, present, chosen, target)))
+    return Plane(width, split, shape, step, *(column.reshape(shape) for column in (room, present, chosen, first)))
 
 
 # ----------------------------------------------------------------------------------------------------
 # The bytes of one file as a strip: which of them chunks take, in which order, and what requests fetch.
 
 
-SHOWN: Final = 10  # files that have a strip of their own
+SHOWN: Final = 6  # files that have a strip of their own
 FINE: Final = 240  # pieces that a strip is drawn in, at most
+FEW: Final = 7  # files, or arrays of a set, that have a colour of their own
 
 
 class Segment(NamedTuple):
-    """Bytes ``[start, stop)`` that chunks take; ``rank`` (0 to 1) is where these come among the file's in C order."""
+    """Bytes ``[start, stop)`` that a chunk takes, which is the one at the place ``chunk`` among those that exist."""
 
     start: float
     stop: float
-    rank: float
+    chunk: int
 
 
 class Strip(msgspec.Struct, frozen=True):
     """One file: its chunks and their bytes, up to its ``end``, which is the last byte that they take.
 
-    ``order`` is the share of chunks that lie after the one before them in C order, None of less than two. ``is_whole``:
-    chunks reach to the end of the file, wherever that is. ``requests`` are byte ranges.
+    ``is_whole``: chunks reach to the end of the file, wherever that is. ``requests`` are byte ranges. ``file`` is None
+    for all files, one after the other: then bytes are counted from the start of the first, or in files where sizes are
+    not known.
     """
 
-    file: int
+    file: int | None
     url: str
     chunks: int
     bytes: int
-    end: int
-    order: float | None
+    end: float
     is_whole: bool
     segments: list[Segment]
-    requests: list[tuple[int, int]]
+    requests: list[tuple[float, float]]
 
 
-def _segments(starts: UInt64s, stops: UInt64s, end: int) -> list[Segment]:
-    ranks = np.linspace(0, 1, len(starts)) if len(starts) > 1 else np.ones(1)
+def _segments(chunks: Positions, starts: Floats, stops: Floats, end: float) -> list[Segment]:
+    order = np.argsort(starts, kind="stable")
+    chunks, starts, stops = chunks[order], starts[order], stops[order]
     if len(starts) <= FINE:
-        order = np.argsort(starts, kind="stable")
-        columns = starts[order].astype(float), stops[order].astype(float), ranks[order]
-        return list(map(Segment, *(column.tolist() for column in columns)))
+        return list(map(Segment, starts.tolist(), stops.tolist(), chunks.tolist()))
     edges = np.linspace(0, end, FINE + 1)
-    first = np.clip(np.searchsorted(edges, starts.astype(float), side="right") - 1, 0, FINE - 1)
-    last = np.clip(np.searchsorted(edges, stops.astype(float), side="left") - 1, first, FINE - 1)
+    first = np.clip(np.searchsorted(edges, starts, side="right") - 1, 0, FINE - 1)
+    last = np.clip(np.searchsorted(edges, stops, side="left") - 1, first, FINE - 1)
     begun, ended = np.bincount(first, minlength=FINE + 1), np.bincount(last + 1, minlength=FINE + 1)
-    uses = np.bincount((first + last) // 2, minlength=FINE)
-    sums = np.bincount((first + last) // 2, weights=ranks, minlength=FINE)
-    filled = np.flatnonzero(uses)
-    rank = np.interp(np.arange(FINE), filled, sums[filled] / uses[filled])
     covered = np.flatnonzero(np.cumsum(begun - ended)[:FINE] > 0)
-    return [Segment(float(edges[i]), float(edges[i + 1]), float(rank[i])) for i in covered]
+    drawn = chunks[np.searchsorted(first, covered, side="right") - 1]  # the last one that begins there or before
+    return list(map(Segment, edges[covered].tolist(), edges[covered + 1].tolist(), drawn.tolist()))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -172,32 +169,52 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     fetched: int  # bytes of requests, as far as known
 
 
-class ChunkMap(msgspec.Struct, frozen=True, eq=False):
-    """Everything that is drawn. Targets in ``plane`` are places in ``files``; ``strips`` are some of those.
+class Files(msgspec.Struct, frozen=True, eq=False):
+    """Where chunks lie: the file of each, as a place in ``names``, or `INLINE`; ``strips`` are some of the files.
 
-    ``shard_of`` has the shard of each cell, where cells are chunks that lie in shards. URLs have nothing in them that
-    gives access; ``base`` is the directory that all files lie below.
+    URLs have nothing in them that gives access; ``base`` is the directory that all files lie below.
+    """
+
+    file_of: Positions
+    names: tuple[str, ...]
+    base: str
+    strips: list[Strip]
+
+
+class ChunkMap(msgspec.Struct, frozen=True, eq=False):
+    """Everything that is drawn of one array.
+
+    ``shard_of`` has the shard that each cell begins in, where chunks lie in shards that can be seen. ``ranks`` (0 to 1)
+    are where chunks come, in C order, in their file where there are `FEW`, and else in all files one after the other.
     """
 
     source: str
+    title: str
     extents: Extents
     counts: tuple[int, ...]
     dimensions: tuple[str, ...]
     plane: Plane
     shard_of: Positions | None
-    files: tuple[str, ...]
-    base: str
-    strips: list[Strip]
+    files: Files
+    ranks: Floats
     asked: Asked | None
 
-    @property
-    def path(self) -> str:
-        """The path of the array."""
-        return self.extents.path
+
+class SetMap(msgspec.Struct, frozen=True, eq=False):
+    """Everything that is drawn of a whole set: its arrays, those with the most bytes first, and the files.
+
+    ``array_of`` has the array of each chunk, as a place in ``arrays``; ``dimensions`` are those of each array.
+    """
+
+    source: str
+    arrays: tuple[Extents, ...]
+    dimensions: tuple[tuple[str, ...], ...]
+    array_of: Positions
+    files: Files
 
 
-def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkMap:
-    """Return what a picture of ``array`` (by default the one with the most bytes) says, as `visualize` explains.
+def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkMap | SetMap:
+    """Return what a picture of ``array`` says, as `visualize` explains; without one, of the set or its only array.
 
     Raises FileNotFoundError if there is no such array, NotListable where its source cannot list chunks, ValueError
     where its chunks form no grid or ``select`` is no selection, IndexError where it does not fit.
@@ -216,18 +233,22 @@ def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkM
     found = survey(fs, None if array is None else normalise(array))
     if not found.arrays:
         raise FileNotFoundError(f"there is no array in {source}")
-    extents = max(found.arrays.values(), key=lambda extents: (int(extents.sizes.sum()), len(extents)))
-    if array is not None:
-        extents = found.arrays[normalise(array)]
+    ordered = sorted(found.arrays.values(), key=lambda extents: (int(extents.sizes.sum()), len(extents)), reverse=True)
+    if array is None and select is None and len(ordered) > 1:
+        return set_map(source, ordered, found)
+    extents = ordered[0] if array is None else found.arrays[normalise(array)]
     if not extents.listed:
         raise NotListable(
             f"the chunks of {extents.path or '/'!r} in {source} cannot be listed, as over plain HTTP, so there "
             "is nothing to draw: 'refshard snapshot SOURCE refs.json' asks for each of them; then draw refs.json"
         )
     asked = None if select is None else _asked(fs, extents, select, text)
+    return chunk_map(source, extents, found.urls, _dimensions(found, extents), asked)
+
+
+def _dimensions(found: Survey, extents: Extents) -> tuple[str, ...]:
     attributes = found.documents.get(join(extents.path, ".zattrs"))
-    names = dimension_names(extents.meta.raw, len(extents.meta.shape), attributes)
-    return chunk_map(source, extents, found.urls, names, asked)
+    return dimension_names(extents.meta.raw, len(extents.meta.shape), attributes)
 
 
 def chunk_map(
@@ -241,62 +262,122 @@ def chunk_map(
         raise ManifestError(
             f"{extents.path!r} has {len(grid.counts)} dimensions; arrays have {MOST_DIMENSIONS} at most"
         )
-    in_files = chunks.targets != INLINE
-    known, first, places = np.unique(chunks.targets[in_files], return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")  # of files, as they are come to
-    file_of = np.full(len(extents), INLINE, np.int64)
-    file_of[in_files] = np.argsort(order)[places]
-    files = [urls[i] for i in known[order].tolist()]
-    names = tuple(map(redacted, files))
-    plane = plane_of(grid.counts, chunks.numbers, file_of, None if asked is None else asked.numbers)
-    shard_of = None
-    if extents.shards and plane.step == (1, 1) and plane.split is not None:
-        coords = np.indices(grid.counts).reshape(len(grid.counts), -1)
-        shards = [coord // length for coord, length in zip(coords, extents.shards, strict=True)]
-        shard_of = np.ravel_multi_index(shards, grid.counts).astype(np.int64).reshape(plane.shape)
-    common = posixpath.commonprefix(list(names)) if len(names) > 1 else ""
-    base = common[: common.rfind("/") + 1]
+    files = _files(chunks, urls, () if asked is None else asked.requests)
+    plane = plane_of(grid.counts, chunks.numbers, None if asked is None else asked.numbers)
     return ChunkMap(
         source=redacted(source),
+        title=extents.path or redacted(source).rstrip("/").rpartition("/")[2],
         extents=extents,
         counts=grid.counts,
         dimensions=dimensions,
         plane=plane,
-        shard_of=shard_of,
-        files=names,
-        base="" if base.endswith("://") or len(base) < 8 else base,  # it is but a protocol
-        strips=_strips(extents, file_of, files, asked),
+        shard_of=_shards(grid.counts, extents.shards, plane),
+        files=files,
+        ranks=_ranks(files),
         asked=asked,
     )
 
 
-def _strips(extents: Extents, file_of: Positions, files: Sequence[str], asked: Asked | None) -> list[Strip]:
-    requests: dict[str, list[Planned]] = {}
-    for request in () if asked is None else asked.requests:
-        requests.setdefault(request.url, []).append(request)
-    shown = _spaced([i for i, url in enumerate(files) if url in requests], SHOWN)
-    shown += _spaced([i for i, url in enumerate(files) if url not in requests], SHOWN - len(shown))
+def set_map(source: str, arrays: Sequence[Extents], found: Survey) -> SetMap:
+    """Return what a picture of all of ``arrays`` says, which are those of a source that was ``found``."""
+    chunks = Chunks(*(np.concatenate(columns) for columns in zip(*(array.chunks for array in arrays), strict=True)))
+    return SetMap(
+        source=redacted(source),
+        arrays=tuple(arrays),
+        dimensions=tuple(_dimensions(found, extents) for extents in arrays),
+        array_of=np.repeat(np.arange(len(arrays)), [len(extents) for extents in arrays]),
+        files=_files(chunks, found.urls, ()),
+    )
+
+
+def _shards(counts: tuple[int, ...], shards: tuple[int, ...], plane: Plane) -> Positions | None:
+    """Return the shard of the first chunk of each cell; None where shards are no larger than cells."""
+    if not shards or plane.split is None or not plane.first.size:
+        return None
+    rows, columns = np.indices(plane.shape)
+    numbers = rows * plane.step[0] * plane.width + columns * plane.step[1]
+    coords = np.unravel_index(numbers, counts)
+    of = np.ravel_multi_index([coord // length for coord, length in zip(coords, shards, strict=True)], counts)
+    return of.astype(np.int64) if 2 * len(np.unique(of)) <= of.size else None
+
+
+def _files(chunks: Chunks, urls: Sequence[str], asked: Sequence[Planned]) -> Files:
+    """Return the files that ``chunks`` lie in, in the order in which the chunks come to them."""
+    in_files = chunks.targets != INLINE
+    known, first, places = np.unique(chunks.targets[in_files], return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    file_of = np.full(len(chunks.targets), INLINE, np.int64)
+    file_of[in_files] = np.argsort(order)[places]
+    found = [urls[i] for i in known[order].tolist()]
+    names = tuple(map(redacted, found))
+    common = posixpath.commonprefix(list(names)) if len(names) > 1 else ""
+    base = common[: common.rfind("/") + 1]
+    base = "" if base.endswith("://") or len(base) < 8 else base  # it is but a protocol
+    requests: dict[int, list[Planned]] = {}
+    number = {url: i for i, url in enumerate(found)}
+    for request in asked:
+        if request.url in number:
+            requests.setdefault(number[request.url], []).append(request)
+    return Files(file_of, names, base, _strips(chunks, file_of, names, requests))
+
+
+def _strips(
+    chunks: Chunks, file_of: Positions, names: Sequence[str], requests: Mapping[int, Sequence[Planned]]
+) -> list[Strip]:
+    rows = np.flatnonzero(file_of != INLINE)
+    known = chunks.stops != WHOLE
+    ends = np.ones(len(names))  # the last byte that is used, as far as known
+    np.maximum.at(ends, file_of[rows], np.where(known, chunks.stops, chunks.starts)[rows].astype(float))
+    for file, several in requests.items():
+        ends[file] = max(ends[file], *(request.stop or request.start for request in several))
+    starts = chunks.starts.astype(float)
+    stops = np.where(known, chunks.stops.astype(float), ends[file_of] if len(names) else 0.0)
+    ranges = {
+        file: [(float(request.start), ends[file] if request.stop is None else float(request.stop)) for request in some]
+        for file, some in requests.items()
+    }
+
+    def strip(file: int | None, url: str, rows: Positions, starts: Floats, stops: Floats, end: float) -> Strip:
+        sizes = (chunks.stops - chunks.starts)[rows][known[rows]]
+        segments = _segments(rows, starts, stops, end)
+        asked = [] if file is None else ranges.get(file, [])
+        return Strip(file, url, len(rows), int(sizes.sum()), end, not bool(known[rows].all()), segments, asked)
+
+    shown = _spaced(sorted(requests), SHOWN)
+    shown += _spaced([i for i in range(len(names)) if i not in requests], SHOWN - len(shown))
     strips = []
     for file in sorted(shown):
-        rows = np.flatnonzero(file_of == file)
-        starts, stops = extents.chunks.starts[rows], extents.chunks.stops[rows]
-        ranges = requests.get(files[file], [])
-        known = stops != WHOLE
-        ends = [request.stop for request in ranges if request.stop is not None]
-        end = max([int(stops[known].max(initial=0)), int(starts.max(initial=0)), *ends]) or 1
-        strip = Strip(
-            file=file,
-            url=redacted(files[file]),
-            chunks=len(rows),
-            bytes=int((stops - starts)[known].sum()),
-            end=end,
-            order=float((starts[1:] >= starts[:-1]).mean()) if len(rows) > 1 else None,
-            is_whole=not bool(known.all()),
-            segments=_segments(starts, np.where(known, stops, np.uint64(end)), end),
-            requests=[(request.start, end if request.stop is None else request.stop) for request in ranges],
+        its = np.flatnonzero(file_of == file)
+        strips.append(strip(file, names[file], its, starts[its], stops[its], float(ends[file])))
+    if len(names) > SHOWN:  # each chunk has its place here, also those of files that have no strip
+        scale = ends if known[rows].all() else np.ones(len(names))
+        before = np.cumsum(scale) - scale
+        begins, share = before[file_of[rows]], scale[file_of[rows]] / ends[file_of[rows]]
+        whole = strip(
+            None, "all files", rows, begins + starts[rows] * share, begins + stops[rows] * share, float(scale.sum())
         )
-        strips.append(strip)
+        asked = [
+            (before[file] + start * scale[file] / ends[file], before[file] + stop * scale[file] / ends[file])
+            for file, some in sorted(ranges.items())
+            for start, stop in some
+        ]
+        strips.insert(0, msgspec.structs.replace(whole, requests=asked))
     return strips
+
+
+def _ranks(files: Files) -> Floats:
+    """Return where each chunk comes among those of its file, if there are few files; else among all, by file."""
+    order = np.argsort(files.file_of, kind="stable")
+    order = order[files.file_of[order] != INLINE]
+    ranks = np.zeros(len(files.file_of))
+    if not 1 < len(files.names) <= FEW:
+        ranks[order] = np.arange(len(order)) / max(len(order) - 1, 1)
+        return ranks
+    counts = np.bincount(files.file_of[order], minlength=len(files.names))
+    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    last = np.repeat(counts, counts) - 1
+    ranks[order] = np.where(last > 0, place / np.maximum(last, 1), 1)
+    return ranks
 
 
 def _spaced(places: list[int], most: int) -> list[int]:

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from refshard_fs.errors import printable
-from refshard_fs.tools.map import ChunkMap
-from refshard_fs.tools.map_layout import ROLES, Boxes, Label, Scene, scene_of
+from refshard_fs.tools.map import ChunkMap, SetMap
+from refshard_fs.tools.map_layout import Boxes, Label, Scene, scene_of
+from refshard_fs.tools.views import ROLES, colours
 
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
 
 class Picture:
-    """A picture of one array, which notebooks show; ``map`` has what it says, as data."""
+    """A picture of an array or of a whole set, which notebooks show; ``map`` has what it says, as data."""
 
-    def __init__(self, shown: ChunkMap) -> None:
+    def __init__(self, shown: ChunkMap | SetMap) -> None:
         self.map = shown
         self.scene = scene_of(shown)
 
@@ -45,7 +46,7 @@ class Picture:
         return _svg(self.scene)
 
     def _repr_html_(self) -> str:
-        return f'<div style="max-width:{self.scene.width:.0f}px">{_svg(self.scene)}</div>'
+        return f'<div style="max-width:640px">{_svg(self.scene)}</div>'
 
     def __repr__(self) -> str:
         return f"<Picture: {self.scene.title}: {self.scene.text}>"
@@ -53,17 +54,12 @@ class Picture:
 
 def _svg(scene: Scene) -> str:
     """Return ``scene`` as one SVG element, which stands by itself or in HTML."""
-    width, height = _number(scene.width), _number(scene.height)
-    styles = (
-        "".join(f".rs .f-{role}{{fill:{both[i]}}}.rs .s-{role}{{stroke:{both[i]}}}" for role, both in ROLES.items())
-        for i in (0, 1)
-    )
-    style = "@media(prefers-color-scheme:dark){".join(styles) + "}"
+    fills = "".join(f".rs .f-{role}{{fill:var(--rs-{role})}}.rs .s-{role}{{stroke:var(--rs-{role})}}" for role in ROLES)
     body = "\n".join(_label(shape) if isinstance(shape, Label) else _boxes(shape) for shape in scene.shapes)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="rs" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" font-family="{escape(_FONT)}">\n'
-        f"{_titled(scene.title)}\n<desc>{_text(scene.text)}</desc>\n<style>{style}</style>\n{body}\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="rs" viewBox="0 0 {_number(scene.width)} '
+        f'{_number(scene.height)}" role="img" font-family="{escape(_FONT)}">\n'
+        f"{_titled(scene.title)}\n<desc>{_text(scene.text)}</desc>\n<style>{colours()}{fills}</style>\n{body}\n</svg>\n"
     )
 
 
@@ -74,8 +70,8 @@ def _html_page(scene: Scene) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"{_titled(scene.title)}\n"
-        "<style>:root{color-scheme:light dark}body{margin:2rem auto;max-width:1160px;padding:0 1rem;background:#f6f8fa}"
-        ".rs{max-width:100%;height:auto;display:block}"
+        "<style>:root{color-scheme:light dark}body{margin:2rem auto;max-width:720px;padding:0 1rem;background:#f6f8fa}"
+        ".rs{width:100%;height:auto;display:block}"
         "@media(prefers-color-scheme:dark){body{background:#0d1117}}</style>\n</head>\n<body>\n"
         f"{_svg(scene)}</body>\n</html>\n"
     )
@@ -114,10 +110,15 @@ def _titled(title: str) -> str:
 
 
 def _paint(fill: str, stroke: str = "") -> str:
-    """Return the attributes of a fill and a stroke: a role is a class, which has its colour from the style."""
+    """Return the attributes of a fill and a stroke: a role has its colour from the style, and by day without one."""
     roles = [f"{kind}-{name}" for kind, name in (("f", fill), ("s", stroke)) if name in ROLES]
     painted = f' class="{" ".join(roles)}"' if roles else ""
-    return painted if fill in ROLES else painted + f' fill="{escape(fill) or "none"}"'
+    painted += f' fill="{_by_day(fill)}"'
+    return painted + (f' stroke="{_by_day(stroke)}"' if stroke else "")
+
+
+def _by_day(colour: str) -> str:
+    return ROLES[colour][0] if colour in ROLES else escape(colour) or "none"
 
 
 def _text(text: str) -> str:
@@ -162,7 +163,7 @@ def draw(axes: Any, shape: Boxes | Label, order: int) -> Any:
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import FancyBboxPatch
 
-    colour = ROLES.get(shape.fill, (shape.fill or "none",))[0]
+    colour = _by_day(shape.fill)
     if isinstance(shape, Label):
         return axes.text(
             shape.x,
@@ -179,7 +180,7 @@ def draw(axes: Any, shape: Boxes | Label, order: int) -> Any:
         )
     corners = f"round,pad=0,rounding_size={shape.radius}" if shape.radius else "square,pad=0"
     patches = [FancyBboxPatch((x, y), width, height, corners) for x, y, width, height in shape.boxes]
-    edge = ROLES.get(shape.stroke, ("none",))[0]
+    edge = _by_day(shape.stroke)
     painted = PatchCollection(
         patches, facecolor=colour, edgecolor=edge, linewidth=shape.line, alpha=shape.opacity, zorder=order
     )

@@ -1,13 +1,13 @@
-"""A chunk map as a scene: the chunk grid on the left, the files on the right, and what colours mean below.
+"""A map as a scene, in one column that a phone can show: what it is, the chunk grid or the arrays, and the files.
 
 A scene is made of values: rectangles and labels, each where it stands. Nothing is drawn here. Every text is cut to the
-room that it has, so that none lies over another.
+room that it has, so that none lies over another. A chunk has one colour, in the grid and in its file.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Final, Literal, NamedTuple
 
@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.columns import WHOLE
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import printable
-from refshard_fs.tools.map import Asked, ChunkMap, Strip
-from refshard_fs.tools.survey import INLINE
+from refshard_fs.tools.map import FEW, NOTHING, Asked, ChunkMap, Files, SetMap, Strip
+from refshard_fs.tools.survey import INLINE, Extents
 
 # ----------------------------------------------------------------------------------------------------
 # How wide text will be, at most, whatever font a viewer has; and text cut to fit.
@@ -63,7 +64,7 @@ def _shortened(text: str, size: float, room: float, *, bold: bool, keep_end: boo
 
 
 # ----------------------------------------------------------------------------------------------------
-# Colours that tell files apart, also for the colour-blind; and those of paper and ink, by day and by night.
+# Colours that tell files apart, also for the colour-blind.
 
 
 # Hues that stay apart in all common kinds of colour blindness (after M. Okabe and K. Ito), less black.
@@ -71,17 +72,6 @@ _HUES: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
 
 # For many files, from the first to the last: lightness rises all the way, so that order shows in any eye.
 _RAMP: Final = ("#2b2a6b", "#33508d", "#2b7a91", "#2fa386", "#7cc36a", "#d5d84a", "#fde87a")
-
-# Roles of colours, by day and by night.
-ROLES: Final = {
-    "paper": ("#ffffff", "#14181d"),
-    "edge": ("#d8dee4", "#2c333b"),
-    "ink": ("#1f2328", "#e6edf3"),
-    "muted": ("#59636e", "#9aa5b1"),
-    "faint": ("#eef1f4", "#232a31"),
-    "asked": ("#c2185b", "#ff6fa5"),
-    "inline": ("#8b949e", "#7d8792"),
-}
 
 
 def _ramp(position: float) -> str:
@@ -166,54 +156,117 @@ class Scene(msgspec.Struct, frozen=True):
         return [shape for shape in self.shapes if isinstance(shape, Label)]
 
 
-# Lengths are in pixels of an SVG that is shown at its own size.
-WIDTH: Final = 1120.0
-MARGIN: Final = 36.0
-GRID: Final = 488.0  # width of the chunk grid at most
-GRID_HEIGHT: Final = 432.0
-LARGEST: Final = 64.0  # side of a cell
-FILES_X: Final = 592.0
-FILES: Final = WIDTH - MARGIN - FILES_X
-BAR: Final = 15.0  # height of a strip
+# Lengths are in units of the picture: it is shown 360 to 640 pixels wide, so that 12 units are 8 pixels at least.
+WIDTH: Final = 520.0
+MARGIN: Final = 20.0
+ROOM: Final = WIDTH - 2 * MARGIN
+GRID_HEIGHT: Final = 320.0
+LARGEST: Final = 56.0  # side of a cell
+BAR: Final = 14.0  # height of a strip
 POINTED: Final = 600  # cells up to which each has a text of its own to show
-SHADES: Final = 24  # of the ramp, in the grid of an array in one file
+SHADES: Final = 24  # of the ramp, and of a file's colour
 LEVELS: Final = 4  # of how full a cell is
+ARRAYS: Final = 12  # of a set that are named
+
+Colour = Callable[[int], str]
 
 
-def scene_of(shown: ChunkMap) -> Scene:
+def scene_of(shown: ChunkMap | SetMap) -> Scene:
     """Return the picture of ``shown``."""
-    return _Layout(shown).scene()
+    return _array_scene(shown) if isinstance(shown, ChunkMap) else _set_scene(shown)
 
 
-class _Layout:
-    def __init__(self, shown: ChunkMap) -> None:
-        self._map, self._plane, self._extents = shown, shown.plane, shown.extents
+def _array_scene(shown: ChunkMap) -> Scene:
+    extents, asked, files = shown.extents, shown.asked, shown.files
+    draft, colour = _Draft(), _colour_of_chunks(shown)
+    present = f"{len(extents):,} of {count_text(extents.possible or 0, 'chunk')}"
+    draft.heading(shown.title or "root array", "" if shown.title == shown.source else shown.source)
+    what = [f"{shape_text(extents.meta.shape, shown.dimensions)} {extents.meta.dtype}"]
+    if extents.meta.chunks is not None:
+        what.append(f"chunks of {shape_text(extents.meta.chunks)}")
+        if extents.shards:
+            shard = [chunk * count for chunk, count in zip(extents.meta.chunks, extents.shards, strict=True)]
+            what.append(f"shards of {shape_text(shard)}")
+    draft.parts(what)
+    draft.parts([present, bytes_text(int(extents.sizes.sum())), count_text(len(files.names), "file")])
+    if asked is not None:
+        draft.selected(asked, is_sharded=bool(extents.shards))
+    _grid(draft, shown, colour)
+    draft.legend(_meanings(shown))
+    missing = 0 if asked is None else len(asked.numbers) - asked.present
+    if missing:
+        draft.line(f"{count_text(missing, 'selected chunk')} missing: for these, nothing is requested")
+    _files(draft, files, colour, asked)
+    said = f"{present} in {count_text(len(files.names), 'file')}"
+    if asked is not None:
+        said += f"; {_reading(asked)}"
+    return draft.scene(f"Where the bytes of {printable(shown.title or '/')} lie", said)
+
+
+def _set_scene(shown: SetMap) -> Scene:
+    """Return the picture of a set: its arrays, and its files with a colour for each array."""
+    draft, arrays, files = _Draft(), shown.arrays, shown.files
+
+    def hue(array: int) -> str:
+        return _HUES[array] if array < FEW else "inline"
+
+    def colour(chunk: int) -> str:
+        return hue(int(shown.array_of[chunk]))
+
+    sizes = [int(extents.sizes.sum()) for extents in arrays]
+    said = f"{count_text(len(arrays), 'array')} in {count_text(len(files.names), 'file')}"
+    draft.heading(shown.source, "")
+    draft.parts([count_text(len(arrays), "array"), count_text(len(files.names), "file"), bytes_text(sum(sizes))])
+    draft.section("Arrays", "bytes of each")
+    for i, extents in enumerate(arrays[:ARRAYS]):
+        shape = f"{shape_text(extents.meta.shape, shown.dimensions[i])} {extents.meta.dtype}"
+        draft.bar(hue(i), extents.path or "/", _figures(extents, sizes[i]), shape, sizes[i] / (max(sizes) or 1))
+    if len(arrays) > ARRAYS:
+        draft.line(f"and {count_text(len(arrays) - ARRAYS, 'more array')}")
+    _files(draft, files, colour, None)
+    return draft.scene(f"Where the bytes of {printable(shown.source)} lie", said)
+
+
+def _figures(extents: Extents, size: int) -> list[str]:
+    if not extents.listed:
+        return ["chunks cannot be listed"]
+    possible = "" if extents.possible is None else f"{extents.possible:,} "
+    return [f"{len(extents):,} of {possible}chunks", bytes_text(size)]
+
+
+def _colour_of_chunks(shown: ChunkMap) -> Colour:
+    """Return the colour of each chunk of an array, by its place among those that exist."""
+    file_of, ranks = shown.files.file_of, shown.ranks
+    is_few = 1 < len(shown.files.names) <= FEW
+
+    def colour(chunk: int) -> str:
+        file, shade = int(file_of[chunk]), round(float(ranks[chunk]) * SHADES) / SHADES
+        if file == INLINE:
+            return "inline"
+        return _lighter(_HUES[file], shade) if is_few else _ramp(shade)
+
+    return colour
+
+
+class _Draft:
+    """A scene as it grows downward: ``y`` is where the next thing goes."""
+
+    def __init__(self) -> None:
+        self.y = MARGIN
         self._shapes: list[Boxes | Label] = []
-        count = len(shown.files)
-        self._is_few = count <= len(_HUES)
-        self._colours = list(_HUES[:count]) if self._is_few else [_ramp(i / (count - 1)) for i in range(count)]
-        possible = count_text(self._extents.possible or 0, "chunk")
-        self._present = f"{len(self._extents):,} of {possible}"
 
-    def scene(self) -> Scene:
-        shown = self._map
-        top = self._heading()
-        left, right = self._grid(top), self._files(top)
-        height = max(self._legend(left), right) + MARGIN - 8
-        paper = Boxes("paper", [Box(0.5, 0.5, WIDTH - 1, height - 1)], stroke="edge", radius=10)
-        said = f"{self._present} in {count_text(len(shown.files), 'file')}"
-        if shown.asked is not None:
-            said += f"; {_reading(shown.asked)}"
-        title = f"Where the bytes of {printable(shown.path or '/')} lie"
+    def scene(self, title: str, said: str) -> Scene:
+        height = self.y + MARGIN - 4
+        paper = Boxes("paper", [Box(0.5, 0.5, WIDTH - 1, height - 1)], stroke="edge", radius=8)
         return Scene(WIDTH, height, (paper, *self._shapes), title, said)
 
-    def _text(
+    def text(
         self,
         x: float,
         y: float,
         text: str,
         room: float,
-        size: float = 12,
+        size: float = 13,
         fill: str = "ink",
         anchor: Anchor = "start",
         *,
@@ -227,222 +280,262 @@ class _Layout:
             self._shapes.append(Label(x, y, cut, size, fill, anchor, bold, text if cut != text else ""))
         return width_of(cut, size, bold=bold)
 
-    def _boxes(self, fill: str, *boxes: Box, stroke: str = "", line: float = 1, title: str = "") -> None:
-        self._shapes.append(Boxes(fill, boxes, stroke=stroke, line=line, radius=2, title=title))
+    def add(self, boxes: Boxes) -> None:
+        self._shapes.append(boxes)
 
-    # ------------------------------------------------------------------ what it is
+    def line(self, text: str, fill: str = "muted", *, keep_end: bool = False) -> None:
+        """Place one line, and go below it."""
+        self.y += 19
+        self.text(MARGIN, self.y - 5, text, ROOM, 13, fill, keep_end=keep_end)
 
-    def _heading(self) -> float:
-        shown, extents, room = self._map, self._extents, WIDTH - 2 * MARGIN
-        name = self._text(MARGIN, 48, shown.path or "/", room * 0.6, 22, bold=True, keep_end=True)
-        self._text(WIDTH - MARGIN, 48, shown.source, room - name - 24, 12, "muted", "end", keep_end=True)
-        parts = [f"{shape_text(extents.meta.shape)} {extents.meta.dtype}"]
-        if extents.meta.chunks is not None:
-            parts.append(f"chunks of {shape_text(extents.meta.chunks)}")
-            if extents.shards:
-                shard = [chunk * count for chunk, count in zip(extents.meta.chunks, extents.shards, strict=True)]
-                parts.append(f"shards of {shape_text(shard)}")
-        parts += [self._present, bytes_text(int(extents.sizes.sum())), count_text(len(shown.files), "file")]
-        self._text(MARGIN, 72, "  ·  ".join(parts), room, 13, "muted")
-        if shown.asked is None:
-            return 112
-        self._boxes("", Box(MARGIN + 1, 85.5, 9, 9), stroke="asked", line=2)
-        said = f"{shown.asked.text}  {_reading(shown.asked)}"
-        if extents.shards and shown.asked.requests:
-            said += ", once the shards' indexes are read"
-        self._text(MARGIN + 18, 95, said, room - 18, 13, bold=True)
-        return 136
+    def heading(self, title: str, source: str) -> None:
+        self.y += 28
+        self.text(MARGIN, self.y - 8, title, ROOM, 22, bold=True, keep_end=True)
+        if source:
+            self.line(source, keep_end=True)
 
-    # ------------------------------------------------------------------ the grid
+    def parts(self, parts: Sequence[str], fill: str = "muted") -> None:
+        """Place ``parts`` on as many lines as they take."""
+        several: list[str] = []
+        for part in parts:
+            longer = f"{several[-1]}  ·  {part}" if several else ""
+            if several and width_of(longer, 13) <= ROOM:
+                several[-1] = longer
+            else:
+                several.append(part)
+        for one in several:
+            self.line(one, fill)
 
-    def _grid(self, top: float) -> float:
-        shown, plane = self._map, self._plane
-        self._text(MARGIN, top, "Chunk grid", GRID, 14, bold=True)
-        rows, columns = plane.shape
-        self._text(MARGIN, top + 19, self._axes(), GRID, 12, "muted")
-        if not rows or not columns:
-            self._text(MARGIN, top + 48, "there are no chunks: a dimension is empty", GRID, 12, "muted")
-            return top + 60
-        wide, high = min(GRID / columns, LARGEST), min(GRID_HEIGHT / rows, LARGEST)
-        wide, high = min(wide, 5 * high), min(high, 5 * wide)
-        smaller = min(wide, high)
-        gap = 1.0 if smaller >= 5 else 0.5 if smaller >= 3 else 0.0
-        places = [place for place in product(range(rows), range(columns)) if plane.room[place]]
-        boxes = {
-            (row, column): Box(MARGIN + column * wide, top + 32 + row * high, wide - gap, high - gap)
-            for row, column in places
-        }
-        fills = {place: self._cell(*place) for place in places}
-        below = [boxes[place] for place in places if fills[place][1] < 1]  # what shows through
-        if below:
-            self._shapes.append(Boxes("faint", below))
-        groups: dict[tuple[str, float, str], list[Box]] = {}
-        for place in places:
-            title = self._title(*place) if len(places) <= POINTED else ""
-            groups.setdefault((*fills[place], title), []).append(boxes[place])
-        radius = 2 if smaller >= 10 and len(places) <= POINTED else 0
-        for (fill, opacity, title), group in groups.items():
-            self._shapes.append(Boxes(fill, group, opacity, radius=radius, title=title))
-        corner = Box(MARGIN - gap / 2, top + 32 - gap / 2, wide, high)
-        if shown.shard_of is not None:
-            self._outline(np.pad(shown.shard_of, 1, "edge"), corner, "ink", 1.2, 0.55)
-        if shown.asked is not None:
-            self._outline(np.pad(plane.asked > 0, 1), corner, "asked", 2.4, 1)
-        return top + 32 + rows * high
+    def section(self, title: str, said: str) -> None:
+        self.y += 34
+        width = self.text(MARGIN, self.y - 8, title, ROOM, 15, bold=True)
+        self.text(MARGIN + width + 12, self.y - 8, said, ROOM - width - 12, 13, "muted", keep_end=True)
 
-    def _axes(self) -> str:
-        shown, split = self._map, self._plane.split
-        names = [name or f"dim {i}" for i, name in enumerate(shown.dimensions or [""] * len(shown.counts))]
-        sized = [f"{name} ({count:,})" if count > 1 else "" for name, count in zip(names, shown.counts, strict=True)]
-        if split is None:
-            said = f"→ {' × '.join(filter(None, sized))}, line by line"
-        else:
-            down, across = (" × ".join(filter(None, part)) for part in (sized[:split], sized[split:]))
-            said = "   ".join([f"↓ {down}"] * bool(down) + [f"→ {across}"] * bool(across)) or "one chunk"
-        step = self._plane.step
-        return said if step == (1, 1) else f"{said}  ·  a cell is {step[0]} × {step[1]} chunks"
+    def selected(self, asked: Asked, *, is_sharded: bool) -> None:
+        self.y += 6
+        self.add(Boxes("", [Box(MARGIN + 1, self.y + 5, 9, 9)], stroke="asked", line=2, radius=2))
+        self.y += 19
+        self.text(MARGIN + 18, self.y - 5, asked.text, ROOM - 18, 13, bold=True)
+        self.parts(_reading(asked).split(": ", 1), "ink")
+        if is_sharded and asked.requests:
+            self.line("once the shards' indexes are read")
 
-    def _cell(self, row: int, column: int) -> tuple[str, float]:
-        """Return the fill and the opacity of a cell."""
-        plane = self._plane
-        present, room = int(plane.present[row, column]), int(plane.room[row, column])
-        if not present:
-            return "faint", 1.0
-        full = -(-LEVELS * present // room) / LEVELS
-        opacity = 1.0 if full >= 1 else 0.3 + 0.6 * full
-        if self._map.asked is not None and not plane.asked[row, column]:
-            opacity *= 0.4
-        target = int(plane.target[row, column])
-        if target == INLINE:
-            return "inline", opacity
-        if len(self._colours) > 1:
-            return self._colours[target], opacity
-        rank = (row * plane.shape[1] + column) / max(plane.shape[0] * plane.shape[1] - 1, 1)
-        return _ramp(round(rank * SHADES) / SHADES), opacity
+    def bar(self, colour: str, name: str, figures: list[str], said: str, share: float) -> None:
+        """Place what an array or a file is called and has, and a bar of its ``share`` of the room; "" for no text."""
+        self.name(colour, name, figures)
+        self.line(said)
+        self.add(Boxes("faint", [Box(MARGIN, self.y, ROOM, 6)]))
+        self.add(Boxes(colour, [Box(MARGIN, self.y, max(ROOM * share, 1.4), 6)]))
+        self.y += 14
 
-    def _title(self, row: int, column: int) -> str:
-        """Return what a cell stands for: its chunks, and their file."""
-        shown, plane = self._map, self._plane
-        present, room, target = (int(of[row, column]) for of in (plane.present, plane.room, plane.target))
-        if plane.step != (1, 1):
-            said = f"{present:,} of {count_text(room, 'chunk')}"
-            if not present:
-                return said
-        else:
-            coords = np.unravel_index(row * plane.width + column, shown.counts) if shown.counts else ()
-            said = f"chunk {', '.join(map(str, coords))}".rstrip()
-            if not present:
-                return f"{said}: missing"
-        if target == INLINE:
-            return f"{said}: inline"
-        return said if len(shown.files) == 1 else f"{said}: {printable(_name(shown.files[target]))}"
+    def name(self, colour: str, name: str, figures: list[str]) -> None:
+        """Place a name behind a swatch of its colour, if it has one, and its figures on the right."""
+        self.y += 19
+        taken = self.text(WIDTH - MARGIN, self.y - 5, "  ·  ".join(figures), ROOM - 130, 12, "muted", "end")
+        left = MARGIN
+        if colour:
+            self.add(Boxes(colour, [Box(MARGIN, self.y - 15, 11, 11)], radius=2))
+            left += 17
+        self.text(left, self.y - 5, name, WIDTH - MARGIN - taken - 12 - left, 13, keep_end=True)
 
-    def _outline(self, labels: npt.NDArray[np.generic], corner: Box, fill: str, line: float, opacity: float) -> None:
-        """Draw the sides between cells of different ``labels``, around which are those of what lies outside."""
-        x, y, wide, high = corner
-        half = line / 2
-        level = np.argwhere(labels[:-1, 1:-1] != labels[1:, 1:-1]).tolist()
-        upright = np.argwhere(labels[1:-1, :-1] != labels[1:-1, 1:]).tolist()
-        boxes = [Box(x + column * wide - half, y + row * high - half, wide + line, line) for row, column in level]
-        boxes += [Box(x + column * wide - half, y + row * high - half, line, high + line) for row, column in upright]
-        if boxes:
-            self._shapes.append(Boxes(fill, boxes, opacity))
-
-    # ------------------------------------------------------------------ the files
-
-    def _files(self, top: float) -> float:
-        shown = self._map
-        self._text(FILES_X, top, "Files", FILES, 14, bold=True)
-        if not shown.strips:
-            self._text(FILES_X, top + 19, "every chunk there is lies in the source itself", FILES, 12, "muted")
-            return top + 32
-        said = "the bytes of each, up to the last that is used"
-        self._text(FILES_X, top + 19, f"below {shown.base}" if shown.base else said, FILES, 12, "muted")
-        y = top + 46
-        for strip in shown.strips:
-            y = self._strip(strip, y)
-        left = len(shown.files) - len(shown.strips)
-        if left:
-            more = f"and {count_text(left, 'more file')}"
-            read = 0 if shown.asked is None else len({request.url for request in shown.asked.requests})
-            hidden = read - sum(bool(strip.requests) for strip in shown.strips)
-            if hidden:
-                more += f", of which {hidden:,} are read from"
-            self._text(FILES_X, y, more, FILES, 12, "muted")
-            y += 18
-        return y
-
-    def _strip(self, strip: Strip, y: float) -> float:
-        shown, colour = self._map, self._colours[strip.file]
-        is_single = len(self._colours) == 1
-        is_vague = strip.is_whole and not strip.bytes
-        figures = [count_text(strip.chunks, "chunk"), "whole file" if is_vague else bytes_text(strip.bytes)]
-        if strip.order is not None and not is_vague:
-            figures.append({0.0: "backwards", 1.0: "in order"}.get(strip.order, f"{strip.order:.0%} in order"))
-        if strip.requests:
-            figures.append(count_text(len(strip.requests), "request"))
-        said = self._text(WIDTH - MARGIN, y, "  ·  ".join(figures), FILES - 120, 11, "muted", "end")
-        self._boxes(_ramp(0.5) if is_single else colour, Box(FILES_X, y - 9, 10, 10))
-        self._text(FILES_X + 16, y, strip.url.removeprefix(shown.base), FILES - said - 32, 12, keep_end=True)
-        top = y + 7
-        self._boxes("faint", Box(FILES_X, top, FILES, BAR), title=printable(strip.url))
-        groups: dict[str, list[Box]] = {}
-        for start, stop, rank in strip.segments:
-            shade = round(rank * SHADES) / SHADES
-            pieces = groups.setdefault(_ramp(shade) if is_single else _lighter(colour, shade), [])
-            pieces.append(_piece(strip, start, stop, top, BAR))
-        self._shapes += [Boxes(fill, pieces) for fill, pieces in groups.items()]
-        if strip.requests:
-            asked = [_piece(strip, start, stop, top + BAR + 2.5, 5) for start, stop in strip.requests]
-            self._shapes.append(Boxes("asked", asked))
-        return top + BAR + (20 if shown.asked is None else 27)
-
-    # ------------------------------------------------------------------ what it means
-
-    def _legend(self, top: float) -> float:
-        asked, x, y = self._map.asked, MARGIN, top + 28
-        for text, swatches in self._entries():
+    def legend(self, entries: Iterator[tuple[str, list[tuple[str, str]]]]) -> None:
+        """Place texts, each behind the fills and strokes that it explains."""
+        self.y += 8
+        x, y = MARGIN, self.y + 14
+        for text, swatches in entries:
             is_one = len(swatches) == 1
             wide = 12.0 if is_one else 6.0 * len(swatches)
-            needed = wide + 6 + width_of(text, 12)
-            if x > MARGIN and x + needed > MARGIN + GRID:
+            needed = wide + 6 + width_of(text, 13)
+            if x > MARGIN and x + needed > MARGIN + ROOM:
                 x, y = MARGIN, y + 20
             for i, (fill, stroke) in enumerate(swatches):
-                box = Box(x + 6 * i, y - 10, 12 if is_one else 6, 12)
-                self._shapes.append(Boxes(fill, [box], stroke=stroke, line=2, radius=2 if is_one else 0))
-            self._text(x + wide + 6, y, text, MARGIN + GRID - x - wide - 6, 12, "muted")
-            x += needed + 20
-        missing = 0 if asked is None else len(asked.numbers) - asked.present
-        if missing:
-            y += 20
-            said = f"{count_text(missing, 'selected chunk')} missing: for these, nothing is requested"
-            self._text(MARGIN, y, said, GRID, 12, "muted")
-        return y + 6
+                box = Box(x + 6 * i, y - 11, 12 if is_one else 6, 12)
+                self.add(Boxes(fill, [box], stroke=stroke, line=2, radius=2 if is_one else 0))
+            self.text(x + wide + 6, y, text, MARGIN + ROOM - x - wide - 6, 13, "muted")
+            x += needed + 18
+        self.y = y + 5
 
-    def _entries(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-        """Yield texts, each with the fills and strokes that it explains."""
-        shown, files = self._map, len(self._map.files)
-        ramp = [(_ramp(i / 7), "") for i in range(8)]
-        if files == 1:
-            yield "first to last chunk", ramp
-        elif not self._is_few:
-            yield "first to last file", ramp
-        elif files:
-            yield "a colour for each file", [(colour, "") for colour in self._colours]
-        if files > 1 and any(strip.chunks > 1 for strip in shown.strips):
-            yield "a file's first to last chunk", [(_lighter(ROLES["muted"][0], i / 3), "") for i in range(4)]
-        has_gaps = any(strip.bytes < 0.99 * strip.end for strip in shown.strips)  # that can be seen
-        if len(self._extents) < (self._extents.possible or 0):
-            yield "missing; in files: other bytes" if has_gaps else "missing", [("faint", "")]
-        elif has_gaps:
-            yield "other bytes of the file", [("faint", "")]
-        inline = int((self._extents.chunks.targets == INLINE).sum())
-        if inline:
-            yield f"inline ({inline:,})", [("inline", "")]
-        if shown.shard_of is not None:
-            yield "shards", [("", "ink")]
-        if shown.asked is not None:
-            yield "selected, and requested", [("", "asked")]
+
+# ----------------------------------------------------------------------------------------------------
+# The chunk grid, and what its colours mean.
+
+
+def _grid(draft: _Draft, shown: ChunkMap, colour: Colour) -> None:
+    plane = shown.plane
+    rows, columns = plane.shape
+    draft.section("Chunk grid", _axes(shown))
+    if plane.step != (1, 1):
+        draft.line(f"a cell is {plane.step[0]} × {plane.step[1]} chunks")
+    if not rows or not columns:
+        draft.line("there are no chunks: a dimension is empty")
+        return
+    wide, high = min(ROOM / columns, LARGEST), min(GRID_HEIGHT / rows, LARGEST)
+    wide, high = min(wide, 5 * high), min(high, 5 * wide)
+    smaller, top = min(wide, high), draft.y + 3
+    gap = 1.0 if smaller >= 5 else 0.5 if smaller >= 3 else 0.0
+    places = [place for place in product(range(rows), range(columns)) if plane.room[place]]
+    boxes = {
+        (row, column): Box(MARGIN + column * wide, top + row * high, wide - gap, high - gap) for row, column in places
+    }
+    fills = {place: _cell(shown, colour, *place) for place in places}
+    below = [boxes[place] for place in places if fills[place][1] < 1]  # what shows through
+    if below:
+        draft.add(Boxes("faint", below))
+    groups: dict[tuple[str, float, str], list[Box]] = {}
+    for place in places:
+        title = _title(shown, *place) if len(places) <= POINTED else ""
+        groups.setdefault((*fills[place], title), []).append(boxes[place])
+    radius = 2 if smaller >= 10 and len(places) <= POINTED else 0
+    for (fill, opacity, title), group in groups.items():
+        draft.add(Boxes(fill, group, opacity, radius=radius, title=title))
+    corner = Box(MARGIN - gap / 2, top - gap / 2, wide, high)
+    if shown.shard_of is not None:
+        around = np.pad(shown.shard_of, 1, constant_values=NOTHING)
+        _outline(draft, around, corner, "paper", 3.6)
+        _outline(draft, around, corner, "ink", 1.6)
+    if shown.asked is not None:
+        around = np.pad(plane.asked > 0, 1)
+        _outline(draft, around, corner, "paper", 5)
+        _outline(draft, around, corner, "asked", 2.6)
+    draft.y = top + rows * high
+
+
+def _axes(shown: ChunkMap) -> str:
+    split = shown.plane.split
+    names = [name or f"dim {i}" for i, name in enumerate(shown.dimensions or [""] * len(shown.counts))]
+    sized = [f"{name} ({count:,})" if count > 1 else "" for name, count in zip(names, shown.counts, strict=True)]
+    if split is None:
+        return f"→ {' × '.join(filter(None, sized))}, line by line"
+    down, across = (" × ".join(filter(None, part)) for part in (sized[:split], sized[split:]))
+    return "   ".join([f"↓ {down}"] * bool(down) + [f"→ {across}"] * bool(across)) or "one chunk"
+
+
+def _cell(shown: ChunkMap, colour: Colour, row: int, column: int) -> tuple[str, float]:
+    """Return the fill and the opacity of a cell: it has the colour of its first chunk."""
+    plane = shown.plane
+    first = int(plane.first[row, column])
+    if first == NOTHING:
+        return "faint", 1.0
+    full = -(-LEVELS * int(plane.present[row, column]) // int(plane.room[row, column])) / LEVELS
+    return colour(first), 1.0 if full >= 1 else 0.3 + 0.6 * full
+
+
+def _title(shown: ChunkMap, row: int, column: int) -> str:
+    """Return what a cell stands for: its chunks, and where the bytes of the first one lie."""
+    plane, chunks = shown.plane, shown.extents.chunks
+    present, room, first = (int(of[row, column]) for of in (plane.present, plane.room, plane.first))
+    if plane.step == (1, 1):
+        coords = np.unravel_index(row * plane.width + column, shown.counts) if shown.counts else ()
+        said = f"chunk {', '.join(map(str, coords))}".rstrip()
+        if first == NOTHING:
+            return f"{said}: missing"
+    else:
+        said = f"{present:,} of {count_text(room, 'chunk')}"
+        if first == NOTHING:
+            return said
+        said += ", the first"
+    file = int(shown.files.file_of[first])
+    if file == INLINE:
+        return f"{said}: inline"
+    start, stop = int(chunks.starts[first]), int(chunks.stops[first])
+    where = "" if stop == WHOLE and not start else f", bytes {start:,} to {'the end' if stop == WHOLE else f'{stop:,}'}"
+    return f"{said}: {printable(_name(shown.files.names[file]))}{where}"
+
+
+def _outline(draft: _Draft, labels: npt.NDArray[np.generic], corner: Box, fill: str, line: float) -> None:
+    """Draw the sides between cells of different ``labels``, around which are those of what lies outside."""
+    x, y, wide, high = corner
+    half = line / 2
+    level = np.argwhere(labels[:-1, 1:-1] != labels[1:, 1:-1]).tolist()
+    upright = np.argwhere(labels[1:-1, :-1] != labels[1:-1, 1:]).tolist()
+    boxes = [Box(x + column * wide - half, y + row * high - half, wide + line, line) for row, column in level]
+    boxes += [Box(x + column * wide - half, y + row * high - half, line, high + line) for row, column in upright]
+    if boxes:
+        draft.add(Boxes(fill, boxes))
+
+
+def _meanings(shown: ChunkMap) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield texts, each with the fills and strokes that it explains."""
+    files, strips = len(shown.files.names), shown.files.strips
+    if 1 < files <= FEW:
+        yield "a colour for each file", [(colour, "") for colour in _HUES[:files]]
+        if any(strip.chunks > 1 for strip in strips):
+            yield "its first to last chunk", [(_lighter("#59636e", i / 3), "") for i in range(4)]
+    elif files:
+        what = "first to last chunk" + (", file by file" if files > 1 else "")
+        yield what, [(_ramp(i / 7), "") for i in range(8)]
+    has_gaps = any(strip.bytes < 0.99 * strip.end for strip in strips if not strip.is_whole)  # that can be seen
+    if len(shown.extents) < (shown.extents.possible or 0):
+        yield "missing; in files: other bytes" if has_gaps else "missing", [("faint", "")]
+    elif has_gaps:
+        yield "other bytes of the file", [("faint", "")]
+    inline = int((shown.files.file_of == INLINE).sum())
+    if inline:
+        yield f"inline ({inline:,})", [("inline", "")]
+    if shown.shard_of is not None:
+        yield "shards", [("", "ink")]
+    if shown.asked is not None:
+        yield "selected, and requested", [("", "asked")]
+
+
+# ----------------------------------------------------------------------------------------------------
+# The files: their bytes as strips, each with a scale.
+
+
+def _files(draft: _Draft, files: Files, colour: Colour, asked: Asked | None) -> None:
+    draft.section("Files", f"below {files.base}" if files.base else "bytes up to the last that is used")
+    if not files.strips:
+        draft.line("every chunk there is lies in the source itself")
+        return
+    for strip in files.strips:
+        _strip(draft, strip, strip.url.removeprefix(files.base), colour, has_requests=asked is not None)
+    shown = [strip for strip in files.strips if strip.file is not None]
+    left = len(files.names) - len(shown)
+    if left:
+        more = f"and {count_text(left, 'more file')}"
+        read = 0 if asked is None else len({request.url for request in asked.requests})
+        hidden = read - sum(bool(strip.requests) for strip in shown)
+        draft.line(more + (f", of which {hidden:,} are read from" if hidden else ""))
+
+
+def _strip(draft: _Draft, strip: Strip, name: str, colour: Colour, *, has_requests: bool) -> None:
+    figures = [count_text(strip.chunks, "chunk"), bytes_text(strip.bytes) if strip.bytes else "whole"]
+    if strip.requests:
+        figures.append(count_text(len(strip.requests), "request"))
+    draft.y += 4
+    draft.name("", name, figures)
+    top, scale = draft.y, ROOM / strip.end
+
+    def piece(start: float, stop: float, y: float, height: float) -> Box:
+        width = max((stop - start) * scale, 1.4)  # to be seen
+        return Box(MARGIN + min(start * scale, ROOM - width), y, width, height)
+
+    draft.add(Boxes("faint", [Box(MARGIN, top, ROOM, BAR)], title=printable(strip.url)))
+    groups: dict[str, list[Box]] = {}
+    for start, stop, chunk in strip.segments:
+        groups.setdefault(colour(chunk), []).append(piece(start, stop, top, BAR))
+    for fill, pieces in groups.items():
+        draft.add(Boxes(fill, pieces))
+    draft.y += BAR + 2
+    if strip.requests:
+        draft.add(Boxes("asked", [piece(start, stop, draft.y, 5) for start, stop in strip.requests]))
+    if has_requests:
+        draft.y += 6
+    if not strip.is_whole:
+        _scale(draft, strip.end, scale)
+
+
+def _scale(draft: _Draft, end: float, scale: float) -> None:
+    """Draw a scale of bytes below a strip, in steps that are a power of two."""
+    step = 1
+    while end > 4 * step:
+        step *= 2
+    draft.y += 14
+    for tick in range(int(end // step) + 1):
+        x, text = MARGIN + tick * step * scale, bytes_text(tick * step) if tick else "0"
+        if x + 4 + width_of(text, 11) <= WIDTH - MARGIN:
+            draft.add(Boxes("muted", [Box(x, draft.y - 13, 1, 11)]))
+            draft.text(x + 4, draft.y - 3, text, ROOM, 11, "muted")
 
 
 def _name(url: str) -> str:
@@ -461,10 +554,3 @@ def _reading(asked: Asked) -> str:
         if bytes_text(asked.fetched) != bytes_text(asked.wanted):
             said += f", of which {bytes_text(asked.wanted)} wanted"
     return said
-
-
-def _piece(strip: Strip, start: float, stop: float, y: float, height: float) -> Box:
-    """Return the box of bytes ``[start, stop)`` of a strip, wide enough to be seen."""
-    scale = FILES / max(strip.end, 1)
-    width = max((stop - start) * scale, 1.4)
-    return Box(FILES_X + min(start * scale, FILES - width), y, width, height)

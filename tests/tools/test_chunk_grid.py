@@ -19,9 +19,8 @@ def test_every_chunk_is_in_one_cell_that_has_room_for_it(counts: list[int], rand
         counts, size = counts[:2], math.prod(counts[:2])
     generator = np.random.default_rng(size)
     numbers = np.flatnonzero(generator.random(size) < 0.7).astype(np.uint64)
-    targets = generator.integers(-1, 5, len(numbers))
     asked = np.flatnonzero(generator.random(size) < 0.1)
-    plane = plane_of(counts, numbers, targets, asked)
+    plane = plane_of(counts, numbers, asked)
     assert plane.shape[0] <= MOST_ROWS
     assert plane.shape[1] <= MOST_COLUMNS
     assert plane.room.sum() == size
@@ -29,21 +28,19 @@ def test_every_chunk_is_in_one_cell_that_has_room_for_it(counts: list[int], rand
     assert plane.asked.sum() == len(asked)
     assert (plane.present <= plane.room).all()
     assert (plane.asked <= plane.room).all()
-    assert ((plane.target == NOTHING) == (plane.present == 0)).all()
+    assert ((plane.first == NOTHING) == (plane.present == 0)).all()
 
 
-def test_a_cell_shows_the_target_that_has_most_of_it() -> None:
+def test_a_cell_knows_the_first_of_its_chunks() -> None:
     counts = (MOST_ROWS * 2, MOST_COLUMNS * 2)
-    numbers = np.arange(math.prod(counts), dtype=np.uint64)
-    targets = np.where(numbers % 2 == 0, 7, 3)
-    targets[1] = 7
-    plane = plane_of(counts, numbers, targets, None)
+    numbers = np.arange(1, math.prod(counts), dtype=np.uint64)
+    plane = plane_of(counts, numbers, None)
     assert plane.step == (2, 2)
-    assert plane.target[0, 0] == 7
+    assert plane.first[0, :2].tolist() == [0, 1]  # of chunks 1 and 2, since chunk 0 is missing
 
 
 def test_leading_dimensions_become_rows() -> None:
-    plane = plane_of((10, 2, 6), np.array([0, 12], np.uint64), np.array([0, 1]), None)
+    plane = plane_of((10, 2, 6), np.array([0, 12], np.uint64), None)
     assert plane.split == 1
     assert plane.shape == (10, 12)
-    assert plane.target[1, 0] == 1
+    assert plane.first[1, 0] == 1
