@@ -279,8 +279,10 @@ class Admission(msgspec.Struct, frozen=True):
 
     def _is_own_host(self, url: str, redirected_by: str) -> bool:
         """Whether the source itself is redirected to another port of its host, as hubs do that sign for a store."""
-        protocol, host, _ = origin_of(self.source or "")
-        return self._is_source(redirected_by) and origin_of(url)[:2] in ((protocol, host), ("https", host))
+        source = self.source or ""
+        protocol, host, _ = origin_of(source)
+        is_own = self._is_source(redirected_by) or redirected_by == links(source)[-1]  # the latter of an archive
+        return is_own and origin_of(url)[:2] in ((protocol, host), ("https", host))
 
     def _is_named(self, url: str) -> bool:
         """Whether the user named ``url``; of a chain, every link, since each opens something."""

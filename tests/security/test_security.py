@@ -458,6 +458,19 @@ def test_a_redirect_leads_into_no_private_network_and_to_no_file(to: str, http_s
     assert http_server.requests("/x") == []
 
 
+def test_an_archive_of_the_users_own_url_may_be_redirected_so_too(http_server: RangeServer, tmp_path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("refs.json", json.dumps({"k": ["data", 2, 3]}))
+        archive.writestr("data", b"0123456789")
+    with RangeServer() as store:
+        url = store.put("/a.zip", (tmp_path / "a.zip").read_bytes())
+        http_server.fault("redirect", "/a.zip", to=url + "?signature=1")
+        fs = RefShardFileSystem(f"zip://refs.json::{http_server.url}/a.zip", skip_instance_cache=True)
+        assert fs.cat_file("k") == b"234"
+
+
 def test_the_users_own_url_may_be_redirected_to_another_port_of_its_private_host(http_server: RangeServer) -> None:
     with RangeServer() as store, RangeServer() as third:
         document = json.dumps({"k": "inline", "beside": ["beside", 0, 1], "direct": [f"{store.url}/refs.json"]})
