@@ -11,7 +11,9 @@ from refshard_fs.errors import (
     ConflictError,
     CostlyPattern,
     DamagedIndex,
+    DivisionByZero,
     ManifestError,
+    NoSuchSource,
     NotListable,
     ReadOnlyError,
     ReferenceNotReachable,
@@ -26,26 +28,47 @@ if TYPE_CHECKING:
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
     from refshard_fs.session.tuning import tune_zarr
     from refshard_fs.sets.append import append
-    from refshard_fs.sets.concat import concat
-    from refshard_fs.sets.rebase import rebase, snapshot
-    from refshard_fs.tools.check import check
-    from refshard_fs.xarray_backend import load
+    from refshard_fs.sets.concat import LazySet, concat
+    from refshard_fs.sets.rebase import MadeSet, rebase, snapshot
+    from refshard_fs.tools.check import Finding, Report, check
+    from refshard_fs.tools.diff import Changes, Difference, DocumentChange
+    from refshard_fs.tools.info import ArraySummary, Node, Summary, Target, Targets
+    from refshard_fs.tools.map_drawing import Picture
+    from refshard_fs.universal_path import RefShardPath
+    from refshard_fs.xarray_backend import RefShardBackend, load
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArraySummary",
+    "Changes",
     "ConflictError",
     "CostlyPattern",
     "DamagedIndex",
+    "Difference",
+    "DivisionByZero",
+    "DocumentChange",
+    "Finding",
+    "LazySet",
+    "MadeSet",
     "ManifestError",
+    "NoSuchSource",
+    "Node",
     "NotListable",
+    "Picture",
+    "ReadOnlyError",
+    "RefShardBackend",
     "RefShardError",
     "RefShardFileSystem",
+    "RefShardPath",
     "ReferenceNotReachable",
-    "ReadOnlyError",
+    "Report",
     "SourceNotReachable",
+    "Summary",
+    "Target",
     "TargetChanged",
     "TargetNotAllowed",
+    "Targets",
     "UnknownSource",
     "append",
     "check",
@@ -59,7 +82,22 @@ __all__ = [
 
 
 _MODULES = {  # of what is imported at its first use
+    "ArraySummary": "tools.info",
+    "Changes": "tools.diff",
+    "Difference": "tools.diff",
+    "DocumentChange": "tools.diff",
+    "Finding": "tools.check",
+    "LazySet": "sets.concat",
+    "MadeSet": "sets.rebase",
+    "Node": "tools.info",
+    "Picture": "tools.map_drawing",
+    "RefShardBackend": "xarray_backend",
     "RefShardFileSystem": "fs",
+    "RefShardPath": "universal_path",
+    "Report": "tools.check",
+    "Summary": "tools.info",
+    "Target": "tools.info",
+    "Targets": "tools.info",
     "append": "sets.append",
     "check": "tools.check",
     "concat": "sets.concat",
@@ -70,6 +108,8 @@ _MODULES = {  # of what is imported at its first use
     "tune_zarr": "session.tuning",
 }
 
+_OF_OTHERS = {"xarray": '"refshard_fs[xarray]"', "upath": "universal_pathlib"}  # packages that some of it needs
+
 
 def _at_first_use(name: str) -> Any:
     module = _MODULES.get(name)
@@ -78,9 +118,9 @@ def _at_first_use(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as e:
-        if e.name != "xarray":
+        if e.name not in _OF_OTHERS:
             raise
-        raise ImportError(f'{name} needs xarray: pip install "refshard_fs[xarray]"') from e
+        raise ImportError(f"{name} needs {e.name}: pip install {_OF_OTHERS[e.name]}") from e
 
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is a mistake
