@@ -62,15 +62,20 @@ def _concat(arguments: Namespace) -> None:
     options |= {"subchunks": dict(arguments.subchunks) or None, "join": arguments.join, "freq": arguments.freq}
     if arguments.resume is not None:
         options["resume"] = arguments.resume
+    is_pattern = len(arguments.sources) == 1 and "{" in arguments.sources[0]
+    sources = arguments.sources[0] if is_pattern else arguments.sources
     if arguments.dims is None:
         options |= {"sort": arguments.sort, "overlap": arguments.overlap, "on_error": arguments.on_error}
         options |= {"chunks": dict(arguments.chunks) or None}
-        made = concat(arguments.sources, arguments.dim, lazy=arguments.lazy, **options)
+        made = concat(sources, arguments.dim, lazy=arguments.lazy, **options)
     elif arguments.lazy:
         raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
     else:
         dims = arguments.dims.split(",")
-        made = concat(_grid(arguments.sources, dims, arguments.counts), dims=dims, **options)
+        if is_pattern and arguments.counts is None:
+            made = concat(sources, dims=dims, on_error=arguments.on_error, **options)
+        else:
+            made = concat(_grid(arguments.sources, dims, arguments.counts), dims=dims, **options)
     with _telling(arguments, arguments.output, made):
         made.save(arguments.output)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import reprlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
@@ -25,6 +26,7 @@ from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
 from refshard_fs.sets.outer import completed, filled
+from refshard_fs.sets.patterns import FileGrid, Pattern, in_grid, nested
 from refshard_fs.sets.rebase import MadeSet, made, opened
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, Variable
@@ -209,7 +211,8 @@ def concat(
 
     ``sets`` are what `RefShardFileSystem` takes (``options`` are its further arguments), or such filesystems: sets of
     references, files, hierarchies. A pattern (``"s3://bucket/2024/*.nc"``) stands for all that it matches, in natural
-    order (``day2`` before ``day10``). With
+    order (``day2`` before ``day10``). One with fields (``"{member}/{time:%Y%m%d}.nc"``; numbers: ``{member:d}``)
+    says where a file lies along the dimensions of these names, which sets need not have themselves. With
     ``dims=("time", "x")`` they are nested lists, a list for each place along ``time`` of those along ``x``; a dimension
     of None merges. An array is along the dimensions that it names (``_ARRAY_DIMENSIONS``, ``dimension_names``). Types,
     codecs, chunks and the other lengths must be the same, and lengths multiples of the chunks, but in the last set.
@@ -258,9 +261,13 @@ def concat(
     order = tuple(dims) if dims is not None else (dim,)
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
-    if len(order) == 1:
-        sets = expanded(sets, options)
-    found = list(_leaves(sets, len(order)))
+    grid = _grid_of(sets, order, join, on_error, options)
+    if grid is not None:
+        found = sorted(grid.files.items())
+        sets = nested(grid.shape)
+    else:
+        sets = expanded(sets, options) if len(order) == 1 else sets
+        found = list(_leaves(sets, len(order)))
     if not found:
         raise ValueError("there are no sets to concatenate")
     places, leaves = zip(*found, strict=True)
@@ -274,7 +281,7 @@ def concat(
         raise ValueError("subchunks= are lengths of 1 and more, by dimension")
     if freq is not None and order[0] is None:
         raise TypeError("freq= says how far values of a dimension are apart: name it, dim=")
-    if len(order) != 1 and (sort or overlap != "error" or on_error != "raise"):
+    if len(order) != 1 and (sort or overlap != "error" or (on_error != "raise" and grid is None)):
         raise TypeError("sort=, overlap= and on_error= are for sets along one dimension, dim=")
     if lazy:
         leaves = tuple(url_of_set(fo, options, "lazy=True") for fo in leaves)
@@ -283,6 +290,9 @@ def concat(
         shown.set_size(len(leaves))
         read = read_sets(leaves, options, shown.relative_update, failed, executor, resume)
     leaves = tuple(fo for number, fo in enumerate(leaves) if not failed or number not in failed)
+    places = tuple(place for number, place in enumerate(places) if not failed or number not in failed)
+    if failed and grid is not None and join == "exact":
+        grid._replace(files={at: grid.files[at] for at in places}).check_whole()
     skipped(failed or {}, any_left=bool(leaves))
     if len(order) == 1 and dim is not None:
         kept = arrange(read, dim, sort=sort, overlap=overlap)
@@ -313,8 +323,18 @@ def concat(
         data = document.dumps()
         return LazySet(data, hashlib.sha256(data).hexdigest())
     alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
-    grid = None if len(order) == 1 else places
-    read = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, grid, alike)
+    has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
+    if grid is not None and (len(order) > 1 or not has_dim):
+        files = dict(zip(places, read, strict=True))
+        urls = dict(zip(places, leaves, strict=True))
+        whole = in_grid(grid._replace(files={at: grid.files[at] for at in files}), files)
+        places = tuple(sorted(whole))
+        read = [whole[at] for at in places]
+        leaves = tuple(urls.get(at) for at in places)  # nothing is read of a hole
+    else:
+        sets = read if len(order) == 1 else sets
+    at_places = None if len(order) == 1 else places
+    read = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, at_places, alike)
     if subchunks:
         read = [subchunked(part, subchunks) for part in read]
     left = iter(read)
@@ -329,7 +349,25 @@ def concat(
             found = [piece.part for piece in filled(found, str(order[0]), freq)]
         return found[0] if len(found) == 1 else concatenate(found, order[depth], unchecked)
 
-    return made(joined(read if len(order) == 1 else sets, 0).refs)
+    return made(joined(sets, 0).refs)
+
+
+def _grid_of(
+    sets: Any, order: Sequence[str | None], join: Join, on_error: OnError, options: Mapping[str, Any]
+) -> FileGrid | None:
+    """Return the grid of files that a pattern with fields stands for; None where ``sets`` are no such pattern."""
+    pattern = Pattern.of(os.fspath(sets), order) if isinstance(sets, str | os.PathLike) else None
+    if pattern is None:
+        return None
+    grid, others = FileGrid.of(pattern, expanded(pattern.glob, options), [str(dim) for dim in order])
+    if others:
+        said = f"{', '.join(others[:3])}{f' and {len(others) - 3:,} others' if len(others) > 3 else ''} are not named"
+        if on_error == "raise" or not grid.files:
+            raise ManifestError(f"{said} as {pattern.text!r} says: on_error='skip' leaves them out")
+        warnings.warn(f"{said} as {pattern.text!r} says, and left out", UserWarning, stacklevel=3)
+    if join == "exact":
+        grid.check_whole()
+    return grid
 
 
 def _leaves(nested: Any, depth: int, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:

@@ -391,6 +391,7 @@ class _Steps(msgspec.Struct, frozen=True):
 
     def places(self, values: npt.NDArray[Any], part: Named, dim: str) -> npt.NDArray[Any]:
         """Return how many steps each of ``values`` is behind the first; ManifestError where that is no number."""
+        places: npt.NDArray[Any]
         if self.months:
             month, _ = self._month(values)
             begin, _ = self._month(np.asarray([self.first]))
@@ -419,7 +420,7 @@ class _Steps(msgspec.Struct, frozen=True):
             found = int(self.first) + places * int(self.step)
         else:
             found = float(self.first) + places * float(self.step)
-        return found.astype(self.dtype)
+        return np.asarray(found, self.dtype)
 
     def _month(self, values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the months in which values lie, and how far behind their beginning."""

@@ -1,0 +1,330 @@
+"""Files whose names say where they lie: ``"{member}/{time:%Y%m%d}.nc"`` as a grid of them. No I/O here.
+
+A field is the name of a dimension, as text, as whole numbers (``{member:d}``) or as times (``{time:%Y%m%d}``; one may
+be spread over several fields: ``{time:%Y}/{time:%m%d}``). A dimension that the files do not have themselves is made: an
+array gets an axis of length 1 before its others, which changes none of its chunks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import ChunkTable, Row
+from refshard_fs.core.keys import join
+from refshard_fs.errors import ManifestError
+from refshard_fs.references.key_table import Value
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.values import object_in
+from refshard_fs.sets.outer import with_missing
+from refshard_fs.sets.sources import natural
+from refshard_fs.sets.variables import Named, VariableReader
+
+_FIELD: Final = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
+_DIRECTIVE: Final = re.compile(r"%(.)")
+# What the directives of times stand for in names.
+_DIGITS: Final = {"Y": r"\d{4}", "j": r"\d{3}", **dict.fromkeys("mdHMS", r"\d{2}")}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Place = datetime | int | str  # where a file lies along a dimension
+
+
+class Pattern(NamedTuple):
+    """Names of files with fields: a pattern with stars that finds them, and what reads a name."""
+
+    text: str
+    glob: str
+    names: re.Pattern[str]
+    fields: Mapping[str, str]  # by dimension, what it is written as: "text", "number", "time"
+
+    @classmethod
+    def of(cls, text: str, dims: Sequence[str | None]) -> Pattern | None:
+        """Return the pattern that ``text`` is; None where it has no fields. ValueError unless these are ``dims``."""
+        if _FIELD.search(text) is None or not any(dims):
+            return None
+        fields: dict[str, str] = {}
+        seen: set[str] = set()
+        regex, at = "", 0
+        for match in _FIELD.finditer(text):
+            regex += _literal(text[at : match.start()])
+            name, form = match[1], match[2] or ""
+            kind = "time" if "%" in form else "number" if form == "d" else "text"
+            if (form and kind == "text") or fields.setdefault(name, kind) != kind:
+                raise ValueError(f"{match[0]!r} in {text!r} is none of {{name}}, {{name:d}} and {{name:%Y%m%d}}")
+            regex += _times(form, name, seen) if kind == "time" else _once(name, r"\d+" if form else r"[^/]+", seen)
+            at = match.end()
+        if set(fields) != set(dims):
+            raise ValueError(f"{text!r} has the fields {', '.join(fields)}, and the dimensions are {list(dims)}")
+        names = re.compile(regex + _literal(text[at:]) + r"\Z")
+        return cls(text, re.sub(r"\*+", "*", _FIELD.sub("*", text)), names, fields)
+
+    def places(self, name: str) -> dict[str, Place] | None:
+        """Return where the file ``name`` lies along each dimension; None if it is not named so."""
+        match = self.names.search(name)
+        if match is None:
+            return None
+        found = match.groupdict()
+        try:
+            return {dim: _place(dim, kind, found) for dim, kind in self.fields.items()}
+        except ValueError:  # no such day
+            return None
+
+
+def _literal(text: str) -> str:
+    return re.escape(text).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+
+
+def _once(name: str, regex: str, seen: set[str]) -> str:
+    if name in seen:
+        return f"(?P={name})"
+    seen.add(name)
+    return f"(?P<{name}>{regex})"
+
+
+def _times(form: str, name: str, seen: set[str]) -> str:
+    regex, at = "", 0
+    for match in _DIRECTIVE.finditer(form):
+        if match[1] not in _DIGITS:
+            raise ValueError(f"{match[0]!r} in {form!r} is none of %{', %'.join(_DIGITS)}")
+        regex += re.escape(form[at : match.start()]) + _once(f"{name}__{match[1]}", _DIGITS[match[1]], seen)
+        at = match.end()
+    return regex + re.escape(form[at:])
+
+
+def _place(dim: str, kind: str, found: Mapping[str, str]) -> Place:
+    if kind == "text":
+        return found[dim]
+    if kind == "number":
+        return int(found[dim])
+    parts = {letter: int(found[f"{dim}__{letter}"]) for letter in _DIGITS if f"{dim}__{letter}" in found}
+    hour, minute, second = (parts.get(letter, 0) for letter in "HMS")
+    year = parts.get("Y", 1970)
+    if "j" not in parts:
+        return datetime(year, parts.get("m", 1), parts.get("d", 1), hour, minute, second, tzinfo=UTC)
+    day = datetime(year, 1, 1, hour, minute, second, tzinfo=UTC) + timedelta(days=parts["j"] - 1)
+    if day.year != year:
+        raise ValueError("a year has no such day")
+    return day
+
+
+# ----------------------------------------------------------------------------------------------------
+# The grid that names make.
+
+
+class FileGrid(NamedTuple):
+    """Files by their places along ``dims``; None where there is none."""
+
+    dims: Sequence[str]
+    places: Mapping[str, list[Place]]  # ascending, by dimension
+    files: Mapping[tuple[int, ...], str]
+
+    @classmethod
+    def of(cls, pattern: Pattern, urls: Sequence[str], dims: Sequence[str]) -> tuple[FileGrid, list[str]]:
+        """Return the grid of files, and those that are not named by the pattern; ManifestError where two are one's."""
+        found: dict[tuple[Place, ...], str] = {}
+        others: list[str] = []
+        for url in urls:
+            places = pattern.places(url)
+            if places is None:
+                others.append(url)
+                continue
+            key = tuple(places[dim] for dim in dims)
+            if key in found:
+                raise ManifestError(f"{found[key]} and {url} have the same place, {_said(dims, key)}")
+            found[key] = url
+        along = {dim: sorted({key[axis] for key in found}, key=_order) for axis, dim in enumerate(dims)}
+        number = {dim: {place: i for i, place in enumerate(places)} for dim, places in along.items()}
+        files = {tuple(number[d][p] for d, p in zip(dims, key, strict=True)): url for key, url in found.items()}
+        return cls(dims, along, files), others
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(self.places[dim]) for dim in self.dims)
+
+    @property
+    def holes(self) -> list[tuple[int, ...]]:
+        """The places that have no file."""
+        return [at for at in np.ndindex(self.shape) if at not in self.files]
+
+    def check_whole(self) -> None:
+        """Raise ManifestError, which names the places, where files are missing."""
+        holes = [_said(self.dims, [self.places[d][i] for d, i in zip(self.dims, at, strict=True)]) for at in self.holes]
+        if holes:
+            shown = "; ".join(holes[:3]) + (f" and {len(holes) - 3:,} others" if len(holes) > 3 else "")
+            raise ManifestError(f"there is no file of {shown}: join='outer' takes what is not there for missing")
+
+
+def _order(place: Place) -> Any:
+    return natural(place) if isinstance(place, str) else place
+
+
+def _said(dims: Sequence[str], key: Sequence[Place]) -> str:
+    shown = [place.isoformat()[:19] if isinstance(place, datetime) else place for place in key]
+    return ", ".join(f"{dim} = {place}" for dim, place in zip(dims, shown, strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sets with dimensions of their names, and what stands where there is none.
+
+
+def in_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], Named]) -> dict[tuple[int, ...], Named]:
+    """Return the sets of a grid, each with all of its dimensions, and sets of nothing where there is no file."""
+    found = dict(parts)
+    along = {dim: any(dim in v.dims for part in parts.values() for v in part.variables.values()) for dim in grid.dims}
+    inside = [dim for dim in grid.dims if along[dim]]
+    for axis, dim in reversed(list(enumerate(grid.dims))):
+        if not along[dim]:
+            coordinate = _coordinate(grid.places[dim])
+            for at, part in found.items():
+                found[at] = _with_dimension(part, dim, inside, coordinate, at[axis])
+            inside.append(dim)
+    holes = grid.holes
+    if holes:
+        spread = {
+            path
+            for part in found.values()
+            for path, v in part.variables.items()
+            if not v.is_coordinate and any(dim in v.dims for dim in grid.dims)
+        }
+        found = dict(zip(found, with_missing(list(found.values()), spread), strict=True))
+        found |= {at: _hole(grid, found, at) for at in holes}
+    return found
+
+
+class _Coordinate(NamedTuple):
+    """The values of a dimension that is made: an array of them, and its attributes."""
+
+    values: Any
+    attributes: Mapping[str, Any]
+
+
+def _coordinate(places: Sequence[Place]) -> _Coordinate:
+    if isinstance(places[0], datetime):
+        seconds = [(place - _EPOCH).total_seconds() for place in places if isinstance(place, datetime)]
+        units = {"units": "seconds since 1970-01-01", "calendar": "proleptic_gregorian"}
+        return _Coordinate(np.array(seconds, "<i8"), units)
+    if isinstance(places[0], int):
+        return _Coordinate(np.array(places, "<i8"), {})
+    return _Coordinate(np.array(places, f"<U{max(map(len, map(str, places)))}"), {})
+
+
+def _with_dimension(part: Named, dim: str, others: Sequence[str], coordinate: _Coordinate, number: int) -> Named:
+    """Return a set whose arrays lie at one place along ``dim``: those along ``others``, or all if there are none."""
+    tables: dict[str, ChunkTable] = dict(part.refs.tables)
+    members: dict[str, Value] = dict(part.refs.side.items())
+    version = 2
+    for path, variable in part.variables.items():
+        meta = variable.meta
+        version = meta.zarr_format
+        is_meant = any(other in variable.dims for other in others) if others else bool(variable.dims)
+        if variable.is_coordinate or not is_meant:
+            continue
+        doc = dict(meta.raw)
+        doc["shape"] = [1, *meta.shape]
+        if meta.chunks is None or (meta.zarr_format == 3 and not _is_simple(doc)):
+            raise ManifestError(
+                f"{path!r} of {part.name} cannot get the dimension {dim!r}: its chunks or codecs name its dimensions"
+            )
+        if meta.zarr_format == 2:
+            doc["chunks"] = [1, *meta.chunks]
+            attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
+            members[join(path, ".zattrs")] = attributes
+        else:
+            doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [1, *meta.chunks]}}
+            doc["dimension_names"] = [dim, *variable.dims]
+        members[variable.key] = doc
+        old, grid = tables[path], zarrmeta.grid_of(doc)
+        assert grid is not None, "a regular grid stays one"
+        for chunk in part.inline.get(path, {}):
+            members[join(path, grid.tail(chunk))] = members.pop(join(path, old.grid.tail(chunk)))
+        tables[path] = ChunkTable(grid, old.ranges, old.numbers)  # a chunk's number is what it was
+    _put_coordinate(tables, members, dim, coordinate, number, version)
+    members.pop(".zmetadata", None)  # which tells of the arrays as they were
+    root = members.get("zarr.json")
+    if root is not None and type(root) is not Row:
+        group = object_in(root, f"'zarr.json' of {part.name}")
+        members["zarr.json"] = {key: value for key, value in group.items() if key != "consolidated_metadata"}
+    refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
+    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests)
+
+
+def _is_simple(doc: Mapping[str, Any]) -> bool:
+    names = [codec.get("name") if isinstance(codec, Mapping) else codec for codec in doc.get("codecs") or ()]
+    return not {"transpose", "sharding_indexed"}.intersection(map(str, names))
+
+
+def _put_coordinate(
+    tables: dict[str, ChunkTable], members: dict[str, Value], dim: str, of: _Coordinate, number: int, version: int
+) -> None:
+    dtype = of.values.dtype
+    if version == 2:
+        doc: dict[str, Any] = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": dtype.str, "order": "C"}
+        doc |= {"fill_value": None, "filters": None, "compressor": None}
+        members[join(dim, ".zarray")] = doc
+        members[join(dim, ".zattrs")] = {**of.attributes, "_ARRAY_DIMENSIONS": [dim]}
+    else:
+        text = {"name": "fixed_length_utf32", "configuration": {"length_bytes": dtype.itemsize}}
+        is_text = dtype.kind == "U"
+        doc = {"zarr_format": 3, "node_type": "array", "shape": [1], "data_type": text if is_text else dtype.name}
+        doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [1]}}
+        doc["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "/"}}
+        doc["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+        doc |= {"fill_value": "" if is_text else 0, "attributes": dict(of.attributes), "dimension_names": [dim]}
+        members[join(dim, "zarr.json")] = doc
+    grid = zarrmeta.grid_of(doc)
+    assert grid is not None, "it has one chunk"
+    tables[dim] = ChunkTable.from_parts(grid, [])
+    members[join(dim, grid.tail(0))] = of.values[number : number + 1].tobytes()
+
+
+def _hole(grid: FileGrid, parts: Mapping[tuple[int, ...], Named], at: tuple[int, ...]) -> Named:
+    """Return a set without chunks that is as long along each dimension as those beside it."""
+    beside: dict[str, Named] = {}
+    for axis, dim in enumerate(grid.dims):
+        beside[dim] = next(part for other, part in parts.items() if other[axis] == at[axis])
+    tables: dict[str, ChunkTable] = {}
+    members: dict[str, Value] = {}
+    some = next(iter(beside.values()))
+    place = _said(grid.dims, [grid.places[dim][i] for dim, i in zip(grid.dims, at, strict=True)])
+    for path, variable in some.variables.items():
+        of = next((dim for dim in grid.dims if variable.dims == (dim,) and variable.is_coordinate), None)
+        source = some if of is None else beside[of]
+        if path not in source.variables or (of is None and not set(grid.dims) <= set(variable.dims)):
+            continue
+        there = source.variables[path]
+        doc = dict(there.meta.raw)
+        shape = list(there.meta.shape)
+        for k, name in enumerate(there.dims):
+            if name is not None and name in beside:
+                shape[k] = _length(beside[name], name)
+        doc["shape"] = shape
+        members[there.key] = doc
+        attributes = source.refs.side.get(join(path, ".zattrs"))
+        if attributes is not None:
+            members[join(path, ".zattrs")] = attributes
+        shown = zarrmeta.grid_of(doc)
+        assert shown is not None, "`with_missing` has looked at its chunks"
+        tables[path] = ChunkTable.from_parts(shown, [])
+        if of is not None:
+            members |= {join(path, shown.tail(n)): data for n, data in source.inline.get(path, {}).items()}
+    refs = ReferenceSet(some.refs.urls, tables, members, pins=some.refs.pins)
+    where = f"what is missing at {place}"
+    return Named(where, refs, VariableReader().read(refs, where))
+
+
+def _length(part: Named, dim: str) -> int:
+    return next(v.meta.shape[v.dims.index(dim)] for v in part.variables.values() if dim in v.dims)
+
+
+def nested(shape: Sequence[int]) -> Any:
+    """Return places in a grid as nested lists, the last dimension varying fastest."""
+    flat: list[Any] = list(itertools.product(*map(range, shape)))
+    for count in reversed(shape[1:]):
+        flat = [flat[i : i + count] for i in range(0, len(flat), count)]
+    return flat

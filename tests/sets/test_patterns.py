@@ -1,0 +1,146 @@
+"""Files in a grid by their names: members, days, tiles; dimensions that the files have, and that they have not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.cli import main
+
+xr = pytest.importorskip("xarray")
+pytest.importorskip("h5netcdf")
+pytest.importorskip("zarr")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+
+MEMBERS = ("r1", "r2", "r10")
+
+
+def written(folder: Path, member: str, day: int, **storage: Any) -> str:
+    """Write a day of a member; its values tell both."""
+    path = folder / member / f"202401{day:02d}.nc"
+    path.parent.mkdir(exist_ok=True)
+    data = np.full((1, 2, 3), 100 * int(member[1:]) + day, "f4") + np.arange(6).reshape(1, 2, 3) / 10
+    time = xr.DataArray([day - 1], dims="time", attrs={"units": "days since 2024-01-01"})
+    ds = xr.Dataset({"v": (("time", "y", "x"), data)}, coords={"time": time, "x": [1, 2, 3]})
+    encoding = {"v": {"chunksizes": (1, 2, 3), **storage}, "time": {"_FillValue": None}, "x": {"_FillValue": None}}
+    ds.to_netcdf(path, engine="h5netcdf", encoding=encoding)
+    return str(path)
+
+
+def grid(folder: Path, members: Sequence[str] = MEMBERS, days: Sequence[int] = (1, 2), **storage: Any) -> Any:
+    files = [[written(folder, member, day, **storage) for member in members] for day in days]
+    return xr.open_mfdataset(files, combine="nested", concat_dim=["time", "member"], engine="h5netcdf").load()
+
+
+def of_xarray(fo: Any) -> Any:
+    return xr.open_dataset(fo, engine=RefShardBackend).load()
+
+
+DIMS = ("time", "member")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_pattern_of_members_and_days_is_a_cube_with_both(tmp_path: Path, version: int) -> None:
+    expected = grid(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
+    made = refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, zarr_format=version)
+    found = of_xarray(made)
+    xr.testing.assert_equal(found.transpose(*expected["v"].dims), expected)
+    assert all(isinstance(value, list) for key, value in made.references.items() if key.startswith("v/c"))
+
+
+def test_numbers_sort_as_such_and_keep_their_kind(tmp_path: Path) -> None:
+    expected = grid(tmp_path).assign_coords(member=[1, 2, 10])
+    found = of_xarray(refshard_fs.concat(f"{tmp_path}/r{{member:d}}/{{time:%Y%m%d}}.nc", dims=DIMS))
+    xr.testing.assert_equal(found.transpose(*expected["v"].dims), expected)
+
+
+def test_a_pattern_of_one_dimension_puts_files_in_order(tmp_path: Path) -> None:
+    expected = grid(tmp_path, members=["r1"], days=(2, 1)).isel(member=0).sortby("time")
+    for lazy in (False, True):
+        pattern = f"{tmp_path}/r1/{{time:%Y%m%d}}.nc"
+        xr.testing.assert_equal(of_xarray(refshard_fs.concat(pattern, "time", lazy=lazy)), expected)  # type: ignore[call-overload]
+
+
+def test_times_of_names_are_a_coordinate_where_files_have_none(tmp_path: Path) -> None:
+    for day in (1, 3):
+        ds = xr.Dataset({"v": (("y", "x"), np.full((2, 3), day, "f4"))})
+        folder = tmp_path / "2024"
+        folder.mkdir(exist_ok=True)
+        ds.to_netcdf(folder / f"01{day:02d}T06.nc", engine="h5netcdf")
+    found = of_xarray(refshard_fs.concat(f"{tmp_path}/{{time:%Y}}/{{time:%m%dT%H}}.nc", "time"))
+    assert found["v"].dims == ("time", "y", "x")
+    assert (
+        found["time"].values.astype("M8[h]").tolist() == np.array(["2024-01-01T06", "2024-01-03T06"], "M8[h]").tolist()
+    )
+    assert found["v"][:, 0, 0].values.tolist() == [1, 3]
+
+
+def test_a_file_that_is_not_there_is_named_or_missing(tmp_path: Path) -> None:
+    files = grid(tmp_path)
+    (tmp_path / "r2" / "20240102.nc").unlink()
+    pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
+    with pytest.raises(ManifestError, match="no file of time = 2024-01-02T00:00:00, member = r2: join='outer'"):
+        refshard_fs.concat(pattern, dims=DIMS)
+    expected = files.assign_coords(member=list(MEMBERS))
+    expected["v"] = expected["v"].where(~((expected["member"] == "r2") & (expected["time"].dt.day == 2)))
+    made = refshard_fs.concat(pattern, dims=DIMS, join="outer")
+    xr.testing.assert_equal(of_xarray(made).transpose(*expected["v"].dims), expected)
+    report = refshard_fs.check(RefShardFileSystem(made), "full")
+    assert not report.has_errors, report.findings
+
+
+def test_files_that_are_named_otherwise_are_named_or_left_out(tmp_path: Path) -> None:
+    expected = grid(tmp_path).assign_coords(member=list(MEMBERS))
+    for name in ("20240199.nc", "notes.nc"):
+        (tmp_path / "r1" / name).write_text("")
+    pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
+    with pytest.raises(ManifestError, match=r"r1/20240199\.nc, .*r1/notes\.nc are not named as .*on_error='skip'"):
+        refshard_fs.concat(pattern, dims=DIMS)
+    with pytest.warns(UserWarning, match=r"notes\.nc are not named"):
+        made = refshard_fs.concat(pattern, dims=DIMS, on_error="skip")
+    xr.testing.assert_equal(of_xarray(made).transpose(*expected["v"].dims), expected)
+
+
+def test_two_files_have_not_the_same_place(tmp_path: Path) -> None:
+    grid(tmp_path, members=["r1", "r2"], days=[1])
+    with pytest.raises(ManifestError, match=r"r1/20240101\.nc and .*r2/20240101\.nc have the same place"):
+        refshard_fs.concat(f"{tmp_path}/r*/{{time:%Y%m%d}}.nc", "time")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("/{member}/{day:%Y%m%d}.nc", "the fields member, day, and the dimensions are"),
+        ("/{member:03d}/{time:%Y%m%d}.nc", "'{member:03d}' in"),
+        ("/{member}/{time:%Q}.nc", "'%Q'"),
+    ],
+)
+def test_what_is_no_pattern_is_refused(pattern: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        refshard_fs.concat(pattern, dims=DIMS)
+
+
+def test_a_pattern_on_s3(tmp_path: Path, s3_server: Any) -> None:
+    expected = grid(tmp_path, members=["r1", "r2"]).assign_coords(member=["r1", "r2"])
+    s3_server.create_bucket("members")
+    for file in tmp_path.glob("*/*.nc"):
+        s3_server.put(f"members/{file.relative_to(tmp_path)}", file.read_bytes())
+    options = {"options": {"s3://members/": s3_server.storage_options}, "allow": "any"}
+    made = refshard_fs.concat("s3://members/{member}/{time:%Y%m%d}.nc", dims=DIMS, **options)
+    found = xr.open_dataset(made, engine=RefShardBackend, storage_options=options).load()
+    xr.testing.assert_equal(found.transpose(*expected["v"].dims), expected)
+
+
+def test_the_command_takes_patterns(tmp_path: Path) -> None:
+    expected = grid(tmp_path).assign_coords(member=list(MEMBERS))
+    url = str(tmp_path / "all.json")
+    pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
+    assert main(["concat", pattern, "-o", url, "--dims", "time,member"]) == 0
+    xr.testing.assert_equal(of_xarray(url).transpose(*expected["v"].dims), expected)
