@@ -21,8 +21,10 @@ import refshard_fs.sets.concat
 import refshard_fs.sets.rebase
 from refshard_fs import RefShardFileSystem, errors
 from refshard_fs.cli.program import parser
+from refshard_fs.formats import known_formats
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTED = [page.read_text() for page in [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")]]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 SHELL = [text for language, text in BLOCKS if language == "sh"]
@@ -143,3 +145,13 @@ def test_troubleshooting_has_every_error() -> None:
     assert len(kinds) > 12
     assert [name for name in kinds if f"`{name}`" not in page] == []
     assert [name for name in kinds if name not in refshard_fs.__all__] == []
+
+
+def test_each_format_has_a_page_of_the_site() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "formats.py"))
+    pages = made["sections"]()
+    assert set(made["OF"]) == set(known_formats())
+    assert [name for name in made["OF"].values() if name not in pages] == []
+    assert [name for name, (_, text) in pages.items() if len(text) < 200] == []
+    linked = [anchor for text in DOCUMENTED for anchor in re.findall(r"FORMATS\.md#([\w-]+)", text)]
+    assert [anchor for anchor in linked if anchor not in made["anchors"](pages)] == []

@@ -1,0 +1,83 @@
+"""A page for each format, made of FORMATS.md (a section each) and of the table in docs/pages/files.md (a row each)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WHOLE = "FORMATS.md"
+# Each registered format and the page that tells of it.
+OF = {
+    "bcolz": "bcolz-and-bloscpack",
+    "bloscpack": "bcolz-and-bloscpack",
+    "chunk-manifest-json": "chunk-manifests",
+    "dmrpp": "dmr",
+    "fits": "fits",
+    "grib2": "grib2",
+    "hdf5": "netcdf-4-hdf5",
+    "kerchunk-json": "json-sets-of-references",
+    "kerchunk-parquet": "parquet-sets-of-references",
+    "netcdf3": "netcdf-3",
+    "neuroglancer-precomputed": "neuroglancer-precomputed-volumes",
+    "refshard-concat": "sets-joined-lazily",
+    "tiff": "tiff",
+    "zarr-hierarchy": "zarr-hierarchies",
+    "zip": "zip",
+}
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that Markdown gives a heading."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-")
+
+
+def sections() -> dict[str, tuple[str, str]]:
+    """Return the pages by their slug: the title of each, and its Markdown."""
+    _, *parts = re.split(r"^## ", (ROOT / WHOLE).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found: dict[str, tuple[str, str]] = {}
+    for part in parts:
+        title, _, text = part.partition("\n")
+        found[slug(title)] = title, f"# {title}\n{re.sub('^###', '##', text, flags=re.MULTILINE)}"
+    return found | _files()
+
+
+def _files() -> dict[str, tuple[str, str]]:
+    """Return a page for each row of the table of files, with the section of that name."""
+    text = (ROOT / "docs" / "pages" / "files.md").read_text(encoding="utf-8")
+    intro, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    more = {slug(part.partition("\n")[0]): part.partition("\n")[2] for part in parts}
+    head, _, rows = intro.partition("|---|---|---|---|\n")
+    names = [name.strip() for name in head.rstrip().rpartition("\n")[2].strip("| ").split("|")]
+    found: dict[str, tuple[str, str]] = {}
+    for row in re.findall(r"^\| (.+) \|$", rows, flags=re.MULTILINE):
+        what, *cells = [cell.strip() for cell in row.split(" | ", len(names) - 1)]
+        title = re.split(r" \(|, BigTIFF", what)[0]
+        told = [
+            f"**{name.capitalize()}**: {cell.strip(' |')}.\n"
+            for name, cell in zip(names[1:], cells, strict=False)
+            if cell.strip(" |")
+        ]
+        lines = [
+            f"# {title}\n",
+            f"{what}: see also [all files of arrays](files.md).\n",
+            *told,
+            more.get(slug(title), ""),
+        ]
+        found[slug(title)] = title, "\n".join(lines)
+    return found
+
+
+def anchors(pages: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Return where each heading of FORMATS.md is now: the page and, below its title, the heading there."""
+    found: dict[str, str] = {}
+    for name, (_, text) in pages.items():
+        found[name] = page(name)
+        for heading in re.findall(r"^##+ (.+)$", text, flags=re.MULTILINE):
+            found.setdefault(slug(heading), f"{page(name)}#{slug(heading)}")
+    return found
+
+
+def page(name: str) -> str:
+    """Return the file of a page."""
+    return f"format_{name}.md"
