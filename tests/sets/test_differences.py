@@ -1,0 +1,120 @@
+"""Files of many kinds that differ in one thing: a cube of them has xarray's values, or names what does not fit."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError
+from refshard_fs.core.zarrmeta import zarr_major
+
+xr = pytest.importorskip("xarray")
+pytest.importorskip("netCDF4")
+pytest.importorskip("zarr")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+
+DATA = np.array([[0.0, 0.5, 1.0], [2.0, 4.0, 8.0]])
+PACKED = {"dtype": "i4", "scale_factor": 0.5, "_FillValue": -9}
+
+# What the two files are, by what differs: keywords of `written`; how a cube is made of them as references alone, and
+# how lazily: "equal" to xarray's, or "refused".
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "nothing": ({}, {}, "equal", "equal"),
+    "a wider type first": ({"dtype": "f8"}, {"dtype": "f4"}, "refused", "equal"),
+    "a narrower type first": ({"dtype": "f4"}, {"dtype": "f8"}, "refused", "refused"),
+    "fill value": ({"_FillValue": -1.0}, {"_FillValue": -2.0}, "refused", "equal"),
+    "scale": (PACKED, {**PACKED, "scale_factor": 0.25}, "refused", "equal"),
+    "offset": (PACKED, {**PACKED, "add_offset": 8.0}, "refused", "equal"),
+    "packed or not": ({"dtype": "f8", "_FillValue": 1e20}, PACKED, "refused", "equal"),
+    "units": ({"units": "K"}, {"units": "degC"}, "refused", "refused"),
+    "units of time": ({}, {"since": "2024-01-02"}, "equal", "equal"),
+    "calendar": ({}, {"calendar": "noleap"}, "refused", "refused"),
+    "another length": ({}, {"steps": 1}, "equal", "equal"),
+    "coordinates": ({}, {"xs": [1, 2, 4]}, "refused", "refused"),
+    "a variable less": ({}, {"name": "w"}, "refused", "refused"),
+}
+# In NetCDF-3, where steps of one variable lie together; and of formats that have codecs and chunks.
+TOGETHER = {"another length": ({}, {"steps": 1}, "refused", "equal")}
+STORED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "codecs": ({"is_compressed": True}, {}, "refused", "equal"),
+    "chunks": ({"chunks": (2, 3)}, {"chunks": (1, 2)}, "refused", "equal"),
+    "chunks that are cut": ({"chunks": (2, 3), "steps": 1}, {"chunks": (2, 3)}, "refused", "equal"),
+    "byte order": ({"endian": "<"}, {"endian": ">"}, "refused", "equal"),
+}
+SOME = {name: KINDS[name] for name in ("fill value", "scale", "units of time", "another length", "a variable less")}
+# `test_recoding` has NetCDF-4.
+FORMATS = {"netcdf3": {**KINDS, **TOGETHER}, "zarr2": {**SOME, **STORED}, "zarr3": {**SOME, **STORED}}
+
+
+def written(
+    path: Path,
+    kind: str,
+    number: int,
+    steps: int = 2,
+    dtype: str = "f4",
+    chunks: tuple[int, int] | None = None,
+    endian: str = "<",
+    is_compressed: bool = False,
+    units: str = "K",
+    since: str = "2024-01-01",
+    calendar: str = "standard",
+    xs: Any = (1, 2, 3),
+    name: str = "v",
+    **packing: Any,
+) -> str:
+    shift = 0 if since == "2024-01-01" else 1
+    times = np.arange(steps, dtype="i4") + 2 * number - shift
+    time = xr.DataArray(times, dims="time", attrs={"units": f"days since {since}", "calendar": calendar})
+    values = (("time", "x"), DATA[:steps] + number, {"units": units})
+    ds = xr.Dataset({name: values}, coords={"time": time, "x": list(xs)})
+    ds["x"] = ds["x"].astype("i4")
+    stored: dict[str, Any] = {"_FillValue": None, "dtype": np.dtype(dtype).newbyteorder(endian), **packing}
+    if kind == "netcdf3":
+        ds.to_netcdf(path, engine="netcdf4", format="NETCDF3_64BIT", encoding={name: stored}, unlimited_dims=["time"])
+    else:
+        stored["chunks"] = chunks or (1, 3)
+        if not is_compressed:
+            stored["compressors" if (zarr_major() or 2) > 2 else "compressor"] = None
+        ds.to_zarr(path, encoding={name: stored}, consolidated=False, zarr_format=int(kind[-1]))
+    return str(path)
+
+
+def each(file: str, kind: str) -> Any:
+    return xr.load_dataset(
+        file, **({"engine": "netcdf4"} if kind == "netcdf3" else {"engine": "zarr", "consolidated": False})
+    )
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_cube_of_files_that_differ_is_right_or_refused_by_name(tmp_path: Path, kind: str) -> None:
+    for name, (one, other, eager, lazy) in FORMATS[kind].items():
+        if name == "byte order" and kind == "zarr3":  # whose types have none
+            continue
+        folder = tmp_path / name.replace(" ", "-")
+        folder.mkdir()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            files = [written(folder / f"file{i}", kind, i, **how) for i, how in enumerate((one, other))]
+        for is_lazy, outcome in ((False, eager), (True, lazy)):
+            what = f"{name} of {kind}, lazy={is_lazy}"
+            if outcome == "refused":
+                with pytest.raises(ManifestError) as caught:
+                    refshard_fs.concat(files, "time", lazy=is_lazy)  # type: ignore[call-overload]
+                text = str(caught.value)
+                assert "file1" in text or "file0" in text, what
+                assert any(repr(path) in text for path in ("v", "w", "time", "x")), what
+                assert ("lazy=True" in text) == (lazy == "equal"), what
+            else:
+                cube = refshard_fs.concat(files, "time", lazy=is_lazy)  # type: ignore[call-overload]
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    expected = xr.concat([each(file, kind) for file in files], "time")
+                    found = xr.open_dataset(cube, engine=RefShardBackend).load()
+                np.testing.assert_array_equal(found["v"].values, expected["v"].values, err_msg=what)
+                assert found["time"].equals(expected["time"]), what
