@@ -22,7 +22,7 @@ from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.filters import codecs_of, recoded
 from refshard_fs.formats.hdf5.heaps import GLOBAL, Collection, CollectionIndex
 from refshard_fs.formats.hdf5.netcdf4 import Variable
-from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock
+from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock, Virtual
 
 MOST_FILL: Final = 1 << 30  # bytes of a chunk that was never written, where one has to be made
 TEXT: Final = {"id": "vlen-utf8"}
@@ -52,8 +52,10 @@ class Dataset:
             case Compact() | Contiguous():
                 self.chunk = pieces(found.shape, found.datatype.size)
                 self.filters = ()
+            case Virtual(chunk=chunk):
+                self.chunk = chunk
             case _:
-                raise ManifestError("it is a virtual dataset, whose values are those of others")
+                raise ValueError(f"{found.path!r} has no data layout")
         self.is_text = self.datatype.kind == "vlen-string"
         if self.datatype.shown is None and not self.is_text:
             raise ManifestError(f"its datatype is of the kind {self.datatype.kind}")
@@ -99,7 +101,7 @@ class Dataset:
         )
 
 
-class _Stored(NamedTuple):
+class Stored(NamedTuple):
     """A chunk as it lies in the file, and which of its filters it skips."""
 
     entry: Entry
@@ -127,8 +129,8 @@ class DatasetChunks(Chunks):
         grid: ChunkGrid,
         url: str,
     ) -> None:
-        self._dataset = dataset
-        self._grid = grid
+        self.dataset = dataset
+        self.grid = grid
         self._url = url
         self._file = file
         self._pieces, self._index = _layout(file, superblock, dataset)
@@ -142,28 +144,28 @@ class DatasetChunks(Chunks):
     def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         """Return the entries of chunks, all of them found in the same rounds."""
         try:
-            stored = yield from self._stored(numbers)
-            if self._dataset.is_text:
+            stored = yield from self.stored(numbers)
+            if self.dataset.is_text:
                 return (yield from self._texts(numbers, stored))
             found = [self._shown(number, stored.get(number)) for number in numbers]
             return (yield from self._read_now(found)) if self.is_small_coordinate else found
         except RefShardError:
             raise
         except ValueError as e:
-            raise DamagedIndex("", self._url, f"dataset {self._dataset.object.path!r}: {e}") from e
+            raise DamagedIndex("", self._url, f"dataset {self.dataset.object.path!r}: {e}") from e
 
     def prepare(self) -> Steps[None]:
         """Read what most users of the file ask for next: the index's first node; of a small coordinate, all."""
         try:
             if self.is_small_coordinate:
-                yield from self.entries(range(self._grid.size))
+                yield from self.entries(range(self.grid.size))
             elif self._index is not None:
                 yield from self._index.find(np.empty(0, np.uint64))
         except (RefShardError, ValueError, OSError):
             pass  # whoever reads it meets the same error
 
     def listed(self) -> Steps[list[Listed] | None]:
-        if not self._dataset.variable.fills_itself or self._pieces is not None:
+        if not self.dataset.variable.fills_itself or self._pieces is not None:
             return None
         if self._index is None:
             return []
@@ -172,30 +174,30 @@ class DatasetChunks(Chunks):
         except RefShardError:
             raise
         except ValueError as e:
-            raise DamagedIndex("", self._url, f"dataset {self._dataset.object.path!r}: {e}") from e
-        return [Listed(tail, None) for tail in tails(self._grid, found.numbers)]
+            raise DamagedIndex("", self._url, f"dataset {self.dataset.object.path!r}: {e}") from e
+        return [Listed(tail, None) for tail in tails(self.grid, found.numbers)]
 
     # ------------------------------------------------------------------ as they are stored
 
-    def _stored(self, numbers: Sequence[int]) -> Steps[dict[int, _Stored]]:
+    def stored(self, numbers: Sequence[int]) -> Steps[dict[int, Stored]]:
         """Return those of the chunks ``numbers`` that were written."""
         if self._index is not None:
             wanted = np.unique(np.array(numbers, np.uint64))
             found = yield from self._index.find(wanted)
             columns = (column.tolist() for column in found)
             return {
-                number: _Stored(self._file.part(address, size, "a chunk"), mask)
+                number: Stored(self._file.part(address, size, "a chunk"), mask)
                 for number, address, size, mask in zip(*columns, strict=True)
             }
         if self._pieces is None:
             return {}
         entries = yield from together([self._pieces.entry(number) for number in numbers])
-        return {n: _Stored(entry) for n, entry in zip(numbers, entries, strict=True) if entry is not None}
+        return {n: Stored(entry) for n, entry in zip(numbers, entries, strict=True) if entry is not None}
 
-    def _shown(self, number: int, stored: _Stored | None) -> Entry | None:
+    def _shown(self, number: int, stored: Stored | None) -> Entry | None:
         if stored is None:
-            return None if self._dataset.variable.fills_itself else self._fill()
-        dataset = self._dataset
+            return None if self.dataset.variable.fills_itself else self._fill()
+        dataset = self.dataset
         mask = stored.mask
         if dataset.filters and not self._is_filtered(number):
             mask = (1 << len(dataset.filters)) - 1
@@ -208,11 +210,11 @@ class DatasetChunks(Chunks):
 
     def _is_filtered(self, number: int) -> bool:
         """Whether filters apply to a chunk: writers may leave out those that reach beyond the array."""
-        layout = self._dataset.layout
+        layout = self.dataset.layout
         if not isinstance(layout, Chunked) or layout.whole_edges:
             return True
-        coords = self._grid.coords(number)
-        cells = zip(coords, layout.shape, self._dataset.outer_shape, strict=False)
+        coords = self.grid.coords(number)
+        cells = zip(coords, layout.shape, self.dataset.outer_shape, strict=False)
         return all((coord + 1) * chunk <= extent for coord, chunk, extent in cells)
 
     def _read_now(self, entries: Sequence[Entry | None]) -> Steps[Sequence[Entry | None]]:
@@ -225,16 +227,16 @@ class DatasetChunks(Chunks):
 
     def _fill(self) -> Inline:
         if self._filled is None:
-            dataset = self._dataset
-            plain = self._fill_elements()
+            dataset = self.dataset
+            plain = self.fill_elements()
             if dataset.datatype.is_recast:
                 plain = recast(dataset.datatype, plain).tobytes()
             self._filled = Inline(dataset.codecs.encode(plain))
         return self._filled
 
-    def _fill_elements(self) -> bytes:
+    def fill_elements(self) -> bytes:
         """Return a chunk's elements, all of them the fill value."""
-        dataset = self._dataset
+        dataset = self.dataset
         size, fill = dataset.datatype.size, dataset.object.fill
         if dataset.stored > MOST_FILL:
             raise ValueError(f"a chunk of {dataset.stored} bytes was never written: they are too many to make")
@@ -244,7 +246,7 @@ class DatasetChunks(Chunks):
 
     # ------------------------------------------------------------------ texts
 
-    def _texts(self, numbers: Sequence[int], stored: Mapping[int, _Stored]) -> Steps[list[Entry | None]]:
+    def _texts(self, numbers: Sequence[int], stored: Mapping[int, Stored]) -> Steps[list[Entry | None]]:
         """Return chunks of texts as zarr's vlen-utf8 reads them; they lie in the global heap."""
         shown = {
             number: self._shown(number, stored.get(number)) for number in dict.fromkeys(numbers) if number in stored
@@ -252,10 +254,10 @@ class DatasetChunks(Chunks):
         entries = [entry for entry in shown.values() if entry is not None]
         read = yield tuple(Load(entry, Raw()) for entry in entries)
         raw: dict[int, bytes] = dict(zip(shown, read, strict=True))
-        if not self._dataset.variable.fills_itself:
+        if not self.dataset.variable.fills_itself:
             missing = [number for number in dict.fromkeys(numbers) if number not in shown]
-            raw |= dict.fromkeys(missing, self._fill_elements() if missing else b"")
-        datatype = self._dataset.datatype
+            raw |= dict.fromkeys(missing, self.fill_elements() if missing else b"")
+        datatype = self.dataset.datatype
         addresses = sorted({address for data in raw.values() for address, _, _ in heap_ids(datatype, data)})
         collections = yield from together([self._collection(address) for address in addresses])
         heap = {
@@ -282,7 +284,7 @@ def _layout(file: MetadataFile, superblock: Superblock, dataset: Dataset) -> tup
     match dataset.layout:
         case Compact(data):
             return _pieces(Inline(data), 0, dataset), None
-        case Contiguous(None):
+        case Contiguous(None) | Virtual():
             return None, None
         case Contiguous(int(address), size):
             needed = math.prod(dataset.outer_shape) * dataset.datatype.size

@@ -35,6 +35,7 @@ from refshard_fs.formats.hdf5.structure import (
     HDF5Object,
     Message,
     Superblock,
+    Virtual,
     parse_attribute,
     parse_dataspace,
     parse_fill,
@@ -44,6 +45,7 @@ from refshard_fs.formats.hdf5.structure import (
     read_rest,
     read_start,
 )
+from refshard_fs.formats.hdf5.virtual import parse_mappings
 
 PATHS_PER_BYTE: Final = 1 / 8  # of the file: many links may lead to one group, but a file of so many would be a bomb
 LEAST_PATHS: Final = 10_000
@@ -174,7 +176,24 @@ class _Reader:
             raw += yield from self._dense_attributes(by_type[structure.ATTRIBUTE_INFO])
         attributes = yield from self._attributes(raw)
         described = HDF5Object("", address, node.is_group, attributes)
-        self._found[address] = described if node.is_group else self._dataset(described, by_type)
+        if not node.is_group:
+            described = yield from self._with_sources(self._dataset(described, by_type))
+        self._found[address] = described
+
+    def _with_sources(self, found: HDF5Object) -> Steps[HDF5Object]:
+        """Return a dataset; a virtual one has the mappings that the global heap says."""
+        layout = found.layout
+        if not isinstance(layout, Virtual) or layout.address is None or found.refusal is not None:
+            return found
+        yield from self._load_collections([layout.address])
+        data = self._collections[layout.address].get(layout.index)
+        if data is None:
+            raise ValueError(f"the mappings of a virtual dataset are not in the global heap at {layout.address}")
+        try:
+            sources = parse_mappings(data, self._file.sizes)
+        except ManifestError as e:
+            return msgspec.structs.replace(found, refusal=f"it is a virtual dataset: {e}")
+        return msgspec.structs.replace(found, layout=msgspec.structs.replace(layout, sources=sources))
 
     def _dataset(self, found: HDF5Object, messages: Mapping[int, bytes]) -> HDF5Object:
         """Return ``found`` with what a dataset's messages say."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace, LookUp, place
@@ -15,9 +17,12 @@ from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.netcdf4 import describe
 from refshard_fs.formats.hdf5.objects import Tree, read_tree
-from refshard_fs.formats.hdf5.structure import Superblock, parse_superblock
+from refshard_fs.formats.hdf5.structure import Superblock, Virtual, parse_superblock
+from refshard_fs.formats.hdf5.virtual import MOST_FILES, OWN, VirtualChunks, check_beside, files_named, mapped
+from refshard_fs.security.policy import directory_of, relative_to
 
 PREPARED: Final = 256  # coordinates that are read when a file is opened
+SOURCE: Final = 1000  # depth of a file that a virtual dataset names: those that its own ones name are not opened
 FEW: Final = 32  # datasets, of which the first nodes of the indexes are: each has some 3 KiB
 
 
@@ -37,7 +42,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     try:
         superblock = parse_superblock(file, probe.head)
         superblock, tree = yield from file.run(read_tree(file, superblock))
-        keyspace = _shown(file, superblock, tree, url, options.zarr_format)
+        others = yield from _other_files(files_named(tree.objects), probe, options)
+        keyspace = _shown(file, superblock, tree, url, options.zarr_format, others)
     except RefShardError as e:
         if type(e) is ManifestError and url not in str(e):
             raise ManifestError(f"{url}: {e}") from e
@@ -87,18 +93,57 @@ class HDF5KeySpace(ArrayGroup):
         return found
 
 
-def _shown(file: MetadataFile, superblock: Superblock, tree: Tree, url: str, zarr_format: int) -> HDF5KeySpace:
+def _other_files(names: Sequence[str], probe: Probe, options: OpenOptions) -> Steps[dict[str, KeySpace | str]]:
+    """Return the files beside this one that its virtual datasets name, or why one cannot be opened."""
+    if options.depth >= SOURCE or options.open_other is None or probe.is_in_memory:
+        return dict.fromkeys(names, "files beside this one cannot be opened here")
+    some = names[:MOST_FILES]
+    found = yield from together([_other_file(name, probe.url, options) for name in some])
+    return dict(zip(some, found, strict=True))
+
+
+def _other_file(name: str, url: str, options: OpenOptions) -> Steps[KeySpace | str]:
+    theirs = msgspec.structs.replace(options, depth=SOURCE, base_url=None, shards="whole")
+    assert options.open_other is not None
+    try:
+        check_beside(name)
+        return (yield from options.open_other(relative_to(directory_of(url), name), theirs))
+    except (RefShardError, OSError) as e:
+        return f"its source {name!r} cannot be opened: {e}"
+
+
+def _shown(
+    file: MetadataFile,
+    superblock: Superblock,
+    tree: Tree,
+    url: str,
+    zarr_format: int,
+    other_files: Mapping[str, KeySpace | str],
+) -> HDF5KeySpace:
     """Return the objects of ``tree`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
     variables, groups, others, unlimited = describe(tree.objects, zarr_format)
     reports = {**tree.reports, **others}
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, DatasetChunks] = {}
-    for path, variable in variables.items():
+
+    def source(name: str, path: str) -> DatasetChunks:
+        space = other_files.get(name, f"its virtual datasets name more than {MOST_FILES} files")
+        if isinstance(space, str) and name != OWN:
+            raise ManifestError(space)
+        there = chunks if name == OWN else space._datasets if isinstance(space, HDF5KeySpace) else {}
+        if path.strip("/") not in there:
+            raise ManifestError(f"it is a virtual dataset, and {path!r} of {name!r} is no dataset that is shown")
+        return there[path.strip("/")]
+
+    for path in sorted(variables, key=lambda path: isinstance(tree.objects[path].layout, Virtual)):  # made of others
+        variable, found = variables[path], tree.objects[path]
         try:
-            dataset = Dataset(tree.objects[path], variable)
+            found, parts = mapped(found, source)
+            dataset = Dataset(found, variable)
             array = dataset.description()
             list(array.metadata(zarr_format))  # raises where this version of zarr has no such array
-            chunks[variable.path] = DatasetChunks(file, superblock, dataset, array.grid(zarr_format), url)
+            how = file, superblock, dataset, array.grid(zarr_format), url
+            chunks[variable.path] = VirtualChunks(*how, parts) if parts else DatasetChunks(*how)
             arrays[variable.path] = array
         except ManifestError as e:
             reports[path] = str(e)

@@ -371,11 +371,25 @@ class Chunked(msgspec.Struct, frozen=True):
     whole_edges: bool = True
 
 
+class Source(NamedTuple):
+    """A mapping: the part ``selection`` of a dataset stands at ``place``, each (start, size) an axis; None: all."""
+
+    file: str
+    dataset: str
+    selection: tuple[tuple[int, int], ...] | None
+    place: tuple[tuple[int, int], ...] | None
+
+
 class Virtual(msgspec.Struct, frozen=True):
-    """The elements are those of other datasets, by the mappings in the global heap at ``address``, ``index``."""
+    """The elements are those of other datasets, by the mappings in the global heap at ``address``, ``index``.
+
+    They say ``sources``, which are in chunks of ``chunk``.
+    """
 
     address: int | None
     index: int
+    sources: tuple[Source, ...] = ()
+    chunk: tuple[int, ...] = ()
 
 
 Layout = Compact | Contiguous | Chunked | Virtual
