@@ -89,10 +89,11 @@ def _selection(fields: Fields) -> Box | None:
     rank = fields.uint(4)
     if not flags & 1 or rank > 32 or width not in (2, 4, 8):
         raise ManifestError("a mapping of its has blocks that lie irregularly")
-    return tuple(_extent(*[fields.uint(width) for _ in range(4)], unlimited=(1 << 8 * width) - 1) for _ in range(rank))
+    return tuple(_extent([fields.uint(width) for _ in range(4)], (1 << 8 * width) - 1) for _ in range(rank))
 
 
-def _extent(start: int, stride: int, count: int, block: int, unlimited: int) -> tuple[int, int]:
+def _extent(said: Sequence[int], unlimited: int) -> tuple[int, int]:
+    start, stride, count, block = said
     if unlimited in (count, block):
         raise ManifestError(UNLIMITED)
     if count != 1 and stride != block:
