@@ -77,7 +77,9 @@ def _concat(arguments: Namespace) -> None:
         else:
             made = concat(_grid(arguments.sources, dims, arguments.counts), dims=dims, **options)
     with _telling(arguments, arguments.output, made):
-        made.save(arguments.output)
+        remark = made.save(arguments.output)
+    if remark:
+        print_line(remark.replace("concat without lazy=True", "concat without --lazy"))
 
 
 def _grid(sources: list[Any], dims: list[str], text: str | None) -> list[Any]:

@@ -44,11 +44,11 @@ def check_joinable(path: str, one: Named, other: Named, axis: int, how: Joining)
     if a.dims != b.dims:
         raise difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
     if how in ("recoded", "recut"):
-        recoding_of(path, _described(path, one), _described(path, other), is_recut=how == "recut")
+        recoding_of(path, described(path, one), described(path, other), is_recut=how == "recut")
     else:
         ignored = {"shape"} | (STORAGE | {"attribute units"} if how == "stored anew" else set())
         try:
-            check_metadata(path, _described(path, one), _described(path, other), ignored)
+            check_metadata(path, described(path, one), described(path, other), ignored)
         except ManifestError as e:
             raise _advised(path, one, other, e) from None
     for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
@@ -59,7 +59,7 @@ def check_joinable(path: str, one: Named, other: Named, axis: int, how: Joining)
 def _advised(path: str, one: Named, other: Named, error: ManifestError) -> ManifestError:
     """Return ``error`` with what would help: chunks that differ can be recoded, if not by references."""
     try:
-        recoding_of(path, _described(path, one), _described(path, other), is_recut=True)
+        recoding_of(path, described(path, one), described(path, other), is_recut=True)
     except ManifestError:
         return error
     return ManifestError(f"{error}: references alone cannot say it; concat(..., lazy=True) recodes chunks when read")
@@ -72,10 +72,10 @@ def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
         return
     mine, theirs = one.values(path), other.values(path)
     if mine is not None and theirs is not None:
-        check_metadata(path, _described(path, one), _described(path, other), STORAGE)
+        check_metadata(path, described(path, one), described(path, other), STORAGE)
         what, is_equal = "values", np.array_equal(mine, theirs, equal_nan=mine.dtype.kind in "fc")
     else:
-        check_metadata(path, _described(path, one), _described(path, other))
+        check_metadata(path, described(path, one), described(path, other))
         what, is_equal = "references", _references(path, one) == _references(path, other)
         is_equal &= one.inline.get(path) == other.inline.get(path)
         if not is_equal and path in one.digests and path in other.digests:
@@ -87,7 +87,8 @@ def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
         )
 
 
-def _described(path: str, part: Named) -> Described:
+def described(path: str, part: Named) -> Described:
+    """Return an array of a set as it is compared with those of others."""
     variable = part.variables[path]
     return Described(part.name, variable.meta, variable.attributes)
 

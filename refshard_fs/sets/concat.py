@@ -18,11 +18,11 @@ from refshard_fs.core.dtypes import plain_document
 from refshard_fs.core.keys import join
 from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part
+from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
-from refshard_fs.sets.compatibility import with_digests
+from refshard_fs.sets.compatibility import described, with_digests
 from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
 from refshard_fs.sets.outer import completed, filled
@@ -40,7 +40,12 @@ Join = Literal["exact", "outer"]  # whether sets must have the same variables an
 
 
 class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
-    """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute."""
+    """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute.
+
+    ``remark`` says why other software does not read what it shows.
+    """
+
+    remark: str = ""
 
     @property
     def document(self) -> ConcatDocument:
@@ -52,11 +57,15 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """Number of parts."""
         return len(self.document.parts)
 
-    def save(self, url: str, **storage_options: Any) -> None:
-        """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole."""
+    def save(self, url: str, **storage_options: Any) -> str:
+        """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole.
+
+        Returns in one line why only this package reads it.
+        """
         data = self.document.dumps(relative_urls(url))
         with Sink(url, storage_options).stream() as file:
             file.write(data)
+        return self.remark
 
     def _repr_html_(self) -> str:
         document = self.document
@@ -75,7 +84,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LazySet, (self.content, self.digest)
+        return LazySet, (self.content, self.digest, self.remark)
 
 
 def relative_urls(url: str) -> Callable[[str], str]:
@@ -140,6 +149,20 @@ def _values(refs: ReferenceSet, variable: Variable, total: int) -> bytes | None:
         return None
     found = refs.side.get(join(path, refs.tables[path].grid.tail(0)))
     return found if isinstance(found, bytes) else None
+
+
+def remark_on(document: ConcatDocument, read: Sequence[Named]) -> str:
+    """Return in one line why only this package reads what a document shows of the sets that were ``read``."""
+    made_here = [f"{path!r} is cut into other chunks" for path in sorted(document.chunks)]
+    for path in sorted(document.axes.keys() - document.chunks.keys() - {document.coordinate}):
+        first, *others = [part for part in read if path in part.variables]  # a gap has none
+        differing = (part for part in others if part.variables[path] is not first.variables[path])
+        count = sum(recoding_of(path, described(path, first), described(path, part)) is not None for part in differing)
+        if count:
+            made_here.append(f"{path!r} is recoded in {count} of {count_text(len(read), 'set')}")
+    if made_here:
+        return f"only refshard reads it: {', '.join(made_here)} when it is read"
+    return "only refshard reads it; concat without lazy=True makes references that others read, too"
 
 
 def length_along(part: Named, dim: str) -> int:
@@ -321,7 +344,7 @@ def concat(
             leaves, read, str(dim), unchecked, options, chunks, subchunks, is_outer=join == "outer"
         )
         data = document.dumps()
-        return LazySet(data, hashlib.sha256(data).hexdigest())
+        return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(document, read))
     alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
     if grid is not None and (len(order) > 1 or not has_dim):

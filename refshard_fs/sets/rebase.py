@@ -13,7 +13,7 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.errors import UnknownSource, redacted, told
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References, ReferenceSet
-from refshard_fs.security.policy import LOCAL, longest_prefix, protocol_of
+from refshard_fs.security.policy import LOCAL, links, longest_prefix, protocol_of
 from refshard_fs.session.collect import respelled
 from refshard_fs.session.in_memory_source import InMemorySource, digest_of
 from refshard_fs.tools.views import html_of
@@ -56,9 +56,24 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
         overwrite: bool = False,
         callback: Callback = DEFAULT_CALLBACK,
         **storage_options: Any,
-    ) -> None:
-        """Write the set to ``url``, as `RefShardFileSystem.save` does."""
+    ) -> str:
+        """Write the set to ``url``, as `RefShardFileSystem.save` does.
+
+        Returns in one line what of it only this package reads, and why; nothing where others read all.
+        """
         RefShardFileSystem(self).save(url, format, record_size, overwrite, callback, **storage_options)
+        return self.remark
+
+    @property
+    def remark(self) -> str:
+        """What of the set only this package reads, and why, in one line; nothing where others read all."""
+        chained = [url for url in self.columns.urls if url is not None and len(links(url)) > 1]
+        if not chained:
+            return ""
+        return (
+            f"only refshard reads {count_text(len(chained), 'target')} of {len(self.columns.urls)}, which are files "
+            f"within others, such as {redacted(chained[0])}"
+        )
 
     def _repr_html_(self) -> str:
         session = RefShardFileSystem(self)._session

@@ -1,0 +1,87 @@
+"""Cubes of files as others read them: fsspec and zarr, VirtualiZarr, GDAL; and what is said where they cannot."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs.cli import main
+from tests.sets.files import PLACES, days
+
+COUNT = 5
+
+
+@pytest.fixture(params=["h5py", "scipy"])
+def cube(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The path of a JSON set of some days of a writer."""
+    path = str(tmp_path / "cube.json")
+    made = refshard_fs.concat(days(tmp_path, request.param, COUNT), "time")
+    assert made.save(path) == "", "others read all of it"
+    return path
+
+
+def check(values: Any) -> None:
+    np.testing.assert_array_equal(values, np.repeat(np.arange(COUNT), PLACES).reshape(COUNT, PLACES))
+
+
+def test_fsspec_and_zarr_read_a_cube(cube: str) -> None:
+    zarr = pytest.importorskip("zarr")
+    fsspec = pytest.importorskip("fsspec")
+    fs = fsspec.filesystem("reference", fo=cube, skip_instance_cache=True)
+    if zarr.__version__.startswith("2."):
+        check(zarr.open_array(fs.get_mapper("t"), mode="r")[...])
+    else:
+        check(zarr.open_array("reference://", path="t", storage_options={"fo": cube}, mode="r", zarr_format=2)[...])
+
+
+def test_virtualizarr_reads_a_cube(cube: str) -> None:
+    virtualizarr = pytest.importorskip("virtualizarr")
+    from obspec_utils.registry import ObjectStoreRegistry
+    from obstore.store import LocalStore
+    from virtualizarr.parsers import KerchunkJSONParser
+
+    registry = ObjectStoreRegistry({"file://": LocalStore()})
+    with virtualizarr.open_virtual_dataset(f"file://{cube}", registry=registry, parser=KerchunkJSONParser()) as ds:
+        entries = ds["t"].data.manifest.dict()
+    assert [entry["path"].rpartition("/")[2].partition(".")[0] for entry in entries.values()] == [
+        f"day{number}" for number in range(COUNT)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform:UserWarning")
+def test_gdal_reads_a_cube(cube: str) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    with rasterio.Env() as gdal:
+        if "Zarr" not in gdal.drivers():
+            pytest.skip("rasterio's GDAL has no Zarr driver")
+    with rasterio.open(f'ZARR:"{cube}":/t') as found:
+        check(found.read(1))
+
+
+# ------------------------------------------------------------------ what is said
+
+
+def test_a_lazy_cube_says_that_others_do_not_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = days(tmp_path, "scipy", 2)
+    made = refshard_fs.concat(files, "time", lazy=True)
+    said = made.save(str(tmp_path / "cube.refshard"))
+    assert said == "only refshard reads it; concat without lazy=True makes references that others read, too"
+    assert pickle.loads(pickle.dumps(made)).remark == said
+    assert main(["concat", *files, "-o", str(tmp_path / "cube"), "--dim", "time", "--lazy"]) == 0
+    assert "only refshard reads it; concat without --lazy makes references" in capsys.readouterr().out
+
+
+def test_it_says_what_is_recoded(tmp_path: Path) -> None:
+    files = [days(tmp_path, "h5py", 1)[0], days(tmp_path, "scipy", 3)[1], days(tmp_path, "scipy", 3)[2]]
+    made = refshard_fs.concat(files, "time", lazy=True)
+    assert made.remark == "only refshard reads it: 't' is recoded in 2 of 3 sets when it is read"
+
+
+def test_it_says_what_lies_within_other_files() -> None:
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}', "a": ["zip://x.nc::memory://z.zip", 0, 4]}
+    assert "1 target of 1, which are files within others, such as zip://x.nc" in refshard_fs.rebase(refs, {}).remark
