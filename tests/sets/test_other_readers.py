@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,11 @@ def test_a_lazy_cube_says_that_others_do_not_read_it(tmp_path: Path, capsys: pyt
 
 
 def test_it_says_what_is_recoded(tmp_path: Path) -> None:
-    files = [days(tmp_path, "h5py", 1)[0], days(tmp_path, "scipy", 3)[1], days(tmp_path, "scipy", 3)[2]]
+    files = days(tmp_path, "references", 3)
+    for path in map(Path, files[1:]):
+        refs = json.loads(path.read_text())
+        refs["t/.zarray"] = refs["t/.zarray"].replace("<f4", ">f4")
+        path.write_text(json.dumps(refs))
     made = refshard_fs.concat(files, "time", lazy=True)
     assert made.remark == "only refshard reads it: 't' is recoded in 2 of 3 sets when it is read"
 
