@@ -19,7 +19,7 @@ from refshard_fs.cli.program import main, parser
 HEAD = """\
 # Command line
 
-Made of the parser of `refshard` by `docs/commands.py`; `refshard COMMAND --help` says the same. SOURCE is all that
+Made of the parser of `refshard` by `docs/commands.py`; `refshard COMMAND --help` says the same. SOURCE is whatever
 `fo=` takes. The exit status is 0; 1 where `check` finds errors or `diff` a difference; 2 where something cannot be
 read, and one line says why.
 
