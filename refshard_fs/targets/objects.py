@@ -348,7 +348,11 @@ class Objects:
                 self.fs.mv(draft, path)
         else:
             self.check(name, condition)
-            self._send(path, parts)
+            try:
+                self._send(path, parts)
+            except FileNotFoundError:  # there are directories, such as pyarrow's, and not this one yet
+                self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                self._send(path, parts)
         return None
 
     @contextlib.contextmanager

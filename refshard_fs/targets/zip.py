@@ -66,7 +66,7 @@ class ZipTarget(Target):
         self._url = url
         self._inflated = inflated
         self._theirs = theirs
-        self._opened: dict[str, asyncio.Task[tuple[ZipKeySpace, Answer]]] = {}
+        self._opened: dict[str, asyncio.Task[tuple[ZipKeySpace, Facts]]] = {}
         self._entries: dict[str, asyncio.Task[Entry | None]] = {}
 
     async def read(
@@ -125,20 +125,24 @@ class ZipTarget(Target):
 
     # ------------------------------------------------------------------ the directory
 
-    async def _open(self) -> tuple[ZipKeySpace, Answer]:
-        """Return the archive's members, and what its target said of it with the last bytes."""
+    async def _open(self) -> tuple[ZipKeySpace, Facts]:
+        """Return the archive's members, and what its target said of it."""
         return await once(self._opened, "", self._read_directory)
 
-    async def _read_directory(self) -> tuple[ZipKeySpace, Answer]:
-        tail = await self._archive.read(self._path, -TAIL, None)
-        found = TailIndex(self._url, tail.size).decode(tail.data)
+    async def _read_directory(self) -> tuple[ZipKeySpace, Facts]:
+        facts = await self._archive.facts(self._path)
+        size = facts.size
+        if size is None:
+            raise Unreadable(f"the size of the ZIP at {self._url} is unknown, so its end cannot be read")
+        tail = await self._bytes(max(size - TAIL, 0), size)  # not all servers know ranges that count from the end
+        found = TailIndex(self._url, size).decode(tail.data)
         if isinstance(found, End):
             end = found
             directory = await self._bytes(end.start, end.start + end.size)
             found = await in_thread(lambda: DirectoryIndex(self._url, end).decode(directory.data))
-        return ZipKeySpace(self._url, Span(self._url, 0, tail.size), found), tail
+        return ZipKeySpace(self._url, Span(self._url, 0, size), found), facts
 
-    async def _find(self, path: str) -> tuple[Member, Entry, Answer]:
+    async def _find(self, path: str) -> tuple[Member, Entry, Facts]:
         """Return what the directory says of a member, where its bytes lie, and what was said of the archive."""
         keyspace, opened = await self._open()
         name = _member_of(path)

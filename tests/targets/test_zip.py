@@ -85,8 +85,8 @@ def test_stored_members_are_ranges_and_the_directory_is_read_once_for_all(http_s
     assert with_pool(PoolOptions(), read) == [members[f"m{i}"][5:50] for i in range(20)]
     asked = ranges_asked(http_server)
     assert len(asked) == 21
-    assert sum(r.sent for r in http_server.requests()[1:]) == 20 * 45
-    assert not http_server.requests(method="HEAD")
+    assert sum(r.sent for r in http_server.requests()[2:]) == 20 * 45
+    assert len(http_server.requests(method="HEAD")) == 1
 
 
 def test_a_member_whose_local_header_has_to_be_read_costs_one_request_more_and_once(http_server: RangeServer) -> None:
@@ -124,13 +124,13 @@ def test_what_was_inflated_is_held_within_a_limit(monkeypatch: pytest.MonkeyPatc
 
         http_server.log.clear()
         with_pool(PoolOptions(), read)
-        return len(http_server.requests()) - 1
+        return len(http_server.requests()) - 2
 
     assert fetched(*"aabbaabb") == 2
     assert fetched(*"abcabc") == 6, "the oldest goes"
     http_server.log.clear()
     assert Reader().read(f"zip://large::{url}", 5, 50) == DATA[5:50]
-    assert "python" in http_server.requests()[-1].headers["user-agent"].lower(), "fsspec reads it as a stream"
+    assert len(http_server.requests(method="HEAD")) == 2, "fsspec, which reads it as a stream, asks for its size, too"
 
 
 @pytest.mark.parametrize("damage", ["stored", "deflated", "header"])
@@ -207,10 +207,12 @@ def test_the_archive_is_opened_with_the_options_of_its_own_link(http_server: Ran
     assert {r.headers.get("x-secret") for r in http_server.requests()} == {"mine"}
 
 
-def test_options_of_the_archive_itself_are_for_fsspec_to_understand(http_server: RangeServer) -> None:
+def test_options_of_the_archive_itself_are_for_fsspec_to_understand(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(zip_target, "ZipTarget")
     url = http_server.put("/a.zip", zipped({"m": DATA}))
     assert Reader(by_protocol={"zip": {"mode": "r"}}).read(f"zip://m::{url}", 5, 50) == DATA[5:50]
-    assert http_server.requests(method="HEAD")
 
 
 def test_the_version_of_a_member_is_that_of_its_archive(http_server: RangeServer) -> None:
