@@ -60,6 +60,7 @@ def _rebase(arguments: Namespace) -> None:
 def _concat(arguments: Namespace) -> None:
     options = opening_options(arguments, index_cache=False) | {"same": arguments.same}
     options |= {"subchunks": dict(arguments.subchunks) or None, "join": arguments.join, "freq": arguments.freq}
+    options |= {"grid": arguments.grid}
     if arguments.resume is not None:
         options["resume"] = arguments.resume
     is_pattern = len(arguments.sources) == 1 and "{" in arguments.sources[0]
@@ -115,6 +116,7 @@ _DESTINATION = argument("destination", _WHERE, "DESTINATION")
 _MANY: Any = {"action": "append", "default": []}
 _OVERLAP: Any = {"choices": ["error", "first", "last"], "default": "error"}
 _OUTER: Any = {"choices": ["exact", "outer"], "default": "exact"}
+_GRID: Any = {"choices": ["regular", "rectilinear"], "default": "regular"}
 _ON_ERROR: Any = {"choices": ["raise", "skip"], "default": "raise"}
 _ON_DUPLICATE: Any = {"choices": ["error", "skip", "replace"], "default": "error"}
 _CONVERT = [
@@ -143,6 +145,7 @@ _CONCAT = [
     argument("--overlap", "whose values are taken that several sets have (%(default)s)", **_OVERLAP),
     argument("--join", "whether sets may lack variables and coordinates (%(default)s)", **_OUTER),
     argument("--freq", "fill in the coordinate: a value every 1D, 6h, MS, ...", "STEP"),
+    argument("--grid", "whether chunks may have several lengths along the dimension (%(default)s)", **_GRID),
     argument("--chunks", "with --lazy: length of chunks along a dimension", "NAME=N", type=lengths, **_MANY),
     argument("--subchunks", "show chunks without a codec in pieces of that length", "NAME=N", type=lengths, **_MANY),
     argument("--on-error", "whether sets that cannot be opened are left out (%(default)s)", **_ON_ERROR),

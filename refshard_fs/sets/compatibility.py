@@ -25,7 +25,9 @@ from refshard_fs.references.reference_set import References
 from refshard_fs.sets.scanning import can_scan, reading_options
 from refshard_fs.sets.variables import Named
 
-Joining = Literal["as they are", "stored anew", "recoded", "recut"]  # what becomes of chunks that are joined
+Joining = Literal[
+    "as they are", "of other lengths", "stored anew", "recoded", "recut"
+]  # what becomes of chunks that are joined
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
 TOGETHER: Final = 16  # sets that are read at a time, each by itself,
@@ -47,6 +49,7 @@ def check_joinable(path: str, one: Named, other: Named, axis: int, how: Joining)
         recoding_of(path, described(path, one), described(path, other), is_recut=how == "recut")
     else:
         ignored = {"shape"} | (STORAGE | {"attribute units"} if how == "stored anew" else set())
+        ignored |= {"chunk_grid"} if how == "of other lengths" else set()
         try:
             check_metadata(path, described(path, one), described(path, other), ignored)
         except ManifestError as e:

@@ -185,6 +185,7 @@ def concat(
     overlap: Overlap = "error",
     join: Join = "exact",
     freq: str | float | None = None,
+    grid: Literal["regular", "rectilinear"] = "regular",
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
     executor: Executor | None = None,
@@ -222,6 +223,7 @@ def concat(
     overlap: Overlap = "error",
     join: Join = "exact",
     freq: str | float | None = None,
+    grid: Literal["regular", "rectilinear"] = "regular",
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
@@ -268,6 +270,10 @@ def concat(
     With ``subchunks`` (by dimension: ``{"time": 1}``) chunks without a codec are shown in smaller pieces, which are
     ranges of them; of others, and where a piece is no range, this is an error.
 
+    With ``grid="rectilinear"`` chunks of arrays of version 3 may have another length along the dimension in each set
+    (months): references stay as they are. Readers must know such grids: zarr 3.4 does, with its option
+    ``array.rectilinear_chunks``.
+
     Raises TargetNotAllowed where a set from elsewhere points to where it may not (what is made of it is your own, and
     may point anywhere), and ManifestError, which names the sets, the variable and the field, where they do not fit.
     ``callback`` counts the sets that are opened.
@@ -284,10 +290,10 @@ def concat(
     order = tuple(dims) if dims is not None else (dim,)
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
-    grid = _grid_of(sets, order, join, on_error, options)
-    if grid is not None:
-        found = sorted(grid.files.items())
-        sets = nested(grid.shape)
+    by_name = _grid_of(sets, order, join, on_error, options)
+    if by_name is not None:
+        found = sorted(by_name.files.items())
+        sets = nested(by_name.shape)
     else:
         sets = expanded(sets, options) if len(order) == 1 else sets
         found = list(_leaves(sets, len(order)))
@@ -298,13 +304,15 @@ def concat(
     unchecked = frozenset(same)
     if chunks is not None and (not lazy or min(chunks.values(), default=1) < 1):
         raise ValueError("chunks= are lengths of 1 and more, by dimension, of chunks that lazy=True joins")
+    if lazy and grid != "regular":
+        raise TypeError("grid='rectilinear' keeps references as they are: leave lazy=True out")
     if lazy and (len(order) != 1 or dim is None):
         raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
     if subchunks is not None and min(subchunks.values(), default=1) < 1:
         raise ValueError("subchunks= are lengths of 1 and more, by dimension")
     if freq is not None and order[0] is None:
         raise TypeError("freq= says how far values of a dimension are apart: name it, dim=")
-    if len(order) != 1 and (sort or overlap != "error" or (on_error != "raise" and grid is None)):
+    if len(order) != 1 and (sort or overlap != "error" or (on_error != "raise" and by_name is None)):
         raise TypeError("sort=, overlap= and on_error= are for sets along one dimension, dim=")
     if lazy:
         leaves = tuple(url_of_set(fo, options, "lazy=True") for fo in leaves)
@@ -314,8 +322,8 @@ def concat(
         read = read_sets(leaves, options, shown.relative_update, failed, executor, resume)
     leaves = tuple(fo for number, fo in enumerate(leaves) if not failed or number not in failed)
     places = tuple(place for number, place in enumerate(places) if not failed or number not in failed)
-    if failed and grid is not None and join == "exact":
-        grid._replace(files={at: grid.files[at] for at in places}).check_whole()
+    if failed and by_name is not None and join == "exact":
+        by_name._replace(files={at: by_name.files[at] for at in places}).check_whole()
     skipped(failed or {}, any_left=bool(leaves))
     if len(order) == 1 and dim is not None:
         kept = arrange(read, dim, sort=sort, overlap=overlap)
@@ -347,10 +355,10 @@ def concat(
         return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(document, read))
     alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
-    if grid is not None and (len(order) > 1 or not has_dim):
+    if by_name is not None and (len(order) > 1 or not has_dim):
         files = dict(zip(places, read, strict=True))
         urls = dict(zip(places, leaves, strict=True))
-        whole = in_grid(grid._replace(files={at: grid.files[at] for at in files}), files)
+        whole = in_grid(by_name._replace(files={at: by_name.files[at] for at in files}), files)
         places = tuple(sorted(whole))
         read = [whole[at] for at in places]
         leaves = tuple(urls.get(at) for at in places)  # nothing is read of a hole
@@ -370,7 +378,11 @@ def concat(
             found = completed(found, order[depth])
         if freq is not None and depth == 0:
             found = [piece.part for piece in filled(found, str(order[0]), freq)]
-        return found[0] if len(found) == 1 else concatenate(found, order[depth], unchecked)
+        return (
+            found[0]
+            if len(found) == 1
+            else concatenate(found, order[depth], unchecked, is_rectilinear=grid == "rectilinear")
+        )
 
     return made(joined(sets, 0).refs)
 

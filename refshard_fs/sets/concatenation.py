@@ -19,7 +19,9 @@ from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.strings import Texts
+from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.document import difference
 from refshard_fs.formats.virtual_concat.recutting import check_recut, commonest
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
@@ -30,15 +32,21 @@ from refshard_fs.sets.variables import Named, Variable, VariableReader, in_units
 
 
 def concatenate(
-    sets: Sequence[Named], dim: str | None, same: Iterable[str] = (), *, recut: Container[str] | None = None
+    sets: Sequence[Named],
+    dim: str | None,
+    same: Iterable[str] = (),
+    *,
+    recut: Container[str] | None = None,
+    is_rectilinear: bool = False,
 ) -> Named:
     """Return ``sets`` as one: arrays with ``dim`` joined along it in order, all others merged.
 
     Variables without ``dim`` must be equal wherever they are, but for those in ``same``: they are the first set's.
     With ``recut`` arrays along ``dim`` may be encoded otherwise: who reads them recodes their chunks. Those that are
-    named there are cut otherwise, and references to their chunks are left out.
+    named there are cut otherwise, and references to their chunks are left out. Where it ``is_rectilinear``, chunks may
+    have another length along ``dim`` in each set.
     """
-    joined = _Concatenation(sets, dim, frozenset(same), recut)
+    joined = _Concatenation(sets, dim, frozenset(same), recut, is_rectilinear)
     name = sets[0].name if len(sets) == 1 else f"{sets[0].name} to {sets[-1].name}"
     refs = joined.references()
     return Named(name, refs, VariableReader().read(refs, name), joined.digests)
@@ -46,9 +54,15 @@ def concatenate(
 
 class _Concatenation:
     def __init__(
-        self, sets: Sequence[Named], dim: str | None, same: frozenset[str], recut: Container[str] | None
+        self,
+        sets: Sequence[Named],
+        dim: str | None,
+        same: frozenset[str],
+        recut: Container[str] | None,
+        is_rectilinear: bool,
     ) -> None:
         self.sets, self.dim, self.same, self.recut = sets, dim, same, recut
+        self.is_rectilinear = is_rectilinear
         self.first_targets = np.cumsum([0, *(len(part.refs.urls) for part in sets)]).tolist()
         self.tables: dict[str, ChunkTable] = {}
         self.side: dict[str, Value] = {}
@@ -89,6 +103,8 @@ class _Concatenation:
         axis = variable.dims.index(self.dim)
         is_recut = self.recut is not None and path in self.recut
         how: Joining = "as they are" if self.recut is None else "recut" if is_recut else "recoded"
+        if self.is_rectilinear and variable.meta.zarr_format == 3:
+            how = "of other lengths"
         for part in self.sets[1:]:
             check_joinable(path, first, part, axis, how if values is None else "stored anew")
         if values is None and is_recut:
@@ -174,18 +190,19 @@ class _Concatenation:
         lengths = [part.variables[path].meta.shape[axis] for part in self.sets]
         if first.chunks is None or first.grid is None:
             raise ManifestError(f"{self.sets[0].name}: the chunks of {path!r} are not of one size, or not known")
-        size = first.chunks[axis]
-        for part, length in zip(self.sets[:-1], lengths, strict=False):
+        sizes = [self._chunk_length(part, path, axis) for part in self.sets]
+        for part, length, size in zip(self.sets[:-1], lengths, sizes, strict=False):
             if size and length % size:
                 raise ManifestError(
                     f"{part.name} has {length} elements of {path!r} along {self.dim!r}, no multiple of its chunks of "
                     f"{size}: only the last set may. concat(..., lazy=True) joins chunks when they are read"
                 )
-        grid = self._add_metadata(
-            variable, {**first.raw, "shape": [*first.shape[:axis], sum(lengths), *first.shape[axis + 1 :]]}
-        )
+        doc = {**first.raw, "shape": [*first.shape[:axis], sum(lengths), *first.shape[axis + 1 :]]}
+        if len(set(sizes)) > 1:
+            doc["chunk_grid"] = _rectilinear(first, axis, zip(sizes, lengths, strict=True))
+        grid = self._add_metadata(variable, doc)
         start, parts = 0, []
-        for number, (part, length) in enumerate(zip(self.sets, lengths, strict=True)):
+        for number, (part, length, size) in enumerate(zip(self.sets, lengths, sizes, strict=True)):
             count = -(-length // size) if size else 0
             if path in part.refs.tables and count:
                 move = partial(
@@ -206,6 +223,15 @@ class _Concatenation:
         if all(path in part.digests for part in self.sets):
             self.digests[path] = tuple(part.digests[path] for part in self.sets)
 
+    def _chunk_length(self, part: Named, path: str, axis: int) -> int:
+        """Return how long chunks of a set are along the dimension; along all others they are as the first set's."""
+        chunks, first = part.variables[path].meta.chunks, self.sets[0].variables[path].meta.chunks
+        if chunks is None or first is None:
+            raise ManifestError(f"{part.name}: the chunks of {path!r} are not of one size, or not known")
+        if [*chunks[:axis], *chunks[axis + 1 :]] != [*first[:axis], *first[axis + 1 :]]:
+            raise difference(path, "chunks", self.sets[0].name, list(first), part.name, list(chunks))
+        return chunks[axis]
+
     # ------------------------------------------------------------------ coordinates
 
     def _coordinate(self, path: str) -> npt.NDArray[Any] | None:
@@ -217,6 +243,20 @@ class _Concatenation:
                 return None
             found.append(in_first_units(path, self.sets[0], part, values))
         return np.concatenate(found)
+
+
+def _rectilinear(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]]) -> dict[str, Any]:
+    """Return the grid of chunks of several lengths along ``axis``: of each set, how long its chunks are, and it is."""
+    edges: list[list[int]] = []  # length, and how often
+    for size, length in pieces:
+        count = -(-length // size) if size else 0
+        if edges and edges[-1][0] == size:
+            edges[-1][1] += count
+        elif count:
+            edges.append([size, count])
+    shapes: list[Any] = list(first.chunks or ())
+    shapes[axis] = edges
+    return {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": shapes}}
 
 
 def recut_shapes(

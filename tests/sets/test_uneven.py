@@ -17,7 +17,7 @@ from tests.servers.http import RangeServer
 
 xr = pytest.importorskip("xarray")
 h5py = pytest.importorskip("h5py")
-pytest.importorskip("zarr")
+zarr = pytest.importorskip("zarr")
 
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
@@ -247,3 +247,37 @@ def test_the_command_takes_lengths_of_chunks(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(["concat", *files, "-o", url, "--dim", "time", "--chunks", "time"])
     assert "NAME=N" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ chunks of several lengths
+
+
+def test_chunks_of_several_lengths_stay_references_in_a_rectilinear_grid(tmp_path: Path) -> None:
+    files = year(tmp_path, [(31, 3, 4), (29, 3, 4), (31, 3, 4), (15, 3, 4)], compression="gzip")
+    with pytest.raises(ManifestError, match="chunk_grid"):
+        refshard_fs.concat(files, "time", zarr_format=3)
+    made = refshard_fs.concat(files, "time", zarr_format=3, grid="rectilinear")
+    fs = RefShardFileSystem(made)
+    edges = json.loads(fs.cat_file("v/zarr.json"))["chunk_grid"]["configuration"]["chunk_shapes"]
+    assert edges == [[[31, 1], [29, 1], [31, 1], [15, 2]], 3, 4]
+    last = RefShardFileSystem(files[3], zarr_format=3)
+    keys = sorted(key for key in made.references if key.startswith("v/c"))
+    assert len(keys) == 5
+    assert fs.cat_file(keys[-1]) == last.cat_file(sorted(last.find("v"))[1])
+    with pytest.raises(TypeError, match="lazy=True"):
+        refshard_fs.concat(files, "time", grid="rectilinear", lazy=True)  # type: ignore[call-overload]
+    with pytest.raises(ManifestError, match="'v' has the chunks"):  # of version 2
+        refshard_fs.concat(files, "time", grid="rectilinear")
+
+
+def test_zarr_reads_chunks_of_several_lengths(tmp_path: Path) -> None:
+    v3 = pytest.importorskip("zarr.core.metadata.v3")
+    if not hasattr(v3, "RectilinearChunkGridMetadata"):
+        pytest.skip("this zarr has no rectilinear grids")
+    files = year(tmp_path, [(31, 3, 4), (29, 3, 4), (31, 3, 4), (20, 3, 4)])
+    made = refshard_fs.concat(files, "time", zarr_format=3, grid="rectilinear")
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        store = zarr.storage.FsspecStore(RefShardFileSystem(made, asynchronous=True))
+        found = zarr.open_group(store, mode="r")["v"]
+        np.testing.assert_array_equal(found[:], expected(files)["v"].values)
+        np.testing.assert_array_equal(found[30:62, 1], expected(files)["v"].values[30:62, 1])
