@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from refshard_fs.formats.fits.header import parse_header
 from tests.formats.files_of_arrays import check_commands, check_damage, rounds
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files
@@ -202,3 +203,11 @@ def test_a_tile_that_inflates_to_more_than_it_has_pixels_is_refused(tmp_path: Pa
     entry = files.run(files.open().lookup("TILES/0.0"))
     with pytest.raises(ValueError, match="inflates to more than"):
         entry.recipe.make(gzip.compress(bytes(1 << 20)).ljust(entry.recipe.sizes[0], b"\0"))  # type: ignore[union-attr]
+
+
+def test_a_text_is_continued_over_as_many_cards_as_it_has() -> None:
+    cards = ["SIMPLE  =                    T", "BITPIX  =                    8", "NAXIS   =                    0"]
+    cards += ["LONG    = 'first&'", *["CONTINUE  'more&'"] * 20_000, "CONTINUE  'last'", "CONTINUE  'stray'", "END"]
+    data = b"".join(card.ljust(80).encode() for card in cards)
+    data += b" " * (-len(data) % 2880)
+    assert parse_header(data, 0, len(data), "x").cards["LONG"] == "first" + "more" * 20_000 + "last"

@@ -104,7 +104,8 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
     """
     cards: dict[str, Any] = {}
     commentary: dict[str, list[str]] = {}
-    previous = ""
+    texts: dict[str, list[str]] = {}  # of cards, in the parts that continue one another
+    parts: list[str] = []
     for at in range(0, len(data) - CARD + 1, CARD):
         card = data[at : at + CARD].decode("latin-1")
         keyword = card[:8].rstrip()
@@ -112,22 +113,24 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
             stop = start + -(-(at + CARD) // BLOCK) * BLOCK
             if stop > size:
                 raise ManifestError(f"{where} is cut short: its header ends at byte {stop}, the file at {size}")
-            texts = {name or "BLANK_KEYWORD": "\n".join(lines) for name, lines in commentary.items() if any(lines)}
-            return Header(start, stop, cards | texts, where)
+            cards |= {name: "".join(each) for name, each in texts.items() if each}
+            cards |= {name or "BLANK_KEYWORD": "\n".join(lines) for name, lines in commentary.items() if any(lines)}
+            return Header(start, stop, cards, where)
         if at >= MOST_HEADER:
             raise ManifestError(f"{where}: its header has no end within {MOST_HEADER} bytes")
         if keyword in _COMMENTARY:
             commentary.setdefault(keyword, []).append(card[8:].rstrip())
-        elif keyword == "CONTINUE" and isinstance(cards.get(previous), str) and cards[previous].endswith("&"):
+        elif keyword == "CONTINUE" and parts and parts[-1].endswith("&"):
             more = _value(card[8:], where)
-            cards[previous] = cards[previous][:-1] + (more if isinstance(more, str) else "")
+            parts[-1:] = [parts[-1][:-1], more if isinstance(more, str) else ""]
         else:
             name, equals, text = card.partition("=")
             name = name.strip()
             if not equals or (len(name) > 8 and not name.startswith("HIERARCH ")):
                 continue  # a card without a value
-            previous = name.removeprefix("HIERARCH ").strip()
-            cards[previous] = _value(text, where)
+            name = name.removeprefix("HIERARCH ").strip()
+            cards[name] = value = _value(text, where)
+            parts = texts[name] = [value] if isinstance(value, str) else []
     if start + len(data) >= size:
         raise ManifestError(f"{where} is cut short: its header has no END before the file's end at byte {size}")
     raise Short

@@ -148,8 +148,11 @@ class _Group:
             key = (text.name, text.level, field.parameter.statistic, field.grid)
             variables.setdefault(key, []).append(field)
             texts[key] = text
+        alike: dict[str, list[tuple[str, str, int, bytes]]] = {}
+        for key in variables:
+            alike.setdefault(key[0], []).append(key)
         for key, fields in variables.items():
-            name = self._unused(key, list(variables))
+            name = self._unused(key, alike[key[0]])
             try:
                 self._variable(name, texts[key], fields)
             except ValueError as e:
@@ -160,10 +163,9 @@ class _Group:
         return ArrayGroup(self._arrays, self._chunks, self._zarr_format, {"Conventions": "CF-1.7"}, self._reports)
 
     @staticmethod
-    def _unused(key: tuple[str, str, int, bytes], others: Sequence[tuple[str, str, int, bytes]]) -> str:
-        """Return a name of a variable that tells it from ``others``: with its kind of level, or with a number."""
+    def _unused(key: tuple[str, str, int, bytes], alike: Sequence[tuple[str, str, int, bytes]]) -> str:
+        """Return a name of a variable that tells it from those ``alike``: with its kind of level, or with a number."""
         name, level, *_ = key
-        alike = [other for other in others if other[0] == name]
         if len(alike) == 1:
             return name
         same = [other for other in alike if other[1] == level]
@@ -199,10 +201,11 @@ class _Group:
             [*dimensions, *within], attributes, "NaN", is_masked=True,
         )  # fmt: skip
         chunks: dict[int, Field] = {}
+        ranks = {axis: {value: rank for rank, value in enumerate(values)} for axis, values in ordered.items()}
         for place, field in enumerate(fields):
             number = 0
-            for axis, values in ordered.items():
-                number = number * len(values) + values.index(axes[axis][place])
+            for axis, rank in ranks.items():
+                number = number * len(rank) + rank[axes[axis][place]]
             if number in chunks:
                 self._reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
             else:
