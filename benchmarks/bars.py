@@ -13,12 +13,13 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-WIDTH, LEFT, RIGHT = 720, 170, 90  # pixels
+WIDTH, LEFT, RIGHT, MARGIN = 540, 180, 85, 16  # in units of the picture, which is shown 360 to 560 pixels wide
 BAR, GAP, TITLE = 20, 6, 34
 OURS, THEIRS = "#0b7a75", "#8a8a8a"
 STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:#222}.t{font-weight:600}.n{font-size:11px;fill:#666}"
-    "@media(prefers-color-scheme:dark){text{fill:#eee}.n{fill:#aaa}}"
+    "text{font:14px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600}.n{font-size:12px;fill:#59636e}"
+    ".p{fill:#fff;stroke:#d8dee4}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.n{fill:#9aa5b1}.p{fill:#14181d;stroke:#2c333b}}"
 )
 
 
@@ -49,7 +50,7 @@ def draw(report: dict[str, Any]) -> str:
         if found is None:
             continue
         y += TITLE
-        parts.append(f'<text class="t" x="0" y="{y - 12}">{html.escape(chart.title)}</text>')
+        parts.append(f'<text class="t" x="{MARGIN}" y="{y - 12}">{html.escape(chart.title)}</text>')
         shown = {label: found[name] for name, label in chart.contenders.items() if name in found}
         scale = (WIDTH - LEFT - RIGHT) / max(shown.values())
         for label, seconds in shown.items():
@@ -62,11 +63,13 @@ def draw(report: dict[str, Any]) -> str:
             y += BAR + GAP
     packages = report["packages"]
     versions = ", ".join(f"{name} {packages[name]}" for name in ("fsspec", "virtualizarr", "zarr") if name in packages)
-    note = f"Medians, two cores, loopback with delay; {versions}; {datetime.date.today():%Y-%m-%d}"
-    parts.append(f'<text class="n" x="0" y="{y + 16}">{html.escape(note)}</text>')
+    for note in (f"Medians, two cores, loopback with delay, {datetime.date.today():%Y-%m-%d}", versions):
+        y += 18
+        parts.append(f'<text class="n" x="{MARGIN}" y="{y}">{html.escape(note)}</text>')
+    paper = f'<rect class="p" x="0.5" y="0.5" width="{WIDTH - 1}" height="{y + 15}" rx="8"/>'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 24}" role="img">'
-        f"<title>Times to read, as bars</title><style>{STYLE}</style>{''.join(parts)}</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 16}" role="img">'
+        f"<title>Times to read, as bars</title><style>{STYLE}</style>{paper}{''.join(parts)}</svg>\n"
     )
 
 

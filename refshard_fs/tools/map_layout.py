@@ -188,7 +188,9 @@ def _array_scene(shown: ChunkMap) -> Scene:
             shard = [chunk * count for chunk, count in zip(extents.meta.chunks, extents.shards, strict=True)]
             what.append(f"shards of {shape_text(shard)}")
     draft.parts(what)
-    draft.parts([present, bytes_text(int(extents.sizes.sum())), count_text(len(files.names), "file")])
+    size = int(extents.sizes.sum())
+    known = [bytes_text(size)] if size or not extents.unsized else []
+    draft.parts([present, *known, count_text(len(files.names), "file")])
     if asked is not None:
         draft.selected(asked, is_sharded=bool(extents.shards))
     _grid(draft, shown, colour)

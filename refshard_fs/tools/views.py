@@ -40,7 +40,7 @@ ROLES: Final = {
 _DAY: Final = ('[data-jp-theme-light="true"]', '[data-theme="light"]', '[data-md-color-scheme="default"]')
 _NIGHT: Final = ('[data-jp-theme-light="false"]', '[data-theme="dark"]', '[data-md-color-scheme="slate"]')
 _LAYOUT: Final = """\
-.rs-view{color:var(--rs-ink);font-size:13px;line-height:1.5}
+.rs-view{color:var(--rs-ink);font-family:system-ui,sans-serif;font-size:13px;line-height:1.5}
 .rs-view h4{font-size:14px;margin:0 0 4px;font-weight:600;overflow-wrap:anywhere}
 .rs-view p{margin:4px 0;overflow-wrap:anywhere}
 .rs-view small,.rs-view th{color:var(--rs-muted)}
