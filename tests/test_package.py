@@ -54,12 +54,6 @@ def test_importing_it_imports_no_extra(tmp_path: Path) -> None:
     assert _python(code, tmp_path) == []
 
 
-def test_a_set_opens_where_no_extra_is_installed(tmp_path: Path) -> None:
-    absent = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r}))"
-    opened = 'from refshard_fs import RefShardFileSystem as FS; print(FS("refs.json").cat("a/0").decode())'
-    assert _python(f"{absent}; {opened}", tmp_path) == ["text"]
-
-
 ABSENT = [*EXTRAS, "tqdm", "shtab", "matplotlib", "imagecodecs", "eccodes", "astropy", "h5py", "scipy", "tifffile"]
 COMMANDS = """
 import io, sys, contextlib

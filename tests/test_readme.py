@@ -60,6 +60,15 @@ def test_links_to_files_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), target
 
 
+def test_links_to_headings_lead_to_one() -> None:
+    slug = runpy.run_path(str(ROOT / "docs" / "formats.py"))["slug"]
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")]:
+        for target, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)#([\w-]+)\)", document.read_text()):
+            there = (document.parent / target if target else document).read_text()
+            headings = map(slug, re.findall(r"^#+ (.+)$", there, re.MULTILINE))
+            assert anchor in headings, f"{document.name}: {target}#{anchor}"
+
+
 def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "commands.py"))
     assert (ROOT / "docs" / "pages" / "commands.md").read_text() == made["page"](), made["__doc__"]
