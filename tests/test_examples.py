@@ -134,6 +134,22 @@ def test_a_day_is_appended_and_no_full_partition_written_again(tmp_path: Path, f
     assert "every value equals" in printed
 
 
+def test_a_folder_of_files_is_a_cube_that_grows_and_a_second_run_changes_nothing(
+    tmp_path: Path, forked: Forked | None
+) -> None:
+    printed = run(tmp_path / "plot.png", "cube_of_files.py", forked=forked)
+    assert number(r"the document has ([\d,]+) bytes", printed) < 200 * 28
+    assert re.findall(r": (\+4 steps|nothing new)$", printed, re.M) == ["+4 steps", "nothing new"] * 3
+    assert "cube {'time': 124, 'lat': 11, 'lon': 21}, dask chunks 31\n" in printed
+    assert "every value of the point equals" in printed
+
+
+def test_files_that_differ_are_a_cube_whose_values_are_right(tmp_path: Path, forked: Forked | None) -> None:
+    printed = run(tmp_path / "plot.png", "files_that_differ.py", forked=forked)
+    assert "'air' is recoded in 6 of 9 sets" in printed
+    assert "every value equals what its own file says" in printed
+
+
 def test_a_snapshot_refuses_what_was_written_again_and_reads_the_rest(tmp_path: Path, forked: Forked | None) -> None:
     printed = run(tmp_path / "plot.png", "snapshot.py", forked=forked)
     assert "it reads as the store does\n" in printed
