@@ -20,7 +20,7 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.edits import MEMORY, Edits
-from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions
+from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES, OpenOptions
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
@@ -105,6 +105,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Bytes that a manifest, or a metadata document, may have, decompressed; by default 8 GiB. No more is
         fetched where a server does not tell the length. A compressed document that grows more than 500 times
         is refused once it has 64 MiB.
+    head:
+        Bytes of a source that its first request reads, by default 64 KiB: more where a file's metadata lie together
+        at its start, as those of HDF5 files that were written with pages or repacked.
     max_gap:
         Ranges of one target are merged over gaps up to that many bytes (negative: never).
     max_block:
@@ -215,6 +218,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         concurrency: int = 128,
         block_cache: int = 0,
         max_manifest_bytes: int = MANIFEST_BYTES,
+        head: int = HEAD,
         index_cache: bool | str | os.PathLike[str] | None = None,
         mode: str | None = None,
         data_url: str | None = None,
@@ -232,6 +236,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         check_options(shard_options or {})
         if zarr_format not in (2, 3):
             raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
+        if head < LEAST_HEAD:
+            raise ValueError(f"head={head!r}: a source is recognised by its first {LEAST_HEAD} bytes")
         fo = cast("str | InMemorySource", fo)  # what the metaclass made of it
         self.fo = fo
         in_memory = isinstance(fo, InMemorySource)
@@ -265,6 +271,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                     verify=verify,
                     rule_of=routes.rule_of,
                     max_manifest_bytes=max_manifest_bytes,
+                    head=head,
                 ),
                 format=None if format is None else READ_AS.get(format, format),
                 pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3, routes.rule_of, routes.only_sizes),

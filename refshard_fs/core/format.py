@@ -26,6 +26,7 @@ from refshard_fs.core.model import Facts, Inline, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.security.admission import Admission
 
+LEAST_HEAD = 4096  # bytes of them that formats are recognised by
 HEAD = 64 << 10  # bytes of a document that are read with its size, to recognise it: most of what some files say first
 IN_MEMORY = "<bytes>"  # stands for the URL of a document that the caller gave as bytes
 MANIFEST_BYTES = 8 << 30  # that a manifest may have, decompressed
@@ -84,6 +85,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     zarr_format: int = 2  # of the metadata shown for sources that have none of zarr's own
     verify: bool = False  # checksums of chunks, where the source has them
     max_manifest_bytes: int = MANIFEST_BYTES
+    head: int = HEAD  # bytes of a source that its first request reads
     # What documents need that are made of others: how those are opened, what each may reach, and how deep this one is.
     open_other: Callable[[str, OpenOptions], Steps[KeySpace]] | None = None
     rule_of: Callable[[str], Admission] | None = None

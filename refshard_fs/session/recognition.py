@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from refshard_fs.core.format import HEAD, IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
+from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
 from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
@@ -41,7 +41,7 @@ def open_source(url: str, options: OpenOptions, format: str | None = None, tell:
     """
     known = known_formats()
     most = options.max_manifest_bytes
-    probe = yield from _probe(url, known, most)
+    probe = yield from _probe(url, known, most, min(options.head, most))
     if format is None and not probe.is_directory and not any(f.recognises(probe) for f in known.values()):
         try:  # a web server may answer a directory's URL with a page about it
             probe = yield from _probe_directory(url, known, most)
@@ -122,9 +122,9 @@ def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
     return keyspace if keyspace.holds_all_metadata and not view.shards_anything else view
 
 
-def _probe(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
+def _probe(url: str, known: dict[str, Format], most: int, length: int) -> Steps[Probe]:
     try:
-        facts, head = yield from _head(url, min(HEAD, most))
+        facts, head = yield from _head(url, length)
     except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
         try:
             return (yield from _probe_directory(url, known, most))

@@ -117,6 +117,11 @@ def test_many_groups_and_variables_are_opened_in_few_rounds(libver: str, most: i
     keyspace = files.open()
     assert files.rounds <= most
     assert b"text 11 of 24" in (files.read(keyspace, "group9/variable24/.zattrs") or b"")
+    whole = Files.of(path)
+    whole.open(head=path.stat().st_size)
+    assert whole.rounds == 1
+    with pytest.raises(ValueError, match="head=100"):
+        RefShardFileSystem(str(path), head=100)
 
 
 def test_commands_and_sets_take_files_as_they_take_sets(
