@@ -14,9 +14,9 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import with_single_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, join, parent
 from refshard_fs.core.keyspace import KeySpace, place
-from refshard_fs.core.model import Entry, Inline, Listed, Packed, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, Span, Steps
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import DamagedIndex, ManifestError
 
 LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the number is only what a header says
 # How chunks are keyed, by zarr version: one level of names.
@@ -101,6 +101,46 @@ class Chunks:
         return None
 
 
+class Given(Chunks):
+    """An array of one chunk, whose bytes are known."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = Inline(data)
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        return self._data
+
+
+class Spaced(Chunks):
+    """A coordinate of 64-bit floats, ``first + step * number``: made when asked for, in chunks of 512 KiB."""
+
+    def __init__(self, first: float, step: float, count: int) -> None:
+        self._first = first
+        self._step = step
+        self.chunk = min(count, 1 << 16)
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        numbers = np.arange(number * self.chunk, (number + 1) * self.chunk)
+        return Inline((self._first + self._step * numbers).astype("<f8").tobytes())
+
+
+def made(source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tuple[tuple[int, int], ...] = ()) -> Entry:
+    """Return the entry that ``recipe`` makes of ``source``, or of ``cuts`` of it: ``size`` bytes, if that is known.
+
+    What lies in memory is made at once; DamagedIndex, of ``where``, if it is damaged.
+    """
+    if isinstance(source, Span):
+        return Packed(source, recipe, size, cuts=cuts)
+    assert isinstance(source, Inline)
+    data = b"".join([source.data[at : at + length] for at, length in cuts]) if cuts else source.data
+    try:
+        return Inline(recipe.make(data))
+    except ValueError as e:
+        raise DamagedIndex("", where, str(e)) from e
+
+
 class ArrayGroup(KeySpace):
     """The keys of ``arrays`` and of their ``chunks``, both by path, as zarr of version ``zarr_format`` has them.
 
@@ -173,6 +213,38 @@ class ArrayGroup(KeySpace):
         return [Listed(tail, None) for tail in grid.tails()]
 
 
+class ArrayGroupBuilder:
+    """The arrays, groups and reports of a file, while they are found in it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.arrays: dict[str, ArrayDescription] = {}
+        self.chunks: dict[str, Chunks] = {}
+        self.groups: dict[str, dict[str, Any]] = {}
+        self.reports: dict[str, str] = {}
+
+    def add(self, path: str, array: ArrayDescription, chunks: Chunks) -> None:
+        """Add an array."""
+        self.arrays[path], self.chunks[path] = array, chunks
+
+    def add_coordinate(
+        self, path: str, shape: tuple[int, ...], dtype: str, chunks: Chunks, attributes: Mapping[str, Any]
+    ) -> None:
+        """Add a coordinate, scalar or of the one dimension that has its name; the first one of a path stays."""
+        if path in self.arrays:
+            return
+        cut = (chunks.chunk,) if isinstance(chunks, Spaced) else shape
+        names = [parent(path)[1] for _ in shape]
+        self.add(path, ArrayDescription(path, shape, cut, np.dtype(dtype), "C", None, names, attributes), chunks)
+
+    def keyspace(self, zarr_format: int, attributes: Mapping[str, Any]) -> ArrayGroup:
+        """Return all that is shown; ManifestError, which says why, where that is nothing."""
+        if not self.arrays:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.reports.items())[:3])
+            raise ManifestError(f"{self.url}: nothing in it can be shown. {reasons}")
+        return ArrayGroup(self.arrays, self.chunks, zarr_format, attributes, self.reports, groups=self.groups)
+
+
 def _documents(
     arrays: Mapping[str, ArrayDescription], groups: Mapping[str, Mapping[str, Any]], zarr_format: int
 ) -> dict[str, bytes]:
@@ -205,6 +277,19 @@ def spelled_fill(raw: bytes, dtype: np.dtype[Any]) -> Any:
     if dtype.kind in "mM":
         return int(np.frombuffer(raw, dtype.str[0] + "i8")[0])
     return _spelled(np.frombuffer(raw, dtype)[0].item())
+
+
+def fill_of(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a number as version 2 metadata spells it as a fill value; None where no element of ``dtype`` has it."""
+    if type(value) not in (int, float) or dtype.kind not in "iufc":
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            fill = np.array(value).astype(dtype)
+    except OverflowError:
+        return None
+    is_same = bool(fill == value) or (dtype.kind in "fc" and value != value)
+    return spelled_fill(fill.tobytes(), dtype) if is_same else None
 
 
 def _spelled(value: Any) -> Any:
@@ -300,9 +385,4 @@ class Contiguous(Chunks):
             there = min(self._chunks[axis], self._shape[axis] - first)
             size = size // self._chunks[axis] * there
         found = self._source.part(start, size)
-        if size == self._size:
-            return found
-        padded = Padded(self._size)
-        if isinstance(found, Inline):
-            return Inline(padded.make(found.data))
-        return Packed(found, padded, self._size) if isinstance(found, Span) else found
+        return found if size == self._size else made(found, Padded(self._size), self._size, "")

@@ -58,6 +58,21 @@ def decompressed(stream: Any, data: bytes, most: int, *, has_end: bool = True) -
     return out.getvalue()
 
 
+def by_imagecodecs(function: str, data: bytes, extra: str, **options: Any) -> Any:
+    """Return what a function of imagecodecs, which comes with ``extra``, makes of ``data``.
+
+    Raises ValueError where the data are damaged, or the library is not there.
+    """
+    try:
+        library = importlib.import_module("imagecodecs")
+    except ImportError as e:
+        raise ValueError(f'it is decoded by imagecodecs: pip install "refshard_fs[{extra}]"') from e
+    try:
+        return getattr(library, function)(data, **options)
+    except Exception as e:  # each decoder has errors of its own for damaged bytes
+        raise ValueError(f"its bytes are damaged: {function} says {e}") from e
+
+
 # ----------------------------------------------------------------------------------------------------
 # What decoding a chunk would make, found before it is made: no more than the metadata promise.
 #

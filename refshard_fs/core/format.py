@@ -63,6 +63,14 @@ class Probe(msgspec.Struct, frozen=True):
         check_size(facts.size, most, self.url)
         return Inline(self.head) if facts.size == len(self.head) else Span(self.url, pin=facts.pin)
 
+    def file(self, what: str) -> tuple[Span | Inline, int]:
+        """Return the bytes of a file that is ``what``, and how many they are; ManifestError where nobody tells that."""
+        if self.facts is None or self.facts.size is None:
+            found = "a directory" if self.is_directory else "a file whose size is not told"
+            raise ManifestError(f"{self.url} is {found}, and no {what} that can be read")
+        size = self.facts.size
+        return Inline(self.head) if self.is_in_memory else Span(self.url, 0, size, pin=self.facts.pin), size
+
     @property
     def is_in_memory(self) -> bool:
         """Whether the caller gave the document as bytes: ``head`` is all of it, and it lies nowhere."""

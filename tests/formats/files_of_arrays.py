@@ -36,6 +36,16 @@ def rounds(server: RangeServer) -> int:
     return 1 + sum(b - a > server.latency * 0.7 for a, b in pairwise(times))
 
 
+def rounds_to_open(path: Path) -> int:
+    """Return in how many rounds of requests a file is opened; each waits for the answers to the one before.
+
+    They are counted without a server, and so however busy the machine is.
+    """
+    files = Files.of(path)
+    files.open()
+    return files.rounds
+
+
 def all_bytes(data: bytes, most: int = 1 << 20) -> dict[str, bytes | None]:
     """Return the bytes of all keys of a file that lies in memory; what fails is an error of ours, or raises."""
     files = Files({ROOT: data})

@@ -11,7 +11,7 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.formats.fits.header import parse_header
-from tests.formats.files_of_arrays import check_commands, check_damage, rounds
+from tests.formats.files_of_arrays import check_commands, check_damage, rounds_to_open
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files
 from tests.sharding.writers import IS_ZARR_2, array
@@ -142,10 +142,9 @@ def test_opening_takes_few_rounds_and_a_piece_one_request(
         tmp_path / "a.fits", *(fits.ImageHDU((large + i).astype(k), name=f"I{i}") for i, k in enumerate(kinds))
     )
     url = http_server.put("/a.fits", path.read_bytes())
-    http_server.latency = 0.1
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert "I4" in fs.ls("", detail=False)
-    assert rounds(http_server) <= 3
+    assert rounds_to_open(path) <= 3
     assert sum(request.sent for request in http_server.requests()) < 1 << 19
     http_server.clear()
     assert fs.cat_file("I3/0.0") == (large + 3).astype(f">{kinds[3]}").tobytes()

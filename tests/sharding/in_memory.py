@@ -21,7 +21,7 @@ class Files:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.wanted: list[tuple[str, int, int]] = []
-        self.rounds = 0  # of needs that were met together
+        self.rounds = 0  # in which something was asked of a server: each waits for the answers of the one before
 
     @classmethod
     def of(cls, path: Path) -> Files:
@@ -35,7 +35,8 @@ class Files:
         try:
             while True:
                 need = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
-                self.rounds += 1
+                needs = need if isinstance(need, tuple) else (need,)
+                self.rounds += any(not (isinstance(one, Load) and isinstance(one.entry, Inline)) for one in needs)
                 try:
                     answer = tuple(map(self._meet, need)) if isinstance(need, tuple) else self._meet(need)
                 except Exception as e:

@@ -14,7 +14,16 @@ from typing import Any, Final
 import numcodecs
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, pieces, spelled_fill
+from refshard_fs.core.array_group import (
+    ArrayDescription,
+    ArrayGroup,
+    Chunks,
+    Contiguous,
+    Given,
+    fill_of,
+    pieces,
+    spelled_fill,
+)
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import parent
@@ -219,21 +228,16 @@ class _Array:
 
     def _shown_fill(self) -> Any:
         """Return the ``_FillValue`` as zarr spells it; None without one that is a value of the data type."""
-        match self.variable.attributes.get("_FillValue"):
-            case int() | float() as value if self.dtype.kind in "iuf":
-                with np.errstate(all="ignore"):
-                    fill = np.array(value).astype(self.dtype)
-                if fill == value or (self.dtype.kind == "f" and np.isnan(value)):
-                    return spelled_fill(fill.tobytes(), self.dtype)
-        return None
+        value = self.variable.attributes.get("_FillValue")
+        return fill_of(value, self.dtype) if self.dtype.kind in "iuf" else None
 
     def chunks(self, targets: _Targets) -> Chunks:
         """Return where its chunks lie."""
         variable = self.variable
         if self.is_vlen:
-            return _Whole(self._vlen())
+            return Given(self._vlen())
         if variable.inline is not None:
-            return _Whole(self._plain_inline())
+            return Given(self._plain_inline())
         if self.is_contiguous and len(variable.offsets) == 1:
             offset = int(numbers(variable.offsets, "offset")[0])
             size = int(numbers(variable.sizes, "nBytes")[0])
@@ -277,17 +281,6 @@ class _Array:
         """Whether zarr makes the chunks that were never written, from the fill value that it is told."""
         shown = self._shown_fill()
         return shown is not None and shown == spelled_fill(self.stored_fill, self.dtype)
-
-
-class _Whole(Chunks):
-    """The one chunk of an array whose values stand in the document."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = Inline(data)
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        yield from ()
-        return self._data
 
 
 class StoredChunks(Chunks):

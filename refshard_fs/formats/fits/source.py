@@ -13,7 +13,7 @@ from typing import Final
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, pieces
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
+from refshard_fs.core.model import Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, Short, parse_header
 from refshard_fs.formats.fits.images import Image, axis_names, image_of
@@ -27,10 +27,7 @@ _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a FITS file."""
-    size = None if probe.facts is None else probe.facts.size
-    if probe.facts is None or size is None:
-        raise ManifestError(f"{probe.url} is no file whose size is told: it is no FITS file that can be read")
-    source = Inline(probe.head) if probe.is_in_memory else Span(probe.url, 0, size, pin=probe.facts.pin)
+    source, size = probe.file("FITS")
     headers, reports = yield from _headers(probe, size)
     images: dict[str, Image] = {}
     tiles: dict[str, Tiles] = {}

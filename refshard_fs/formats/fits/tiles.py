@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import Chunks
+from refshard_fs.core.array_group import Chunks, made
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.core.model import Entry, Inline, Load, Packed, Raw, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.fits.header import BLOCK, CARD, Header
 from refshard_fs.formats.fits.images import Image
@@ -178,17 +178,9 @@ class TileChunks(Chunks):
         largest = math.prod(tiles.tile) * _MOST_BYTES
         recipe = Decoded(cards, rows.tobytes(), sizes, largest, tiles.chunks, self._image.stored.str)
         source = self._source.part(tiles.heap + begin, end - begin)
-        made = math.prod(tiles.chunks) * self._image.stored.itemsize
+        size = math.prod(tiles.chunks) * self._image.stored.itemsize
         pieces = tuple((offset - begin, size) for offset, size in cuts)
-        match source:
-            case Span():
-                return Packed(source, recipe, made, cuts=pieces)
-            case Inline(data):
-                try:
-                    return Inline(recipe.make(b"".join(data[at : at + size] for at, size in pieces)))
-                except ValueError as e:
-                    raise DamagedIndex("", self._image.where, f"tile {first}: {e}") from e
-        return source
+        return made(source, recipe, size, f"{self._image.where}: tile {first}", pieces)
 
     def _rows(self, first: int, count: int) -> Steps[np.ndarray[Any, Any]]:
         """Return some rows of the table, which are read in blocks."""

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.compression import by_imagecodecs
 from refshard_fs.formats.grib2.messages import Parameter, integer, signed
 
 PIECE: Final = 1 << 16  # values that are made at a time: each takes up to 256 bytes meanwhile
@@ -102,7 +103,7 @@ def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArr
     if (right - left) * (bottom - top) != stored:
         raise ValueError(f"its JPEG 2000 image has {right - left} by {bottom - top} points, where {stored} are due")
     out = np.zeros((bottom - top, right - left), f"u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
-    _imagecodecs("jpeg2k_decode", data, out=out)
+    by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
     return out
 
 
@@ -114,18 +115,7 @@ def _ccsds(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[A
         raise ValueError(f"its CCSDS blocks have {block} values of {bits} bits, {interval} to an interval: none has")
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
     room = size * (stored + block * interval)  # the last values may be followed by others that fill a block
-    return np.frombuffer(_imagecodecs("aec_decode", data, out=room, **options), f">u{size}")[:stored]
-
-
-def _imagecodecs(function: str, data: bytes, **options: Any) -> Any:
-    try:
-        library = importlib.import_module("imagecodecs")
-    except ImportError as e:
-        raise ValueError('this GRIB2 needs imagecodecs to be read: pip install "refshard_fs[grib]"') from e
-    try:
-        return getattr(library, function)(data, **options)
-    except Exception as e:  # each decoder has errors of its own for damaged bytes
-        raise ValueError(f"its packed values are damaged: {e}") from e
+    return np.frombuffer(by_imagecodecs("aec_decode", data, "grib", out=room, **options), f">u{size}")[:stored]
 
 
 def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:

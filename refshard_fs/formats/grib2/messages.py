@@ -80,6 +80,13 @@ class Field(msgspec.Struct, frozen=True):
     count: int  # of grid points
 
 
+class Unshown(NamedTuple):
+    """Why a field of the message at a byte is not shown."""
+
+    at: int
+    reason: str
+
+
 def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], discipline: int) -> Field:
     """Return what the sections say of a field; ValueError where that cannot be, or is not shown."""
     one, grid, product = sections[1], sections[3], sections[4]
@@ -136,12 +143,13 @@ class Offsets(msgspec.Struct, frozen=True):
 
 
 class Grib:
-    """The file ``source`` of ``size`` bytes."""
+    """The file ``source`` of ``size`` bytes, of which the first, ``head``, are known."""
 
-    def __init__(self, url: str, source: Span | Inline, size: int) -> None:
+    def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
         self.url = url
         self.size = size
         self._source = source
+        self._head = head
         self._windows: dict[int, bytes] = {}
 
     def messages(self) -> Steps[list[tuple[int, int]]]:
@@ -171,8 +179,12 @@ class Grib:
             raise ManifestError(
                 f"{self.url}: its index names a message at byte {max(missing)} of {self.size}: is it its own?"
             )
-        answers = yield tuple(Load(self.part(at, min(WINDOW, self.size - at)), Raw()) for at in missing)
-        self._windows.update(zip(missing, answers, strict=True))
+        known = [at for at in missing if min(at + WINDOW, self.size) <= len(self._head)]
+        self._windows.update((at, self._head[at : at + WINDOW]) for at in known)
+        if len(known) < len(missing):
+            unknown = [at for at in missing if at not in self._windows]
+            answers = yield tuple(Load(self.part(at, min(WINDOW, self.size - at)), Raw()) for at in unknown)
+            self._windows.update(zip(unknown, answers, strict=True))
 
     def length(self, at: int) -> int:
         """Return how long the message is that begins at ``at``, of which a window is known."""
@@ -191,13 +203,13 @@ class Grib:
         """Return bytes of the file."""
         return self._source.part(start, size)
 
-    def fields(self, at: int, length: int) -> Steps[list[Field | str]]:
+    def fields(self, at: int, length: int) -> Steps[list[Field | Unshown]]:
         """Return the fields of a message, or why one is not shown; ManifestError where its sections do not fit it."""
         window, begin = self._windows[at], at
         position, end = at + 16, at + length - 4
         sections: dict[int, bytes] = {}
         parts: dict[int, tuple[int, int]] = {}
-        found: list[Field | str] = []
+        found: list[Field | Unshown] = []
         while position < end:
             if position + 6 > begin + len(window):
                 begin, window = position, (yield Load(self.part(position, min(WINDOW, at + length - position)), Raw()))
@@ -211,9 +223,8 @@ class Grib:
                 if position + size > begin + len(window):
                     begin, window = position, (yield Load(self.part(position, size), Raw()))
                 sections[number] = window[position - begin : position - begin + size]
-            if (
-                number != 6 or window[position - begin + 5] != 254 or 6 not in parts
-            ):  # 254: the one before is used again
+            is_same = number == 6 and 6 in parts and window[position - begin + 5] == 254  # bitmap as the one before
+            if not is_same:
                 parts[number] = (position, size)
             position += size
             if number == 7:
@@ -222,10 +233,10 @@ class Grib:
                     raise ManifestError(f"{self.url}: the message at byte {at} has more than {FIELDS} fields")
         return found
 
-    def _field(self, at: int, sections: dict[int, bytes], parts: dict[int, tuple[int, int]]) -> Field | str:
+    def _field(self, at: int, sections: dict[int, bytes], parts: dict[int, tuple[int, int]]) -> Field | Unshown:
         if not {1, 3, 4, 5, 6, 7} <= parts.keys():
             raise ManifestError(f"{self.url}: the message at byte {at} lacks a section: it has {sorted(parts)}")
         try:
             return parse_field(sections, parts, self._windows[at][6])
         except (ValueError, OverflowError) as e:
-            return f"the message at byte {at}: {e}"
+            return Unshown(at, str(e))

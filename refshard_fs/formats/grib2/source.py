@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, Given, made
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, together
-from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, together
+from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2.decoding import Named, Points, Values, named
-from refshard_fs.formats.grib2.messages import Field, Grib, Offsets, integer, signed
+from refshard_fs.formats.grib2.messages import Field, Grib, Offsets, Unshown, integer, signed
 
 SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's name, or in place of its last part
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
@@ -34,25 +35,23 @@ _LONGITUDE: Final = {"units": "degrees_east", "standard_name": "longitude"}
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a GRIB2 file."""
-    facts = probe.facts
-    if facts is None or facts.size is None:
-        what = "a directory" if probe.is_directory else "a file whose size is not told"
-        raise ManifestError(f"{probe.url} is {what}, and no GRIB2")
-    source = Inline(probe.head) if probe.is_in_memory else Span(probe.url, 0, facts.size, pin=facts.pin)
-    grib = Grib(probe.url, source, facts.size)
+    source, size = probe.file("GRIB2")
+    grib = Grib(probe.url, source, size, probe.head)
     offsets = None if probe.is_in_memory else (yield from _sidecar(probe.url))
     if offsets is None:
         messages = yield from grib.messages()
     else:
         yield from grib.read(offsets)
         messages = [(at, grib.length(at)) for at in offsets]
-        for (at, length), after in itertools.pairwise([*messages, (facts.size, 0)]):
+        for (at, length), after in itertools.pairwise([*messages, (size, 0)]):
             if at + length > after[0]:
                 raise ManifestError(
                     f"{probe.url}: its index names a message at byte {after[0]}, within the one at {at}"
                 )
     found = yield from together([grib.fields(*message) for message in messages])
-    return _Group(grib, source, options.zarr_format).keyspace([field for fields in found for field in fields])
+    group = _Group(probe.url, source, options.zarr_format)
+    group.show(list(itertools.chain.from_iterable(found)))
+    return group.keyspace(options.zarr_format, {"Conventions": "CF-1.7"})
 
 
 def _sidecar(url: str) -> Steps[tuple[int, ...] | None]:
@@ -89,60 +88,37 @@ class _PointChunks(Chunks):
     """The latitudes or longitudes of a grid, in one chunk."""
 
     def __init__(self, source: Span | Inline, field: Field, key: str) -> None:
-        self._source = source
-        self._part = field.grid_at
-        self._recipe = Points(key, field.count)
+        self._made = partial(_made, source, [field.grid_at], Points(key, field.count))
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
-        return _made(self._source, [self._part], self._recipe)
+        return self._made()
 
 
 def _made(source: Span | Inline, parts: Sequence[tuple[int, int]], recipe: Values | Points) -> Entry:
     """Return what a recipe makes of (offset, size) ``parts`` of the file."""
     start, stop = min(at for at, _ in parts), max(at + size for at, size in parts)
     cuts = tuple((at - start, size) for at, size in parts)
-    if isinstance(source, Span):
-        are_joined = all(a + size == b for (a, size), (b, _) in itertools.pairwise(cuts))
-        found = source.part(start, stop - start)
-        assert isinstance(found, Span)
-        return Packed(found, recipe, recipe.size, cuts=() if are_joined else cuts)
-    try:
-        return Inline(recipe.make(b"".join(source.data[at : at + size] for at, size in parts)))
-    except ValueError as e:
-        raise DamagedIndex("", "the file in memory", str(e)) from e
+    are_joined = all(a + size == b for (a, size), (b, _) in itertools.pairwise(cuts))
+    return made(source.part(start, stop - start), recipe, recipe.size, "the file", () if are_joined else cuts)
 
 
-class _Given(Chunks):
-    """A coordinate, in one chunk."""
-
-    def __init__(self, values: Any) -> None:
-        self._data = values.tobytes()
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        yield from ()
-        return Inline(self._data)
-
-
-class _Group:
+class _Group(ArrayGroupBuilder):
     """The variables of a file, while they are put together."""
 
-    def __init__(self, grib: Grib, source: Span | Inline, zarr_format: int) -> None:
-        self._url = grib.url
+    def __init__(self, url: str, source: Span | Inline, zarr_format: int) -> None:
+        super().__init__(url)
         self._source = source
         self._zarr_format = zarr_format
-        self._arrays: dict[str, ArrayDescription] = {}
-        self._chunks: dict[str, Chunks] = {}
-        self._reports: dict[str, str] = {}
         self._names: dict[str, list[Hashable]] = {}  # of coordinates: what each of that name has
 
-    def keyspace(self, found: Sequence[Field | str]) -> KeySpace:
-        """Return all that is shown; ManifestError where that is nothing."""
+    def show(self, found: Sequence[Field | Unshown]) -> None:
+        """Show all fields that can be."""
         variables: dict[tuple[str, str, int, bytes], list[Field]] = {}
         texts: dict[tuple[str, str, int, bytes], Named] = {}
         for field in found:
-            if isinstance(field, str):
-                self._reports.setdefault(field, field)
+            if isinstance(field, Unshown):
+                self.reports[f"the message at byte {field.at}"] = field.reason
                 continue
             text = named(field.parameter)
             key = (text.name, text.level, field.parameter.statistic, field.grid)
@@ -156,11 +132,7 @@ class _Group:
             try:
                 self._variable(name, texts[key], fields)
             except ValueError as e:
-                self._reports[name] = str(e)
-        if not self._arrays:
-            reasons = "; ".join(list(self._reports.values())[:3])
-            raise ManifestError(f"{self._url}: nothing in it can be shown. {reasons}")
-        return ArrayGroup(self._arrays, self._chunks, self._zarr_format, {"Conventions": "CF-1.7"}, self._reports)
+                self.reports[name] = str(e)
 
     @staticmethod
     def _unused(key: tuple[str, str, int, bytes], alike: Sequence[tuple[str, str, int, bytes]]) -> str:
@@ -197,7 +169,7 @@ class _Group:
         within, places, inner = self._grid(fields[0])
         attributes = {**text.attributes, "coordinates": " ".join([*scalars, *places])}
         described = ArrayDescription(
-            f"{self._url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"), "C", None,
+            f"{self.url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"), "C", None,
             [*dimensions, *within], attributes, "NaN", is_masked=True,
         )  # fmt: skip
         chunks: dict[int, Field] = {}
@@ -207,11 +179,10 @@ class _Group:
             for axis, rank in ranks.items():
                 number = number * len(rank) + rank[axes[axis][place]]
             if number in chunks:
-                self._reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
+                self.reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
             else:
                 chunks[number] = field
-        self._arrays[name] = described
-        self._chunks[name] = FieldChunks(self._source, described.grid(self._zarr_format), chunks)
+        self.add(name, described, FieldChunks(self._source, described.grid(self._zarr_format), chunks))
 
     def _coordinate(self, name: str, values: Any, attributes: Mapping[str, Any]) -> str:
         """Return the name of a coordinate of these ``values``: with a number where another one has taken ``name``."""
@@ -220,11 +191,7 @@ class _Group:
         if key not in known:
             known.append(key)
         own = _numbered(name, known.index(key))
-        dimensions = [own] * values.ndim
-        self._arrays[own] = ArrayDescription(
-            own, values.shape, values.shape, values.dtype, "C", None, dimensions, attributes
-        )
-        self._chunks[own] = _Given(values)
+        self.add_coordinate(own, values.shape, values.dtype.str, Given(values.tobytes()), attributes)
         return own
 
     def _grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
@@ -251,10 +218,8 @@ class _Group:
         inner = (field.count,) if is_flat else (down, across)
         dimensions = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
         for name, key, attributes in zip(names, ("latitudes", "longitudes"), (_LATITUDE, _LONGITUDE), strict=True):
-            self._arrays[name] = ArrayDescription(
-                name, inner, inner, np.dtype("<f8"), "C", None, dimensions, attributes
-            )
-            self._chunks[name] = _PointChunks(self._source, field, key)
+            array = ArrayDescription(name, inner, inner, np.dtype("<f8"), "C", None, dimensions, attributes)
+            self.add(name, array, _PointChunks(self._source, field, key))
         return dimensions, names, inner
 
 

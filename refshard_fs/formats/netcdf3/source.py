@@ -18,6 +18,7 @@ from refshard_fs.core.array_group import (
     Chunks,
     Contiguous,
     Padded,
+    made,
     pieces,
     spelled_fill,
 )
@@ -71,24 +72,17 @@ class Records(Chunks):
         slab, step = self._variable.slab, self._record_size
         found = self._source.part(self._variable.begin + first * step, (count - 1) * step + slab)
         size = self._records * slab
-        match found:
-            case Span() if (count - 1) * step > PIECE:
-                return Packed(found, Padded(size), size, cuts=tuple((i * step, slab) for i in range(count)))
-            case Span():
-                return Packed(found, Taken(step, slab, size), size)
-            case Inline(data):
-                return Inline(Taken(step, slab, size).make(data))
-        return found
+        if isinstance(found, Span) and (count - 1) * step > PIECE:
+            return Packed(found, Padded(size), size, cuts=tuple((i * step, slab) for i in range(count)))
+        return made(found, Taken(step, slab, size), size, "")
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a NetCDF-3 file."""
-    size = None if probe.facts is None else probe.facts.size
-    if probe.facts is None or size is None or probe.head[:4] not in MAGICS:
-        what = "begins with other bytes" if size else "is no file whose size is told"
-        raise ManifestError(f"{probe.url} {what}: it is no NetCDF-3 file that can be read")
+    source, size = probe.file("NetCDF-3")
+    if probe.head[:4] not in MAGICS:
+        raise ManifestError(f"{probe.url} begins with other bytes: it is no NetCDF-3 file that can be read")
     header = yield from _header(probe, size)
-    source = Inline(probe.head) if probe.is_in_memory else Span(probe.url, 0, size, pin=probe.facts.pin)
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, Chunks] = {}
     reports: dict[str, str] = {}

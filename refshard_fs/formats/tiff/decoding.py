@@ -5,12 +5,11 @@ No more memory is taken than the chunk needs, whatever the compressed bytes prom
 
 from __future__ import annotations
 
-import importlib
 import lzma
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numcodecs
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.array_group import Padded
-from refshard_fs.core.compression import decompressed, zstd
+from refshard_fs.core.compression import by_imagecodecs, decompressed, zstd
 
 DICTIONARY: Final = 1 << 28  # bytes that decoding LZMA may take; its strongest preset needs a quarter of them
 _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -61,17 +60,11 @@ class Decoded(msgspec.Struct, frozen=True):
         return rows * -(-self.shape[1] * self.shape[2] * self.bits // 8)
 
     def make(self, raw: bytes) -> bytes:
-        codec = CODECS[self.compression]
-        try:
-            decoded = codec.decode(raw.translate(_REVERSED) if self.is_reversed else raw, self)
-        except (ValueError, ImportError):
-            raise
-        except Exception as e:  # each library has errors of its own for damaged bytes
-            raise ValueError(f"its {codec.name} bytes are damaged: {e}") from e
+        decoded = CODECS[self.compression](raw.translate(_REVERSED) if self.is_reversed else raw, self)
         if isinstance(decoded, np.ndarray):
             data = decoded.astype(self.dtype).tobytes()
         elif len(decoded) < self.stored(self.rows):
-            raise ValueError(f"its {codec.name} bytes give {len(decoded)} of {self.stored(self.rows)}")
+            raise ValueError(f"its bytes give {len(decoded)} of {self.stored(self.rows)}, decompressed")
         else:
             data = self._samples(decoded[: self.stored(self.rows)])
         return self.finished(Padded(self.size).make(data))
@@ -102,51 +95,17 @@ class Decoded(msgspec.Struct, frozen=True):
         return data
 
 
-Decode = Callable[[bytes, Decoded], "bytes | npt.NDArray[Any]"]
+Decode = Callable[[bytes, Decoded], "bytes | npt.NDArray[Any]"]  # to the bytes of samples, or to an image
 
 
-class Codec(NamedTuple):
-    """How a value of Compression is decoded: to the bytes of samples, or to an image."""
-
-    name: str
-    decode: Decode
-    is_image: bool = False
+def _streamed(make: Callable[[], Any]) -> Decode:
+    """Return a decoder of Python's own library."""
+    return lambda raw, recipe: decompressed(make(), raw, recipe.stored(recipe.shape[0]))
 
 
-def _streamed(name: str, make: Callable[[], Any]) -> Codec:
-    """Return a codec of Python's own library."""
-
-    def decode(raw: bytes, recipe: Decoded) -> bytes:
-        return decompressed(make(), raw, recipe.stored(recipe.shape[0]))
-
-    return Codec(name, decode)
-
-
-def _by_imagecodecs(function: str, *args: Any, **options: Any) -> Any:
-    """Call the library that decodes what neither Python nor numcodecs can."""
-    try:
-        library = importlib.import_module("imagecodecs")
-    except ImportError as e:
-        raise ImportError('this TIFF needs imagecodecs to be read: pip install "refshard_fs[tiff]"') from e
-    return getattr(library, function)(*args, **options)
-
-
-def _bytes(name: str, function: str) -> Codec:
-    """Return a codec of imagecodecs whose result is the bytes of samples."""
-    return Codec(name, lambda raw, recipe: bytes(_by_imagecodecs(function, raw, out=recipe.stored(recipe.shape[0]))))
-
-
-def _image(
-    name: str, function: str, options: Callable[[bytes, Decoded], dict[str, Any]] = lambda raw, recipe: {}
-) -> Codec:
-    """Return a codec of imagecodecs whose result is an image, which must have the rows that are stored."""
-
-    def decode(raw: bytes, recipe: Decoded) -> npt.NDArray[Any]:
-        out = _canvas(recipe)
-        _by_imagecodecs(function, raw, out=out, **options(raw, recipe))
-        return out
-
-    return Codec(name, decode, is_image=True)
+def _bytes(function: str) -> Decode:
+    """Return a decoder of imagecodecs whose result is the bytes of samples."""
+    return lambda raw, recipe: bytes(by_imagecodecs(function, raw, "tiff", out=recipe.stored(recipe.shape[0])))
 
 
 def _canvas(recipe: Decoded) -> npt.NDArray[Any]:
@@ -155,16 +114,34 @@ def _canvas(recipe: Decoded) -> npt.NDArray[Any]:
     return np.zeros(shape, np.dtype(recipe.dtype).newbyteorder("="))
 
 
+def _webp(raw: bytes, recipe: Decoded) -> npt.NDArray[Any]:
+    out = _canvas(recipe)
+    by_imagecodecs("webp_decode", raw, "tiff", out=out)
+    return out
+
+
+def _jpeg(raw: bytes, recipe: Decoded) -> npt.NDArray[Any]:
+    """Return an image of JPEG, in the colours that the TIFF says, where the stream does not."""
+    given = "RGB" if recipe.photometric == 2 and b"JFIF" not in raw[:32] else None
+    made = {2: "RGB", 5: "CMYK", 6: "RGB"}.get(recipe.photometric)
+    if recipe.shape[2] == 1:
+        given, made = None, "GRAYSCALE"
+    out = _canvas(recipe)
+    options = {"tables": recipe.tables or None, "colorspace": given, "outcolorspace": made}
+    by_imagecodecs("jpeg_decode", raw, "tiff", out=out, **options)
+    return out
+
+
 def _lerc(raw: bytes, recipe: Decoded) -> npt.NDArray[Any]:
     """Return an image of LERC, in which NaN is what its mask leaves out; samples with masks of their own are planes."""
     out = _canvas(recipe)
     try:
-        _, mask = _by_imagecodecs("lerc_decode", raw, out=out, masks=True)
+        _, mask = by_imagecodecs("lerc_decode", raw, "tiff", out=out, masks=True)
     except ValueError:
         if recipe.shape[2] == 1:
             raise
         planes = np.zeros((recipe.shape[2], *out.shape[:2]), out.dtype)
-        _, mask = _by_imagecodecs("lerc_decode", raw, out=planes, masks=True)
+        _, mask = by_imagecodecs("lerc_decode", raw, "tiff", out=planes, masks=True)
         out = np.moveaxis(planes, 0, -1)
         mask = np.moveaxis(mask, 0, -1) if mask is not None and mask.ndim == 3 else mask
     if mask is not None and out.dtype.kind == "f":
@@ -172,27 +149,19 @@ def _lerc(raw: bytes, recipe: Decoded) -> npt.NDArray[Any]:
     return out
 
 
-def _jpeg_options(raw: bytes, recipe: Decoded) -> dict[str, Any]:
-    """Return the colours that a JPEG stream has, and is to be decoded to: what the TIFF says, and it does not."""
-    given = "RGB" if recipe.photometric == 2 and b"JFIF" not in raw[:32] else None
-    made = {2: "RGB", 5: "CMYK", 6: "RGB"}.get(recipe.photometric)
-    if recipe.shape[2] == 1:
-        given, made = None, "GRAYSCALE"
-    return {"tables": recipe.tables or None, "colorspace": given, "outcolorspace": made}
+_INFLATE: Final = _streamed(zlib.decompressobj)
 
-
-_DEFLATE = _streamed("deflate", zlib.decompressobj)
-
-# By the value of Compression.
-CODECS: Final[Mapping[int, Codec]] = {
-    1: Codec("plain", lambda raw, recipe: raw),
-    5: _bytes("LZW", "lzw_decode"),
-    7: _image("JPEG", "jpeg_decode", _jpeg_options),
-    8: _DEFLATE,
-    32773: _bytes("PackBits", "packbits_decode"),
-    32946: _DEFLATE,
-    34887: Codec("LERC", _lerc, is_image=True),
-    34925: _streamed("LZMA", lambda: lzma.LZMADecompressor(memlimit=DICTIONARY)),
-    50000: _streamed("zstd", lambda: zstd().ZstdDecompressor()),
-    50001: _image("WebP", "webp_decode"),
+# By the value of Compression; those of images undo what was predicted themselves.
+CODECS: Final[Mapping[int, Decode]] = {
+    1: lambda raw, recipe: raw,
+    5: _bytes("lzw_decode"),
+    7: _jpeg,
+    8: _INFLATE,
+    32773: _bytes("packbits_decode"),
+    32946: _INFLATE,
+    34887: _lerc,
+    34925: _streamed(lambda: lzma.LZMADecompressor(memlimit=DICTIONARY)),
+    50000: _streamed(lambda: zstd().ZstdDecompressor()),
+    50001: _webp,
 }
+IMAGES: Final = frozenset([7, 34887, 50001])

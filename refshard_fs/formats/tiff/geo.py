@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 
-from refshard_fs.core.array_group import Chunks, spelled_fill
-from refshard_fs.core.model import Entry, Inline, Steps
+from refshard_fs.core.array_group import ArrayGroupBuilder, Given, Spaced
+from refshard_fs.core.keys import join
 from refshard_fs.formats.tiff.ifds import Ifd
+from refshard_fs.formats.tiff.pages import Page
 
 SPATIAL_REF: Final = "spatial_ref"  # the variable that has the CRS and the transform as attributes
-STEP: Final = 1 << 16  # coordinates of a chunk: 512 KiB
 
-SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA = (
-    33550,
-    33922,
-    34264,
-    34735,
-    34736,
-    34737,
-    42112,
-    42113,
-)
+SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
+GDAL_METADATA, NODATA = 42112, 42113
 # As GDAL calls them.
 _TEXTS: Final = {270: "IMAGEDESCRIPTION", 305: "SOFTWARE", 306: "DATETIME", 315: "ARTIST", 33432: "COPYRIGHT"}
 DESCRIBING: Final = (*_TEXTS, SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA)
@@ -50,20 +43,27 @@ class Placed(NamedTuple):
     transform: tuple[float, ...]
     crs: dict[str, Any]
 
-    @property
-    def is_upright(self) -> bool:
-        """Whether rows have one y and columns one x."""
-        return self.transform[2] == self.transform[4] == 0
+    def add(
+        self, to: ArrayGroupBuilder, group: str, full: Page, page: Page, names: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Add the coordinates of ``page``, an overview of ``full`` or itself; return the attributes that name them.
 
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """What rioxarray looks for."""
-        return {**self.crs, "GeoTransform": " ".join(map(str, self.transform))}
-
-    def scaled(self, across: float, down: float) -> Placed:
-        """Return the place of an overview, whose pixels are ``across`` times as wide and ``down`` times as high."""
+        Rows have one y, and columns one x, unless the image is turned.
+        """
         x, a, b, y, d, e = self.transform
-        return Placed((x, a * across, b * down, y, d * across, e * down), self.crs)
+        across, down = full.width / page.width, full.height / page.height
+        a, b, d, e = a * across, b * down, d * across, e * down
+        own = SPATIAL_REF + names["x"].removeprefix("x")
+        spatial = {**self.crs, "GeoTransform": " ".join(map(str, (x, a, b, y, d, e)))}
+        to.add_coordinate(join(group, own), (), "<i8", Given(bytes(8)), spatial)
+        if "band" in names:
+            numbers = Given(np.arange(1, page.samples + 1, dtype="<i8").tobytes())
+            to.add_coordinate(join(group, names["band"]), (page.samples,), "<i8", numbers, {})
+        if b == d == 0:
+            for axis, first, step, extent in (("x", x, a, page.width), ("y", y, e, page.height)):
+                middles = Spaced(first + step / 2, step, extent)
+                to.add_coordinate(join(group, names[axis]), (extent,), "<f8", middles, {"axis": axis.upper()})
+        return {"grid_mapping": own, "coordinates": own}
 
 
 def placed(ifd: Ifd) -> Placed | None:
@@ -78,30 +78,20 @@ def placed(ifd: Ifd) -> Placed | None:
         return None
     if keys.get(_RASTER) == _IS_POINT:  # the place of a pixel's middle
         x, y = x - (a + b) / 2, y - (d + e) / 2
-    if not all(map(math.isfinite, (x, a, b, y, d, e))):
-        return None
-    crs: dict[str, Any] = {}
     code = keys.get(_PROJECTED, keys.get(_GEOGRAPHIC, 0))
-    if isinstance(code, int) and 0 < code < _USER_DEFINED:
-        crs = {"crs_wkt": f"EPSG:{code}", SPATIAL_REF: f"EPSG:{code}"}
-    elif keys:
-        crs = {"geo_keys": " ".join(f"{key}={value}" for key, value in sorted(keys.items()))}
-    return Placed((x, a, b, y, d, e), crs)
+    if 0 < code < _USER_DEFINED:
+        crs: dict[str, Any] = {"crs_wkt": f"EPSG:{code}", SPATIAL_REF: f"EPSG:{code}"}
+    else:  # as the tags are called
+        crs = {"GeoKeyDirectory": ifd.numbers(KEYS), "GeoDoubleParams": ifd.numbers(DOUBLES)}
+        crs = {name: value for name, value in {**crs, "GeoAsciiParams": ifd.text(TEXTS)}.items() if value}
+    return Placed((x, a, b, y, d, e), crs) if all(map(math.isfinite, (x, a, b, y, d, e))) else None
 
 
-def _geo_keys(ifd: Ifd) -> dict[int, Any]:
-    """Return the geographic keys of an image, by number; those that are damaged are left out."""
-    directory, doubles, text = list(map(int, ifd.numbers(KEYS))), ifd.numbers(DOUBLES), ifd.text(TEXTS)
-    keys: dict[int, Any] = {}
-    for at in range(4, len(directory) - 3, 4):
-        key, where, count, value = directory[at : at + 4]
-        if where == 0:
-            keys[key] = value
-        elif where == DOUBLES and count == 1 and value < len(doubles):
-            keys[key] = doubles[value]
-        elif where == TEXTS:
-            keys[key] = text[value : value + count].rstrip("|")
-    return keys
+def _geo_keys(ifd: Ifd) -> dict[int, int]:
+    """Return the geographic keys of an image that are whole numbers, by number: four for each, after a header."""
+    directory = list(map(int, ifd.numbers(KEYS)))
+    entries = zip(*[iter(directory[4:])] * 4, strict=False)
+    return {key: value for key, where, _, value in entries if not where}
 
 
 def attributes_of(ifd: Ifd, samples: int) -> dict[str, Any]:
@@ -120,9 +110,9 @@ def attributes_of(ifd: Ifd, samples: int) -> dict[str, Any]:
     for item in items:
         name, role, band, text = item.get("name", ""), item.get("role", ""), item.get("sample", ""), item.text or ""
         if role in _ROLES:
-            bands.setdefault(role, {})[band] = _number(text) if role in _NEUTRAL else text
+            bands.setdefault(role, {})[band] = number(text) if role in _NEUTRAL else text
         elif name and item.get("domain") is None and (not band or samples == 1):
-            found[name] = _number(text) if band else text
+            found[name] = number(text) if band else text
     for role, known in bands.items():
         values = [known.get(str(band), _NEUTRAL.get(role, "")) for band in range(samples)]
         if len(set(values)) == 1:
@@ -132,49 +122,11 @@ def attributes_of(ifd: Ifd, samples: int) -> dict[str, Any]:
     return found
 
 
-def _number(text: str) -> Any:
+def number(text: str) -> Any:
+    """Return the number that a text is; the text where it is none."""
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             pass
     return text
-
-
-def fill_of(ifd: Ifd, dtype: np.dtype[Any]) -> Any:
-    """Return GDAL_NODATA as zarr's metadata spells it; None where there is none, or no sample can have it."""
-    value = _number(ifd.text(NODATA).strip())
-    if isinstance(value, str) or (
-        dtype.kind in "iu" and value not in range(np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
-    ):
-        return None
-    try:
-        with np.errstate(over="ignore"):
-            return spelled_fill(np.array(value).astype(dtype).tobytes(), dtype)
-    except (OverflowError, TypeError):
-        return None
-
-
-class Coordinates(Chunks):
-    """The places of pixels' middles along an axis, ``first + step * (number + 0.5)``, made when asked for."""
-
-    def __init__(self, first: float, step: float, count: int) -> None:
-        self._first = first
-        self._step = step
-        self.chunk = min(count, STEP)
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        yield from ()
-        numbers = np.arange(number * self.chunk, (number + 1) * self.chunk)
-        return Inline((self._first + self._step * (numbers + 0.5)).astype("<f8").tobytes())
-
-
-class Given(Chunks):
-    """An array of one chunk, whose bytes are known."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        yield from ()
-        return Inline(self._data)

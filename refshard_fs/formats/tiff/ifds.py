@@ -47,15 +47,6 @@ class Tag(msgspec.Struct):
         return np.frombuffer(self.data or b"", self.dtype)
 
 
-class Integers(msgspec.Struct, frozen=True):
-    """Decodes a piece of a tag that has many values."""
-
-    dtype: str
-
-    def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
-        return np.frombuffer(data, self.dtype).astype(np.uint64)
-
-
 class Ifd(msgspec.Struct):
     """One directory: its tags by number, and where the next one lies."""
 
@@ -110,35 +101,37 @@ class Tiff:
 
     def chain(self) -> Steps[list[Ifd]]:
         """Return the IFDs of all pages; ManifestError where the chain loops or leaves the file."""
-        found: list[Ifd] = []
-        seen: set[int] = set()
+        found: dict[int, Ifd] = {}
         offset, gap, run = self.first, 0, 1
         while offset:
-            if offset in seen or len(seen) == MOST_IFDS:
-                reason = f"loops at byte {offset}" if offset in seen else f"has more than {MOST_IFDS}"
+            if offset in found or len(found) == MOST_IFDS:
+                reason = f"loops at byte {offset}" if offset in found else f"has more than {MOST_IFDS}"
                 raise ManifestError(f"{self.url}: its chain of IFDs {reason}: it is damaged")
-            seen.add(offset)
-            if self._known(offset, self._count.size) is None:
-                yield from self._read(
-                    [offset, *(range(offset + gap, self.size, gap)[: run - 1] if gap > WINDOW else ())]
-                )
+            guesses: Sequence[int] = ()
+            if gap > WINDOW and self._known(offset, self._count.size) is None:
+                guesses = range(offset + gap, self.size - self._count.size, gap)[: run - 1]
                 run = min(run * 2, AT_ONCE)
-            (ifd,) = yield from self._parsed([offset])
-            found.append(ifd)
-            gap, run = ifd.following - offset, run if ifd.following - offset == gap else 1
-            offset = ifd.following
+            (found[offset],) = yield from self.at([offset], guesses, WINDOW if found else HEAD)
+            following = found[offset].following
+            gap, run = following - offset, run if following - offset == gap else 1
+            offset = following
         if not found:
             raise ManifestError(f"{self.url}: it has no IFD, and so no image: was it written to the end?")
-        return found
+        return list(found.values())
 
-    def at(self, offsets: Sequence[int]) -> Steps[list[Ifd]]:
-        """Return the IFDs at ``offsets``, which others name."""
+    def at(self, offsets: Sequence[int], guesses: Sequence[int] = (), window: int = WINDOW) -> Steps[list[Ifd]]:
+        """Return the IFDs at ``offsets``; a ``window`` of bytes is read from each one, and from ``guesses``, on."""
         found: list[Ifd] = []
-        for start in range(0, len(offsets), AT_ONCE):
-            some = offsets[start : start + AT_ONCE]
-            if any(self._known(offset, self._count.size) is None for offset in some):
-                yield from self._read(some)
-            found += yield from self._parsed(some)
+        for first in range(0, len(offsets), AT_ONCE):
+            some = offsets[first : first + AT_ONCE]
+            heads = yield from self._load([(offset, self._count.size) for offset in (*some, *guesses)], window)
+            counts = [self._count.unpack(head)[0] for head in heads[: len(some)]]
+            for offset, count in zip(some, counts, strict=True):
+                if not 0 < count <= MOST_TAGS:
+                    raise ManifestError(f"{self.url}: its IFD at byte {offset} has {count} tags: it is damaged")
+            sizes = [self._count.size + self._tag.size * count + self._link.size for count in counts]
+            whole = yield from self._load(list(zip(some, sizes, strict=True)))
+            found += map(self._ifd, some, counts, whole)
         return found
 
     def fill(self, wanted: Iterable[Tag]) -> Steps[None]:
@@ -151,22 +144,6 @@ class Tiff:
         known = dict(zip(ranges, (yield from self._load(list(ranges))), strict=True))
         for tag in missing:
             tag.data = known[tag.start, tag.size]
-
-    def _read(self, offsets: Sequence[int]) -> Steps[None]:
-        """Have windows that begin at ``offsets`` known; those of earlier reads are let go."""
-        most = HEAD if len(self._windows) == 1 else WINDOW
-        ranges = [(offset, max(min(most, self.size - offset), self._count.size)) for offset in offsets]
-        self._windows[1:] = zip(offsets, (yield from self._load(ranges)), strict=True)
-
-    def _parsed(self, offsets: Sequence[int]) -> Steps[list[Ifd]]:
-        """Return the IFDs at ``offsets``, of each of which a window is known."""
-        counts = [self._count.unpack(self._known(offset, self._count.size) or b"")[0] for offset in offsets]
-        for offset, count in zip(offsets, counts, strict=True):
-            if not 0 < count <= MOST_TAGS:
-                raise ManifestError(f"{self.url}: its IFD at byte {offset} has {count} tags: it is damaged")
-        sizes = [self._count.size + self._tag.size * count + self._link.size for count in counts]
-        whole = yield from self._load(list(zip(offsets, sizes, strict=True)))
-        return [self._ifd(*known) for known in zip(offsets, counts, whole, strict=True)]
 
     def _ifd(self, offset: int, count: int, data: bytes) -> Ifd:
         ifd = Ifd(self._link.unpack_from(data, len(data) - self._link.size)[0], {})
@@ -192,14 +169,20 @@ class Tiff:
             )
         return self.source.part(start, size)
 
-    def _load(self, ranges: Sequence[tuple[int, int]]) -> Steps[list[bytes]]:
-        """Return the bytes of (start, size) ``ranges``: those that are not known are read in one round."""
-        found = {r: self._known(*r) for r in ranges}
+    def _load(self, ranges: Sequence[tuple[int, int]], window: int = 0) -> Steps[list[Any]]:
+        """Return the bytes of (start, size) ``ranges``: those that are not known are read in one round.
+
+        With a ``window``, so many bytes are read where the file has them, and known until the next windows are read.
+        """
+        found: dict[tuple[int, int], Any] = {r: self._known(*r) for r in ranges}
         missing = [r for r, data in found.items() if data is None]
         if missing:
-            answers = yield tuple(Load(self.part(*r), Raw()) for r in missing)
-            found.update(zip(missing, answers, strict=True))
-        return [found[r] or b"" for r in ranges]
+            longer = [(start, max(size, min(window, self.size - start))) for start, size in missing]
+            answers = yield tuple(Load(self.part(*r), Raw()) for r in longer)
+            if window:
+                self._windows[1:] = [(start, data) for (start, _), data in zip(missing, answers, strict=True)]
+            found |= {(start, size): data[:size] for (start, size), data in zip(missing, answers, strict=True)}
+        return [found[r] for r in ranges]
 
     def _known(self, start: int, size: int) -> bytes | None:
         for first, data in self._windows:

@@ -22,13 +22,13 @@ class OmeImage(NamedTuple):
 PLAIN: Final = OmeImage("", (), (), ())  # a page that no OME-XML describes
 
 
-def is_ome(text: str) -> bool:
-    """Whether a description is OME-XML."""
-    return text.rstrip().endswith(("</OME>", ":OME>"))
-
-
 def images_of(text: str, pages: int) -> list[OmeImage]:
-    """Return the images that OME-XML describes, of a file of so many ``pages``; ValueError where they are not in it."""
+    """Return the images that a text describes, of a file of so many ``pages``; none where it is no OME-XML.
+
+    Raises ValueError where they are not in the file.
+    """
+    if not text.rstrip().endswith(("</OME>", ":OME>")):
+        return []
     root = xml(text)
     images = [image for image in root.iterfind("{*}Image") if image.find("{*}Pixels") is not None]
     if not 0 < len(images) <= pages:

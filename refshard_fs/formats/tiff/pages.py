@@ -9,12 +9,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, pieces
+from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, made, pieces
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.formats.tiff.decoding import CODECS, NATIVE, Decoded
-from refshard_fs.formats.tiff.ifds import Ifd, Integers, Tag, Tiff
+from refshard_fs.formats.tiff.decoding import CODECS, IMAGES, NATIVE, Decoded
+from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 
 LARGEST: Final = 1 << 31  # bytes of a strip or tile, decoded, that is shown: zarr makes an array of it in memory
 PIECE: Final = 1 << 12  # strips or tiles whose places are read at a time: 16 to 32 KiB of each table
@@ -27,39 +27,44 @@ DEPTH, LERC = 32997, 50674
 PRIVATE: Final = frozenset([DEPTH, LERC])  # of the tags above 32767, those that are read here
 
 _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of SampleFormat
+_BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples shown as they are
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One image: strips or tiles of shape ``chunk`` that ``recipe`` decodes, or zarr itself (``is_native``)."""
+    """One image: strips or tiles that ``recipe`` decodes, or zarr itself (``is_native``).
+
+    ``tables`` say where strips or tiles begin, and how many bytes they have, if that is said.
+    """
 
     height: int
     width: int
     samples: int
     is_planar: bool
-    dtype: np.dtype[Any]
-    subfile: int
-    photometric: int
-    chunk: tuple[int, int]
+    is_reduced: bool  # an overview of another image
+    is_mask: bool  # of the valid pixels of another image
     is_tiled: bool
     is_native: bool
     recipe: Decoded
-    tables: tuple[Tag, ...]  # where strips or tiles begin, and how many bytes they have, if that is said
+    tables: tuple[Tag, ...]
 
     @property
-    def axes(self) -> tuple[str, ...]:
-        """The names of its dimensions."""
-        return ("y", "x") if self.samples == 1 else ("band", "y", "x") if self.is_planar else ("y", "x", "band")
+    def dtype(self) -> np.dtype[Any]:
+        """What its samples are shown as."""
+        return np.dtype(self.recipe.dtype)
+
+    def ordered(self, y: Any, x: Any, band: Any) -> tuple[Any, ...]:
+        """Return what belongs to each axis in the order of the array's axes."""
+        return (y, x) if self.samples == 1 else (band, y, x) if self.is_planar else (y, x, band)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array that shows it."""
-        return tuple({"y": self.height, "x": self.width, "band": self.samples}[axis] for axis in self.axes)
+        return self.ordered(self.height, self.width, self.samples)
 
     @property
     def chunks(self) -> tuple[int, ...]:
         """The shape of its chunks."""
-        sizes = dict(zip(("y", "x", "band"), self.recipe.shape, strict=True))
-        return tuple(sizes[axis] for axis in self.axes)
+        return self.ordered(*self.recipe.shape)
 
     @property
     def count(self) -> int:
@@ -71,19 +76,9 @@ class Page(msgspec.Struct, frozen=True):
         """What images must have in common to be one array."""
         return self.shape, self.chunks, self.dtype, self.is_tiled, self.is_native, self.recipe.compression
 
-    @property
-    def is_reduced(self) -> bool:
-        """Whether it is an overview of another image."""
-        return bool(self.subfile & 1)
-
-    @property
-    def is_mask(self) -> bool:
-        """Whether it says which pixels of another image are valid."""
-        return bool(self.subfile & 4) or self.photometric == 4
-
     def rows(self, tile: int) -> int:
         """Return the rows that are stored in a tile, or in a strip, of which the last may be shorter."""
-        height = self.chunk[0]
+        height = self.recipe.shape[0]
         return height if self.is_tiled else min(height, self.height - tile % -(-self.height // height) * height)
 
 
@@ -92,59 +87,51 @@ def page_of(ifd: Ifd, order: str) -> Page:
     height, width, samples = ifd.integer(HEIGHT, 0), ifd.integer(WIDTH, 0), ifd.integer(SAMPLES, 1)
     if not height or not width or not 0 < samples < 1 << 16:
         raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples")
-    compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
     bits, dtype = _dtype(ifd, order)
-    is_planar = samples > 1 and ifd.integer(PLANAR, 1) == 2
+    compression, photometric = _supported(ifd)
+    is_planar, is_tiled = samples > 1 and ifd.integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags
+    rows, columns = ifd.integer(TILE_HEIGHT, 0), ifd.integer(TILE_WIDTH, 0)
+    if not is_tiled:
+        rows, columns = min(ifd.integer(ROWS, height) or height, height), width
+    shape = (rows, columns, 1 if is_planar else samples)
+    if not 0 < math.prod(shape) * dtype.itemsize < LARGEST:
+        raise ValueError(f"its strips or tiles have {rows} rows of {columns} columns: {LARGEST} bytes are the limit")
+    is_whole = bits == dtype.itemsize * 8
+    predictor = 1 if compression in IMAGES or compression == 1 else ifd.integer(PREDICTOR, 1)
+    if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (predictor > 1 and not is_whole):
+        raise ValueError(f"its Predictor is {predictor}, with samples of {bits} bits as {dtype}, which is not shown")
+    is_reversed = ifd.integer(FILL_ORDER, 1) == 2
+    is_native = compression in NATIVE and predictor == 1 and is_whole and not is_reversed
+    tables = ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b""
+    colours = photometric if EXTRA not in ifd.tags else -1
+    recipe = Decoded(compression, predictor, bits, dtype.str, shape, rows, is_reversed, colours, tables, is_native)
+    places = ifd.tags.get(TILE_OFFSETS) or ifd.tags.get(STRIP_OFFSETS)
+    sizes = ifd.tags.get(TILE_SIZES) or ifd.tags.get(STRIP_SIZES)
+    if places is None or (sizes is None and compression != 1):
+        raise ValueError("it does not say where its strips or tiles lie: TileOffsets or TileByteCounts are missing")
+    subfile, found = ifd.integer(SUBFILE, 0), (places,) if sizes is None else (places, sizes)
+    is_mask = bool(subfile & 4) or photometric == 4
+    page = Page(
+        height, width, samples, is_planar, bool(subfile & 1), is_mask, is_tiled, is_native, recipe, found
+    )  # fmt: skip
+    for tag in found:
+        if tag.dtype.kind != "u" or tag.count < page.count:
+            raise ValueError(f"its tables have {tag.count} entries, where it has {page.count} strips or tiles")
+    return page
+
+
+def _supported(ifd: Ifd) -> tuple[int, int]:
+    """Return Compression and PhotometricInterpretation; ValueError where images like these are not shown."""
+    compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
     if compression not in CODECS:
         raise ValueError(f"its Compression is {compression}, for which there is no decoder here")
     if ifd.integer(DEPTH, 1) != 1:
         raise ValueError(f"its ImageDepth is {ifd.integer(DEPTH, 1)}: volumes in one page are not shown")
     if compression == 34887 and any(ifd.integers(LERC)[1:]):
         raise ValueError("its LERC blocks are compressed once more, which is not shown")
-    is_image = CODECS[compression].is_image
-    if photometric == 6 and not is_image and ifd.integers(SUBSAMPLING, 2, 2) != [1, 1]:
+    if photometric == 6 and compression not in IMAGES and ifd.integers(SUBSAMPLING, 2, 2) != [1, 1]:
         raise ValueError("its YCbCr samples are subsampled and not compressed as JPEG, which is not shown")
-    is_tiled = TILE_WIDTH in ifd.tags
-    chunk = (
-        (ifd.integer(TILE_HEIGHT, 0), ifd.integer(TILE_WIDTH, 0)) if is_tiled else (ifd.integer(ROWS, height), width)
-    )
-    chunk = chunk if is_tiled else (min(chunk[0] or height, height), width)
-    stored = 1 if is_planar else samples
-    if not 0 < math.prod(chunk) * stored * dtype.itemsize < LARGEST:
-        raise ValueError(
-            f"its strips or tiles have {chunk[0]} rows of {chunk[1]} columns: {LARGEST} bytes are the limit"
-        )
-    predictor = 1 if is_image or compression == 1 else ifd.integer(PREDICTOR, 1)
-    if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (
-        predictor > 1 and bits != dtype.itemsize * 8
-    ):
-        raise ValueError(f"its Predictor is {predictor}, with samples of {bits} bits as {dtype}, which is not shown")
-    is_reversed = ifd.integer(FILL_ORDER, 1) == 2
-    is_native = compression in NATIVE and predictor == 1 and bits == dtype.itemsize * 8 and not is_reversed
-    recipe = Decoded(
-        compression=compression,
-        predictor=predictor,
-        bits=bits,
-        dtype=dtype.str,
-        shape=(*chunk, stored),
-        rows=chunk[0],
-        is_reversed=is_reversed,
-        photometric=photometric if EXTRA not in ifd.tags else -1,
-        tables=ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b"",
-        encoded=is_native,
-    )
-    offsets = ifd.tags.get(TILE_OFFSETS) or ifd.tags.get(STRIP_OFFSETS)
-    sizes = ifd.tags.get(TILE_SIZES) or ifd.tags.get(STRIP_SIZES)
-    if offsets is None or (sizes is None and compression != 1):
-        raise ValueError("it does not say where its strips or tiles lie: TileOffsets or TileByteCounts are missing")
-    tables = (offsets,) if sizes is None else (offsets, sizes)
-    subfile = ifd.integer(SUBFILE, 0)
-    kind = (height, width, samples, is_planar, dtype, subfile, photometric, chunk, is_tiled, is_native)
-    page = Page(*kind, recipe, tables)
-    for tag in tables:
-        if tag.dtype.kind != "u" or tag.count < page.count:
-            raise ValueError(f"its tables have {tag.count} entries, where it has {page.count} strips or tiles")
-    return page
+    return compression, photometric
 
 
 def _dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
@@ -152,27 +139,12 @@ def _dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
     every, formats = set(ifd.integers(BITS, 1)), set(ifd.integers(FORMAT, 1))
     if len(every) != 1 or len(formats) != 1:
         raise ValueError(f"its samples differ: BitsPerSample {sorted(every)}, SampleFormat {sorted(formats)}")
-    bits, kind = every.pop(), _KINDS.get(formats.pop(), "?")
-    if kind == "u" and 0 < bits < 32 and bits not in (8, 16):  # shown as the smallest type that holds it
-        return bits, np.dtype(f"{order}u{1 if bits < 8 else 2 if bits < 16 else 4}")
-    if f"{kind}{bits}" not in (
-        "u8",
-        "u16",
-        "u32",
-        "u64",
-        "i8",
-        "i16",
-        "i32",
-        "i64",
-        "f16",
-        "f32",
-        "f64",
-        "c64",
-        "c128",
-    ):
-        raise ValueError(
-            f"its samples have {bits} bits of SampleFormat {ifd.integers(FORMAT, 1)[0]}, which are not shown"
-        )
+    bits, format_ = every.pop(), formats.pop()
+    kind = _KINDS.get(format_, "?")
+    if kind == "u" and 0 < bits < 32:  # shown as the smallest type that holds it
+        return bits, np.dtype(f"{order}u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
+    if bits not in _BITS.get(kind, ()):
+        raise ValueError(f"its samples have {bits} bits of SampleFormat {format_}, which are not shown")
     return bits, np.dtype(f"{order}{kind}{bits // 8}")
 
 
@@ -194,21 +166,15 @@ class TileChunks(Chunks):
         page, offset, size = yield from self._place(number)
         if page is None:
             return None if self._has_fill else Inline(self._first.recipe.finished(bytes(self._first.recipe.size)))
-        recipe = page.recipe
         if offset + size > self._tiff.size:
             reason = f"a strip or tile ends at byte {offset + size} of {self._tiff.size}: it is cut short, or damaged"
             raise DamagedIndex("", self._tiff.url, reason)
-        found = self._tiff.source.part(offset, size)
-        rows = page.rows(number % page.count)
-        if page.is_native and rows == page.chunk[0] and (recipe.compression != 1 or size == recipe.size):
+        found, rows = self._tiff.source.part(offset, size), page.rows(number % page.count)
+        is_whole = rows == page.recipe.shape[0] and (page.recipe.compression != 1 or size == page.recipe.size)
+        if page.is_native and is_whole:
             return found
-        recipe = msgspec.structs.replace(recipe, rows=rows)
-        if isinstance(found, Span):
-            return Packed(found, recipe, None if recipe.encoded else recipe.size)
-        try:
-            return Inline(recipe.make(found.data if isinstance(found, Inline) else b""))
-        except ValueError as e:
-            raise DamagedIndex("", self._tiff.url, str(e)) from e
+        recipe = msgspec.structs.replace(page.recipe, rows=rows)
+        return made(found, recipe, None if recipe.encoded else recipe.size, self._tiff.url)
 
     def listed(self) -> Steps[list[Listed] | None]:
         if not self._has_fill or self._grid.size > LISTABLE:
@@ -230,14 +196,11 @@ class TileChunks(Chunks):
             found = [int(tag.values[tile]) for tag in page.tables]
         else:
             first = tile - tile % PIECE
-            count = min(PIECE, page.count - first)
-            sizes = [tag.dtype.itemsize for tag in page.tables]
-            parts = [
-                self._tiff.part(tag.start + first * n, count * n) for tag, n in zip(page.tables, sizes, strict=True)
-            ]
-            needs = zip(parts, (Integers(tag.dtype.str) for tag in page.tables), strict=True)
-            tables = yield tuple(Load(*need) for need in needs)
-            found = [int(table[tile - first]) for table in tables]
+            count, widths = min(PIECE, page.count - first), [tag.dtype.itemsize for tag in page.tables]
+            parts = [(tag.start + first * width, count * width) for tag, width in zip(page.tables, widths, strict=True)]
+            tables = yield tuple(Load(self._tiff.part(*part), Raw()) for part in parts)
+            both = zip(page.tables, tables, strict=True)
+            found = [int(np.frombuffer(data, tag.dtype)[tile - first]) for tag, data in both]
         offset, size = found if len(found) == 2 else (found[0], page.recipe.stored(page.rows(tile)))
         return (page, offset, size) if offset and size else (None, 0, 0)
 
@@ -248,9 +211,8 @@ def contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chu
     One strip may hold a whole image, and thousands of them a few rows each: both are poor chunks. ManifestError where
     the image does not end within the file.
     """
-    if page.is_tiled or page.recipe.compression != 1 or not page.is_native:
-        return None
-    if any(tag.data is None for tag in page.tables):
+    is_plain = page.is_native and page.recipe.compression == 1 and not page.is_tiled
+    if not is_plain or any(tag.data is None for tag in page.tables):
         return None
     due = np.array([page.recipe.stored(page.rows(strip)) for strip in range(page.count)], np.uint64)
     offsets, *sizes = (tag.values[: page.count].astype(np.uint64) for tag in page.tables)
