@@ -13,6 +13,7 @@ import pkgutil
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,7 +53,9 @@ def main() -> int:
                 continue
             command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if arguments.quick else [])]
             environment = {**os.environ, record.FILE: str(kept)}
+            began = time.monotonic()
             failed += subprocess.run(command, check=False, env=environment).returncode != 0  # noqa: S603  # its own
+            print(f"-- {name}: {time.monotonic() - began:.0f} s", flush=True)
         report.write(record.kept(kept), arguments.report)
     print(f"\n{arguments.report / 'report.html'}")
     return failed
