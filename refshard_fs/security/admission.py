@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.security.policy import ARCHIVES, LOCAL, climbs, links, longest_prefix, protocol_of
+from refshard_fs.security.policy import ARCHIVES, LOCAL, climbs, links, longest_prefix, protocol_of, server_of
 
 WEB = frozenset(["http", "https"])
 # Protocols of object stores, and the options that open them without credentials.
@@ -280,6 +280,8 @@ class Admission(msgspec.Struct, frozen=True):
     def _is_own_host(self, url: str, redirected_by: str) -> bool:
         """Whether the source itself is redirected to another port of its host, as hubs do that sign for a store."""
         source = self.source or ""
+        if len(links(source)) == 1 and source == server_of(source):
+            return False  # the server of a part, which is somebody else's: not all on it is the user's own URL
         protocol, host, _ = origin_of(source)
         is_own = self._is_source(redirected_by) or redirected_by == links(source)[-1]  # the latter of an archive
         return is_own and origin_of(url)[:2] in ((protocol, host), ("https", host))
