@@ -40,7 +40,8 @@ class ScansFile:
             raise ValueError(f"resume={path!r}: it is a file of this machine")
         self._path = path = os.path.expanduser(path)
         self._places: dict[str, tuple[Facts, int, int]] = {}  # by URL: version, offset and length of the record
-        self._file = open(path, "r+b" if os.path.exists(path) else "w+b")  # noqa: SIM115  # `close` closes it
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)  # URLs may have tokens
+        self._file = os.fdopen(descriptor, "r+b")
         try:
             self._read()
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,6 +147,12 @@ def test_another_file_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="takes a new path"):
         refshard_fs.concat(files, "time", resume=kept)
     assert kept.read_bytes() == b"my notes"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="rights are spelled otherwise there")
+def test_only_the_user_reads_what_is_kept(tmp_path: Path) -> None:
+    refshard_fs.concat(days(tmp_path, "scipy", 2), "time", resume=tmp_path / "scans")
+    assert (tmp_path / "scans").stat().st_mode & 0o077 == 0
 
 
 def test_damage_in_what_was_kept_is_found(tmp_path: Path) -> None:
