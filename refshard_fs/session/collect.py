@@ -172,7 +172,8 @@ class _Walk:
             if self._inlined > INLINED:
                 raise ManifestError(
                     f"{key!r} is made from other bytes: no reference can stand for it, and more than "
-                    f"{INLINED >> 20} MiB of such chunks are not copied into a set"
+                    f"{INLINED >> 20} MiB of such chunks are not copied into a set. Read the source in place, "
+                    "or copy its values with xarray's to_zarr"
                 )
             loads[key] = Load(entry, Raw())
         read: Sequence[bytes] = (yield tuple(loads.values())) if loads else ()

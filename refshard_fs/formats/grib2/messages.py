@@ -176,15 +176,13 @@ class Grib:
         """Have windows known that begin at ``offsets``."""
         missing = [at for at in dict.fromkeys(offsets) if at not in self._windows]
         if missing and not 0 <= min(missing) <= max(missing) < self.size:
-            raise ManifestError(
-                f"{self.url}: its index names a message at byte {max(missing)} of {self.size}: is it its own?"
-            )
+            reason = f"its index names a message at byte {max(missing)} of {self.size}: is it its own?"
+            raise ManifestError(f"{self.url}: {reason}")
         known = [at for at in missing if min(at + WINDOW, self.size) <= len(self._head)]
         self._windows.update((at, self._head[at : at + WINDOW]) for at in known)
-        if len(known) < len(missing):
-            unknown = [at for at in missing if at not in self._windows]
-            answers = yield tuple(Load(self.part(at, min(WINDOW, self.size - at)), Raw()) for at in unknown)
-            self._windows.update(zip(unknown, answers, strict=True))
+        unknown = [(at, self.part(at, min(WINDOW, self.size - at))) for at in missing if at not in self._windows]
+        answers = (yield tuple(Load(part, Raw()) for _, part in unknown)) if unknown else ()
+        self._windows.update((at, data) for (at, _), data in zip(unknown, answers, strict=True))
 
     def length(self, at: int) -> int:
         """Return how long the message is that begins at ``at``, of which a window is known."""
