@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,26 @@ def test_a_chunk_takes_only_the_files_that_it_lies_in(tmp_path: Path, http_serve
     data = np.frombuffer(fs.cat_file("v/2.0.0"), "<f4")  # days 62 to 92: of March, and two of April
     assert data.tolist() == list(range(62 * 12, 93 * 12))
     assert {request.path for request in http_server.log.requests()} == {"/y/2.nc", "/y/3.nc"}
+
+
+def test_memory_is_that_of_the_chunks_that_a_chunk_takes_pieces_of(tmp_path: Path) -> None:
+    meta = {"zarr_format": 2, "dtype": "<f8", "order": "C", "fill_value": 0, "filters": None}
+    for number, days in enumerate((31, 29, 31, 30, 31, 30) * 2):
+        size = days * 8192 * 8
+        part = {"v/.zarray": {**meta, "shape": [days, 8192], "chunks": [days, 8192], "compressor": {"id": "zlib"}}}
+        part |= {"v/.zattrs": {"_ARRAY_DIMENSIONS": ["time", "x"]}, "v/0.0": [str(tmp_path / f"{number}.bin")]}
+        (tmp_path / f"{number}.json").write_text(json.dumps(part))
+        (tmp_path / f"{number}.bin").write_bytes(zlib.compress(bytes(size), 1))
+    cube = refshard_fs.concat(f"{tmp_path}/*.json", "time", lazy=True)
+    fs = RefShardFileSystem(cube, skip_instance_cache=True)
+    month = 31 * 8192 * 8
+    fs.cat_file("v/0.0")
+    tracemalloc.start()
+    for number in range(12):
+        assert len(fs.cat_file(f"v/{number}.0")) == month
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 7 * month  # two months decoded, their pieces and the chunk, of the twelve that were read
 
 
 def test_files_that_are_cut_and_packed_otherwise_are_recut_and_recoded(tmp_path: Path) -> None:
