@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -143,6 +144,30 @@ def test_a_file_in_an_archive_or_after_a_user_block_is_the_same(steps: Path, tmp
     expected = RefShardFileSystem(str(steps)).cat_file("b/17.0.0")
     for source in (f"zip://in/steps.nc::{archive}", str(moved)):
         assert RefShardFileSystem(source).cat_file("b/17.0.0") == expected, source
+
+
+def test_a_file_behind_a_reference_is_the_same(tmp_path: Path) -> None:
+    plain, refs, blob = tmp_path / "a.nc", tmp_path / "refs.json", tmp_path / "blob.bin"
+    xr.Dataset({"v": ("x", np.arange(10.0))}).to_netcdf(plain, engine="h5netcdf")
+    data = plain.read_bytes()
+    blob.write_bytes(b"before" + data + b"behind")
+    refs.write_text(json.dumps({"version": 1, "refs": {"inner.nc": [str(blob), 6, len(data)]}}))
+    fs = RefShardFileSystem("reference://inner.nc", target_options={"fo": str(refs)})
+    assert fs.cat_file("v/0") == RefShardFileSystem(str(plain)).cat_file("v/0") == np.arange(10.0).tobytes()
+
+
+def test_snapshots_and_differences_are_made_of_files_as_of_sets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, snapshot = (str(tmp_path / name) for name in ("old.nc", "new.nc", "snapshot.json"))
+    for path, start in ((old, 0.0), (new, 5.0)):
+        xr.Dataset({"v": ("x", np.arange(10.0) + start)}).to_netcdf(path, engine="h5netcdf")
+    assert main(["snapshot", old, snapshot]) == 0
+    assert main(["check", snapshot]) == 0
+    assert main(["diff", old, old]) == 0
+    capsys.readouterr()
+    assert main(["diff", old, new]) == 1
+    assert "v/0" in capsys.readouterr().out
 
 
 def test_what_cannot_be_opened_in_place_says_what_to_do(steps: Path, tmp_path: Path) -> None:
