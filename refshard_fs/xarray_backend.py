@@ -138,7 +138,7 @@ class _TypedStore(ZarrStore):
             path = join(self.zarr_group.path, name)
             for attribute, dtype in fs.attribute_dtypes.get(path, {}).items():
                 if attribute in variable.attrs:
-                    variable.attrs[attribute] = np.dtype(dtype).type(variable.attrs[attribute])
+                    variable.attrs[attribute] = _typed(variable.attrs[attribute], np.dtype(dtype))
         return variable
 
     def get_encoding(self) -> dict[str, Any]:
@@ -147,6 +147,13 @@ class _TypedStore(ZarrStore):
             return {}
         unlimited = fs.unlimited_dimensions.get(self.zarr_group.path)
         return {} if unlimited is None else {"unlimited_dims": set(unlimited)}
+
+
+def _typed(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return an attribute's value in the file's dtype; of complex numbers, JSON has pairs."""
+    if dtype.kind == "c":
+        return np.asarray(value, f"f{dtype.itemsize // 2}").view(dtype)[..., 0][()]
+    return dtype.type(value)
 
 
 def _opening(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description
             is_taken = plain != path and plain in objects and not dimensions.is_bare(plain)
             fill_value, attributes, fills = _filled(found, found.datatype, zarr_format)
             path_shown = path if is_taken else plain
-            dtypes: dict[str, str] = {name: _dtype(found, name) for name in PACKING if name in attributes}
+            dtypes = _dtypes(found, attributes)
             variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills, dtypes)
     return Description(variables, groups, reports, dimensions.unlimited())
 
@@ -305,10 +305,16 @@ def _integers(found: HDF5Object, name: str) -> list[int]:
     return [int(item) for item in np.ravel(value)]
 
 
-def _dtype(found: HDF5Object, name: str) -> str:
-    """Return the dtype of a number."""
-    shown = found.attributes[name].datatype.shown
-    return shown.name if shown is not None and shown.kind in "iuf" else "float64"
+def _dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the dtypes that JSON does not tell, and xarray shows or decodes by: of packing, and complex ones."""
+    dtypes: dict[str, str] = {}
+    for name, attribute in found.attributes.items():
+        shown = attribute.datatype.shown
+        if name in attributes and shown is not None and shown.kind == "c":
+            dtypes[name] = shown.name
+        elif name in PACKING and name in attributes:
+            dtypes[name] = shown.name if shown is not None and shown.kind in "iuf" else "float64"
+    return dtypes
 
 
 def _filled(found: HDF5Object, datatype: Datatype, zarr_format: int) -> tuple[Any, dict[str, Any], bool]:

@@ -93,6 +93,17 @@ def test_enums_say_their_names_as_flags(tmp_path: Path) -> None:
     assert found.attrs["flag_meanings"] == "clear some thick_fog"
 
 
+def test_complex_attributes_of_variables_are_h5netcdfs(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "complex.h5", "w") as file:
+        file["v"] = np.arange(3.0)
+        file["v"].attrs["one"], file["v"].attrs["some"] = 1 + 2j, np.array([1 + 2j, 3j], "c8")
+    with xr.open_dataset(tmp_path / "complex.h5", engine="refshard") as found:
+        attributes = found["v"].attrs
+    assert attributes["one"] == 1 + 2j
+    assert attributes["some"].dtype == np.complex64
+    assert attributes["some"].tolist() == [1 + 2j, 3j]
+
+
 def test_files_that_h5py_is_tested_with() -> None:
     folder = Path(h5py.__file__).parent / "tests" / "data_files"
     found = sorted(folder.glob("*.h5"))
