@@ -47,7 +47,8 @@ def test_virtualizarr_reads_a_cube(cube: str) -> None:
     from virtualizarr.parsers import KerchunkJSONParser
 
     registry = ObjectStoreRegistry({"file://": LocalStore()})
-    with virtualizarr.open_virtual_dataset(f"file://{cube}", registry=registry, parser=KerchunkJSONParser()) as ds:
+    parser = KerchunkJSONParser(skip_variables=["time", "x"])  # some of its versions read no data in the set itself
+    with virtualizarr.open_virtual_dataset(f"file://{cube}", registry=registry, parser=parser) as ds:
         entries = ds["t"].data.manifest.dict()
     assert [entry["path"].rpartition("/")[2].partition(".")[0] for entry in entries.values()] == [
         f"day{number}" for number in range(COUNT)
@@ -57,9 +58,8 @@ def test_virtualizarr_reads_a_cube(cube: str) -> None:
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform:UserWarning")
 def test_gdal_reads_a_cube(cube: str) -> None:
     rasterio = pytest.importorskip("rasterio")
-    with rasterio.Env() as gdal:
-        if "Zarr" not in gdal.drivers():
-            pytest.skip("rasterio's GDAL has no Zarr driver")
+    if tuple(map(int, rasterio.__gdal_version__.split(".")[:2])) < (3, 11):
+        pytest.skip("GDAL reads references from 3.11 on")
     with rasterio.open(f'ZARR:"{cube}":/t') as found:
         check(found.read(1))
 
