@@ -12,6 +12,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
+from tests.sets.test_concatenating import VERSIONS
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")
@@ -46,7 +47,7 @@ def of_xarray(fo: Any) -> Any:
 DIMS = ("time", "member")
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_pattern_of_members_and_days_is_a_cube_with_both(tmp_path: Path, version: int) -> None:
     expected = grid(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
     made = refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, zarr_format=version)
