@@ -12,7 +12,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import with_single_fields
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, join, parent
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, join, parent
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, Span, Steps
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
@@ -22,6 +22,7 @@ LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the numb
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
+_SHOWN: Final = 100  # characters of a path that is too long
 _TRIED: Final = 10_000  # numbers of pieces, for one that leaves no short last one
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
 PIECE: Final = 4 << 20  # bytes of a chunk that a contiguous array is cut into: large enough for one request
@@ -141,6 +142,11 @@ def made(source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tupl
         raise DamagedIndex("", where, str(e)) from e
 
 
+def _is_path(path: str) -> bool:
+    """Whether an array or a group can have ``path``: files may call theirs as metadata are called, or too long."""
+    return all(map(zarrmeta.is_node_name, path.split("/"))) and is_key(f"{path}/zarr.json") if path else True
+
+
 class ArrayGroup(KeySpace):
     """The keys of ``arrays`` and of their ``chunks``, both by path, as zarr of version ``zarr_format`` has them.
 
@@ -161,14 +167,20 @@ class ArrayGroup(KeySpace):
         others: Mapping[str, bytes] | None = None,
         groups: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        self.grids = {path: array.grid(zarr_format) for path, array in arrays.items()}
         self.reports = dict(reports or {})
+        for path in [path for path in (*arrays, *(groups or ())) if not _is_path(path)]:
+            self.reports[path[:_SHOWN]] = (
+                "its path can be no key: it is too long, climbs, or has a backslash, '::' or a name of metadata"
+            )
+        arrays = {path: array for path, array in arrays.items() if _is_path(path)}
+        groups = {path: attributes for path, attributes in (groups or {}).items() if _is_path(path)}
+        self.grids = {path: array.grid(zarr_format) for path, array in arrays.items()}
         self._chunks = chunks
         self._tree: dict[str, dict[str, bool]] = {"": {}}  # directory → name → whether it is one too
-        for path in (*self.grids, *(groups or ())):
+        for path in (*self.grids, *groups):
             add_to_tree(self._tree, path, is_directory=True)
             self._tree.setdefault(path, {})
-        between = {path: (groups or {}).get(path, {}) for path in self._tree if path and path not in self.grids}
+        between = {path: groups.get(path, {}) for path in self._tree if path and path not in self.grids}
         self._documents = {**(others or {}), **_documents(arrays, {"": attributes, **between}, zarr_format)}
         for key in self._documents:
             add_to_tree(self._tree, key)

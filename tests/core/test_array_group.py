@@ -156,3 +156,16 @@ def test_an_array_that_does_not_fit_its_file_is_refused() -> None:
         Contiguous(Span("file", 0, 49), 10, (5,), (2,), 8, "a")
     with pytest.raises(ManifestError, match="not 4 bytes apart"):
         Contiguous(Span("file", 0, 1000), 10, (5,), (1,), 8, "a", stride=4)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["..", "a/../b", "a//b", "a/", ".zarray", "g/zarr.json", "a\\b", "a\0b", "a::b", "x" * 5000, "d/" * 100 + "d"],
+)
+def test_what_can_have_no_key_is_reported_and_not_shown(path: str) -> None:
+    arrays = {"a": described((2,), "<i2"), path: described((2,), "<i2")}
+    group = ArrayGroup(arrays, {name: Given(b"abcd") for name in arrays}, 2, {}, groups={path: {}, "g": {}})
+    assert set(group.grids) == {"a"}
+    assert {listed.name for listed in result(group.children(""))} >= {"a", "g"}
+    assert result(group.lookup(f"{path}/0")) is None
+    assert list(group.reports) == [path[:100]]
