@@ -116,7 +116,7 @@ def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int
 def test_a_daily_job_that_is_killed_and_run_again_leaves_whole_days_each_once(
     appending: Append, s3_server: SeaweedServer, kind: str
 ) -> None:
-    print(grow(appending, s3_server, kind, 3, 3))
+    print(grow(appending, s3_server, kind, 2, 3))
 
 
 @pytest.mark.soak
