@@ -27,13 +27,17 @@ from refshard_fs.security.admission import Network, network_of
 
 
 def most_open() -> int:
-    """Return half of the files that this process may have open: so many connections leave room for all else."""
+    """Return how many connections this process may have: a third of the files that it may open.
+
+    Those that are closed for others are only gone in the loop's next round, when as many may have been opened: two
+    thirds, and the rest is for all else.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return 4096
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 4096 if soft == resource.RLIM_INFINITY else max(soft // 2, 16)
+    return 4096 if soft == resource.RLIM_INFINITY else max(soft // 3, 16)
 
 
 CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `VersionedObject` bounds

@@ -26,4 +26,4 @@ def test_connections_that_nobody_uses_make_room_for_others(monkeypatch: pytest.M
 def test_half_of_the_files_that_may_be_open_are_left_to_others() -> None:
     resource = pytest.importorskip("resource")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert connections.most_open() == 4096 if soft == resource.RLIM_INFINITY else soft // 2
+    assert connections.most_open() == (4096 if soft == resource.RLIM_INFINITY else max(soft // 3, 16))
