@@ -5,7 +5,6 @@ No more memory is taken than the chunk needs, whatever the compressed bytes prom
 
 from __future__ import annotations
 
-import lzma
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -19,15 +18,11 @@ import numpy.typing as npt
 from refshard_fs.core.array_group import Padded
 from refshard_fs.core.compression import by_imagecodecs, decompressed, zstd
 
-DICTIONARY: Final = 1 << 28  # bytes that decoding LZMA may take; its strongest preset needs a quarter of them
-_REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-
 # Codecs that zarr has, by the value of Compression, as version 2 names them.
 NATIVE: Final[Mapping[int, dict[str, Any] | None]] = {
     1: None,
     8: {"id": "zlib", "level": 1},
     32946: {"id": "zlib", "level": 1},
-    34925: {"id": "lzma", "format": lzma.FORMAT_XZ, "check": -1, "preset": 0, "filters": None},
     50000: {"id": "zstd", "level": 1},
 }
 
@@ -45,7 +40,6 @@ class Decoded(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, int, int]
     rows: int
-    is_reversed: bool
     photometric: int
     tables: bytes
     encoded: bool = False
@@ -60,7 +54,7 @@ class Decoded(msgspec.Struct, frozen=True):
         return rows * -(-self.shape[1] * self.shape[2] * self.bits // 8)
 
     def make(self, raw: bytes) -> bytes:
-        decoded = CODECS[self.compression](raw.translate(_REVERSED) if self.is_reversed else raw, self)
+        decoded = CODECS[self.compression](raw, self)
         if isinstance(decoded, np.ndarray):
             data = decoded.astype(self.dtype).tobytes()
         elif len(decoded) < self.stored(self.rows):
@@ -133,17 +127,9 @@ def _jpeg(raw: bytes, recipe: Decoded) -> npt.NDArray[Any]:
 
 
 def _lerc(raw: bytes, recipe: Decoded) -> npt.NDArray[Any]:
-    """Return an image of LERC, in which NaN is what its mask leaves out; samples with masks of their own are planes."""
+    """Return an image of LERC, in which NaN is what its mask leaves out; samples have no masks of their own."""
     out = _canvas(recipe)
-    try:
-        _, mask = by_imagecodecs("lerc_decode", raw, "tiff", out=out, masks=True)
-    except ValueError:
-        if recipe.shape[2] == 1:
-            raise
-        planes = np.zeros((recipe.shape[2], *out.shape[:2]), out.dtype)
-        _, mask = by_imagecodecs("lerc_decode", raw, "tiff", out=planes, masks=True)
-        out = np.moveaxis(planes, 0, -1)
-        mask = np.moveaxis(mask, 0, -1) if mask is not None and mask.ndim == 3 else mask
+    _, mask = by_imagecodecs("lerc_decode", raw, "tiff", out=out, masks=True)
     if mask is not None and out.dtype.kind == "f":
         out[~mask] = np.nan
     return out
@@ -160,7 +146,6 @@ CODECS: Final[Mapping[int, Decode]] = {
     32773: _bytes("packbits_decode"),
     32946: _INFLATE,
     34887: _lerc,
-    34925: _streamed(lambda: lzma.LZMADecompressor(memlimit=DICTIONARY)),
     50000: _streamed(lambda: zstd().ZstdDecompressor()),
     50001: _webp,
 }

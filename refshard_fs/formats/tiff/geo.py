@@ -18,9 +18,8 @@ SPATIAL_REF: Final = "spatial_ref"  # the variable that has the CRS and the tran
 
 SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
 GDAL_METADATA, NODATA = 42112, 42113
-# As GDAL calls them.
-_TEXTS: Final = {270: "IMAGEDESCRIPTION", 305: "SOFTWARE", 306: "DATETIME", 315: "ARTIST", 33432: "COPYRIGHT"}
-DESCRIBING: Final = (*_TEXTS, SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA)
+DESCRIPTION: Final = 270
+DESCRIBING: Final = (DESCRIPTION, SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA)
 _RASTER, _GEOGRAPHIC, _PROJECTED = 1025, 2048, 3072  # keys
 _IS_POINT, _USER_DEFINED = 2, 32767  # their values
 _ROLES: Final = {"scale": "scale_factor", "offset": "add_offset", "description": "long_name", "unittype": "units"}
@@ -95,24 +94,19 @@ def _geo_keys(ifd: Ifd) -> dict[int, int]:
 
 
 def attributes_of(ifd: Ifd, samples: int) -> dict[str, Any]:
-    """Return the attributes of an image: its texts, and GDAL's metadata of it and of its bands."""
-    found: dict[str, Any] = {f"TIFFTAG_{name}": ifd.text(number) for number, name in _TEXTS.items() if ifd.text(number)}
-    keys = _geo_keys(ifd)
-    if keys:
-        found["AREA_OR_POINT"] = "Point" if keys.get(_RASTER) == _IS_POINT else "Area"
+    """Return the attributes of an image: what GDAL's metadata say of its bands."""
     if not ifd.text(GDAL_METADATA):
-        return found
+        return {}
     try:
         items = list(xml(ifd.text(GDAL_METADATA)).iter("Item"))
     except ValueError as e:
-        return {**found, "GDAL_METADATA": f"not shown: {e}"}
+        return {"GDAL_METADATA": f"not shown: {e}"}
+    found: dict[str, Any] = {}
     bands: dict[str, dict[str, Any]] = {}
     for item in items:
-        name, role, band, text = item.get("name", ""), item.get("role", ""), item.get("sample", ""), item.text or ""
+        role, text = item.get("role", ""), item.text or ""
         if role in _ROLES:
-            bands.setdefault(role, {})[band] = number(text) if role in _NEUTRAL else text
-        elif name and item.get("domain") is None and (not band or samples == 1):
-            found[name] = number(text) if band else text
+            bands.setdefault(role, {})[item.get("sample", "")] = number(text) if role in _NEUTRAL else text
     for role, known in bands.items():
         values = [known.get(str(band), _NEUTRAL.get(role, "")) for band in range(samples)]
         if len(set(values)) == 1:

@@ -100,11 +100,10 @@ def page_of(ifd: Ifd, order: str) -> Page:
     predictor = 1 if compression in IMAGES or compression == 1 else ifd.integer(PREDICTOR, 1)
     if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (predictor > 1 and not is_whole):
         raise ValueError(f"its Predictor is {predictor}, with samples of {bits} bits as {dtype}, which is not shown")
-    is_reversed = ifd.integer(FILL_ORDER, 1) == 2
-    is_native = compression in NATIVE and predictor == 1 and is_whole and not is_reversed
+    is_native = compression in NATIVE and predictor == 1 and is_whole
     tables = ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b""
     colours = photometric if EXTRA not in ifd.tags else -1
-    recipe = Decoded(compression, predictor, bits, dtype.str, shape, rows, is_reversed, colours, tables, is_native)
+    recipe = Decoded(compression, predictor, bits, dtype.str, shape, rows, colours, tables, is_native)
     places = ifd.tags.get(TILE_OFFSETS) or ifd.tags.get(STRIP_OFFSETS)
     sizes = ifd.tags.get(TILE_SIZES) or ifd.tags.get(STRIP_SIZES)
     if places is None or (sizes is None and compression != 1):
@@ -125,6 +124,8 @@ def _supported(ifd: Ifd) -> tuple[int, int]:
     compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
     if compression not in CODECS:
         raise ValueError(f"its Compression is {compression}, for which there is no decoder here")
+    if ifd.integer(FILL_ORDER, 1) != 1:
+        raise ValueError(f"its FillOrder is {ifd.integer(FILL_ORDER, 1)}: only the highest bit first is shown")
     if ifd.integer(DEPTH, 1) != 1:
         raise ValueError(f"its ImageDepth is {ifd.integer(DEPTH, 1)}: volumes in one page are not shown")
     if compression == 34887 and any(ifd.integers(LERC)[1:]):

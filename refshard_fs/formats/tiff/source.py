@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, fill_of
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import join
+from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError
@@ -20,8 +20,8 @@ from refshard_fs.formats.tiff.pages import PRIVATE, SUB_IFDS, Page, TileChunks, 
 
 SMALL: Final = 1 << 16  # bytes of a tag that is read when the file is opened; longer tables are read with the chunks
 LONG: Final = 1 << 26  # bytes of a tag that is read at all, such as OME-XML
-DESCRIPTION: Final = 270
 _KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
+_Place = tuple[geo.Placed, Page] | None  # of an image of which a page is an overview, and that image
 
 
 class _Node(NamedTuple):
@@ -49,7 +49,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     ]
     group = _Group(tiff, options.zarr_format)
     try:
-        images = images_of(ifds[0].text(DESCRIPTION), len(nodes))
+        images = images_of(ifds[0].text(geo.DESCRIPTION), len(nodes))
         for number, image in enumerate(images):
             group.show_image("" if len(images) == 1 else str(number), image, nodes)
     except ValueError as e:
@@ -97,7 +97,7 @@ class _Group(ArrayGroupBuilder):
                 if full is None or not (node.page.is_reduced or node.page.is_mask):
                     full, place = node.page, geo.placed(node.ifd)
                     pyramids.append([])
-                self._add_image("", name, [node.page], node.ifd, PLAIN, place and (place, full))
+                self._add_image(name, [node.page], node.ifd, PLAIN, place and (place, full))
             except ValueError as e:
                 self.reports[name] = str(e)
                 continue
@@ -115,21 +115,14 @@ class _Group(ArrayGroupBuilder):
             shown = [page for page in pages if not isinstance(page, ValueError)]
             if len(shown) < len(pages) or len({page.look for page in shown if page is not None}) > 1:
                 raise ValueError(f"the planes of its image {image.name!r} differ in their size, type or chunks")
-            self._add_image(group, str(level), shown, there[0][0].ifd, image, None)
+            self._add_image(join(group, str(level)), shown, there[0][0].ifd, image, None)
         self._describe(group, [(image.name, list(map(str, levels)))])
 
-    def _add_image(
-        self,
-        group: str,
-        name: str,
-        pages: Sequence[Page | None],
-        ifd: Ifd,
-        image: OmeImage,
-        place: tuple[geo.Placed, Page] | None,
-    ) -> None:
+    def _add_image(self, path: str, pages: Sequence[Page | None], ifd: Ifd, image: OmeImage, place: _Place) -> None:
         """Add an array of ``pages`` that look alike, along the axes of an ``image`` before their own."""
         page = next(page for page in pages if page is not None)
-        where = f"{self._tiff.url}: image {join(group, name)}"
+        group, name = parent(path)
+        where = f"{self._tiff.url}: image {path}"
         axes, shape = (*image.axes, *page.ordered("y", "x", "band")), (*image.extents, *page.shape)
         names = {}
         for axis, extent in zip(axes, shape, strict=True):  # one of another length than the first array's has its own
@@ -146,7 +139,7 @@ class _Group(ArrayGroupBuilder):
             where, shape, chunks, page.dtype, "C", codec, [*names.values()], attributes, fill, is_masked=True
         )
         tiles = TileChunks(self._tiff, pages, array.grid(self._zarr_format), has_fill=fill is not None)
-        self.add(join(group, name), array, tiles if found is None else found[1])
+        self.add(path, array, tiles if found is None else found[1])
 
     def _describe(self, group: str, pyramids: Sequence[tuple[str, Sequence[str]]]) -> None:
         """Say which arrays of a group are the levels of a pyramid, as OME-NGFF does."""
