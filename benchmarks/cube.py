@@ -6,7 +6,7 @@ Ten thousand files of a day each, a quarter of them by each of four writers (h5p
 sets in JSON), on this machine's disk and behind a loopback server that delays each request by 20 ms. Each quarter is a
 cube. What the requests alone need is a GET of the first bytes of each file, 128 at a time. A cube is made by
 ``concat(lazy=True)``, saved, opened by xarray, and one point is read through all of its files; open_mfdataset does that
-with 200 of them on the disk, and its time is scaled up. ``--quick``: 400 files.
+with 200 of them on the disk, and its time is scaled up. ``--quick``: 100 files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import refshard_fs
 from benchmarks.engine import Link, Server
 from benchmarks.measure import Goal, Row, in_turns, show
 
-FILES, QUICK = 10_000, 400
+FILES, QUICK = 10_000, 100
 PEER = 200  # files that open_mfdataset opens, of each writer's
 PLACES = 16
 LATENCY = 0.02  # seconds of each request

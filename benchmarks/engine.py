@@ -326,8 +326,8 @@ ONLY = {"cat reference": "whole", "cat ours": "whole", "reference/128": "random5
 def main(arguments: list[str] | None = None) -> None:
     """Measure, and print one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description="Chunks over HTTP.")
-    parser.add_argument("--quick", action="store_true", help="two rounds, three patterns")
-    parser.add_argument("--links", nargs="*", default=list(LINKS), choices=list(LINKS))
+    parser.add_argument("--quick", action="store_true", help="two rounds, four patterns, one link")
+    parser.add_argument("--links", nargs="*", default=None, choices=list(LINKS))
     parser.add_argument("--patterns", nargs="*", default=None)
     parser.add_argument("--only", nargs="*", default=None, help="contenders")
     parser.add_argument("--repeats", type=int, default=None)
@@ -337,7 +337,7 @@ def main(arguments: list[str] | None = None) -> None:
     names = options.patterns or (["whole", "strided", "random5", "rows5"] if options.quick else list(known))
     with scene() as on:
         print("median ms, requests, bytes / needed, per contender\n")
-        for link in options.links:
+        for link in options.links or (["10ms"] if options.quick else LINKS):
             on.server.pace(LINKS[link])
             for name in names:
                 _measure(on, link, name, known[name], repeats, options.only)
