@@ -318,7 +318,7 @@ def main() -> None:
         print(json.dumps(child(*arguments.child)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        count, repeats = (QUICK, 3) if arguments.quick else (COUNT, 3)
+        count, repeats = (QUICK, 1) if arguments.quick else (COUNT, 3)
         print(f"{count:,} references, medians of {repeats}")
         show("manifests", tables(Path(folder), count, repeats), "fsspec", "refshard")
         if arguments.large:
