@@ -1,6 +1,7 @@
 """The directories (IFDs) of a TIFF or BigTIFF file and the values of their tags, read in few rounds. No I/O here.
 
-IFDs are a chain: each says where the next one lies. What the head of the file holds costs no read.
+IFDs are a chain: each says where the next one lies. What the head of the file holds costs no read, and IFDs that
+follow at equal distances, as those of uncompressed pages do, are read many at a time.
 """
 
 from __future__ import annotations
@@ -101,24 +102,30 @@ class Tiff:
     def chain(self) -> Steps[list[Ifd]]:
         """Return the IFDs of all pages; ManifestError where the chain loops or leaves the file."""
         found: dict[int, Ifd] = {}
-        offset = self.first
+        offset, gap, run = self.first, 0, 1
         while offset:
             if offset in found or len(found) == MOST_IFDS:
                 reason = f"loops at byte {offset}" if offset in found else f"has more than {MOST_IFDS}"
                 raise ManifestError(f"{self.url}: its chain of IFDs {reason}: it is damaged")
-            (found[offset],) = yield from self.at([offset], WINDOW if found else HEAD)
-            offset = found[offset].following
+            guesses: Sequence[int] = ()
+            if gap > WINDOW and self._known(offset, self._count.size) is None:
+                guesses = range(offset + gap, self.size - self._count.size, gap)[: run - 1]
+                run = min(run * 2, AT_ONCE)
+            (found[offset],) = yield from self.at([offset], guesses, WINDOW if found else HEAD)
+            following = found[offset].following
+            gap, run = following - offset, run if following - offset == gap else 1
+            offset = following
         if not found:
             raise ManifestError(f"{self.url}: it has no IFD, and so no image: was it written to the end?")
         return list(found.values())
 
-    def at(self, offsets: Sequence[int], window: int = WINDOW) -> Steps[list[Ifd]]:
-        """Return the IFDs at ``offsets``; a ``window`` of bytes is read from each one on."""
+    def at(self, offsets: Sequence[int], guesses: Sequence[int] = (), window: int = WINDOW) -> Steps[list[Ifd]]:
+        """Return the IFDs at ``offsets``; a ``window`` of bytes is read from each one, and from ``guesses``, on."""
         found: list[Ifd] = []
         for first in range(0, len(offsets), AT_ONCE):
             some = offsets[first : first + AT_ONCE]
-            heads = yield from self._load([(offset, self._count.size) for offset in some], window)
-            counts = [self._count.unpack(head)[0] for head in heads]
+            heads = yield from self._load([(offset, self._count.size) for offset in (*some, *guesses)], window)
+            counts = [self._count.unpack(head)[0] for head in heads[: len(some)]]
             for offset, count in zip(some, counts, strict=True):
                 if not 0 < count <= MOST_TAGS:
                     raise ManifestError(f"{self.url}: its IFD at byte {offset} has {count} tags: it is damaged")
