@@ -40,6 +40,7 @@ logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # fsspec leaves its ses
 SIDE = 120  # elements of four bytes along a chunk
 ROWS, COLUMNS = 100, 10  # of the chunk grid
 REPEATS, QUICK = 5, 2
+QUICK_PATTERNS = ("random", "narrow column", "row", "shard")
 
 Selection = tuple[slice, slice]
 
@@ -171,7 +172,7 @@ def write(folder: str) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Measure, and print one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shards", description="Sharded arrays over HTTP.")
-    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--quick", action="store_true", help="two rounds of a few patterns")
     parser.add_argument("--latency", type=float, default=0.01, help="seconds a request")
     parser.add_argument("--patterns", nargs="*", default=None)
     parser.add_argument("--only", nargs="*", default=None, help="contenders")
@@ -181,8 +182,10 @@ def main(arguments: list[str] | None = None) -> None:
         server = Server(folder)
         try:
             server.pace(Link(options.latency, None))
-            for name, pattern in patterns().items():
-                if not options.patterns or name in options.patterns:
+            known = patterns()
+            names = options.patterns or (QUICK_PATTERNS if options.quick else known)
+            for name, pattern in known.items():
+                if name in names:
                     repeats = QUICK if options.quick else REPEATS
                     _measure(server, options.latency, name, pattern, repeats, options.only)
         finally:
