@@ -17,14 +17,14 @@ TESTS = [
     "tests/targets/test_http.py::test_what_is_meant_for_one_server_goes_to_no_other",
     "tests/targets/test_http.py::test_what_passes_is_tried_again",
     "tests/targets/test_s3.py::test_certificates_are_verified_as_botocore_does",
-    "tests/session/test_s3.py",
     "tests/session/test_filesystem.py",
     "tests/test_dask.py::test_local_schedulers_read_the_values[threads-zarr-dict]",
 ]
-CLUSTER = ["tests/test_dask.py::test_a_cluster_reads_the_values[zarr-path]"]  # which takes ten seconds to start
+# Which start an object store and a cluster.
+SERVERS = ["tests/session/test_s3.py", "tests/test_dask.py::test_a_cluster_reads_the_values[zarr-path]"]
 
 
-@pytest.mark.parametrize("tests", [TESTS, pytest.param(CLUSTER, marks=pytest.mark.slow)], ids=["reads", "cluster"])
+@pytest.mark.parametrize("tests", [TESTS, pytest.param(SERVERS, marks=pytest.mark.slow)], ids=["reads", "servers"])
 def test_remote_reads_work_on_loops_of_uvloop(tests: list[str]) -> None:
     environment = {**os.environ, "REFSHARD_UVLOOP": "1", "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
