@@ -56,10 +56,11 @@ REPEATS, QUICK = 5, 2
 
 
 class Link(NamedTuple):
-    """Seconds that each request waits, and bytes per second of one connection."""
+    """Seconds that each request waits, and bytes per second of one connection, and of all together."""
 
     latency: float
     bandwidth: float | None
+    line: float | None = None
 
 
 LINKS = {
@@ -143,7 +144,7 @@ class Server:
         return body
 
     def pace(self, link: Link) -> None:
-        self.get(f"/__set__?latency={link.latency}&bandwidth={link.bandwidth or ''}")
+        self.get(f"/__set__?latency={link.latency}&bandwidth={link.bandwidth or ''}&line={link.line or ''}")
 
     def seen(self) -> tuple[int, int]:
         """Return requests and bytes since the last ``/__clear__``."""

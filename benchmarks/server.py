@@ -2,9 +2,10 @@
 
     python -m benchmarks.server --dir DIR
 
-prints its port and serves until its standard input ends. ``GET /__set__?latency=0.05&bandwidth=1e6`` changes the pace
-of each request and of each connection, ``/__log__`` gives what was asked for as JSON, ``/__clear__`` empties that. The
-tests' server can do more, and takes so long for a request that it is what would be measured.
+prints its port and serves until its standard input ends. ``GET /__set__?latency=0.05&bandwidth=1e6&line=1e8`` changes
+the pace of each request, of each connection and of all together, ``/__log__`` gives what was asked for as JSON,
+``/__clear__`` empties that. The tests' server can do more, and takes so long for a request that it is what would be
+measured.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class State:
         self.files: dict[str, memoryview | None] = {}
         self.latency = 0.0
         self.bandwidth: float | None = None
+        self.line: float | None = None
+        self.free = 0.0  # when the line has sent what it was given
         self.log: list[dict[str, object]] = []
         self.connections = 0
 
@@ -55,11 +58,19 @@ class State:
                 given = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
                 self.latency = float(given["latency"])
                 self.bandwidth = float(given["bandwidth"]) if given.get("bandwidth") else None
+                self.line = float(given["line"]) if given.get("line") else None
             case "/__clear__":
                 self.log.clear()
             case _:
                 return json.dumps(self.log).encode()
         return b""
+
+    def sending(self, size: int) -> float:
+        """Return the seconds that ``size`` bytes of one connection take, after what others send on the same line."""
+        now = time.monotonic()
+        if self.line:
+            self.free = max(self.free, now) + size / self.line
+        return max(size / self.bandwidth if self.bandwidth else 0.0, self.free - now)
 
 
 class Connection(asyncio.Protocol):
@@ -111,13 +122,11 @@ class Connection(asyncio.Protocol):
     def send(self, lines: bytes, part: memoryview) -> None:
         if self.transport is None:
             return
-        bandwidth = self.state.bandwidth
-        if bandwidth is None or not part:
+        if not part or not (self.state.bandwidth or self.state.line):
             self.transport.writelines([lines, part] if part else [lines])
             return
         self.transport.writelines([lines, part[:_PIECE]] if lines else [part[:_PIECE]])
-        sent = min(_PIECE, len(part))
-        asyncio.get_running_loop().call_later(sent / bandwidth, self.more, part[_PIECE:])
+        asyncio.get_running_loop().call_later(self.state.sending(min(_PIECE, len(part))), self.more, part[_PIECE:])
 
     def more(self, part: memoryview) -> None:
         if part:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec.asyn
 import numpy as np
 import pytest
 
@@ -27,6 +28,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline  # noqa: E402
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore  # noqa: E402
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, tune_zarr  # noqa: E402
+from refshard_fs.reading import selection  # noqa: E402
 from refshard_fs.reading.immediate import Immediate  # noqa: E402
 from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
@@ -143,6 +145,31 @@ def test_it_is_there_however_the_store_is_made(wrap: str, http_server: RangeServ
     assert type(array._async_array.codec_pipeline) is SelectionPipeline
     assert bytes(array[:]) == PAYLOAD
     assert len(http_server.requests("/x")) == 1
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_slow_chunk_keeps_no_other_from_being_decoded(
+    is_local: bool, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunks of a selection are not dealt out to threads: whichever has nothing to do takes the next."""
+    monkeypatch.setattr(selection, "WORKERS", 2)
+    url = http_server.put("/x", PAYLOAD)
+    if is_local:
+        (tmp_path / "x").write_bytes(PAYLOAD)
+        url = str(tmp_path / "x")
+    others = threading.Semaphore(0)
+    waited = []
+
+    def take(number: int, data: bytes | None) -> None:
+        if number == 0:  # as long as the others take, which another thread has to decode
+            waited.extend(number for number in range(1, CHUNKS) if others.acquire(timeout=20))
+        else:
+            others.release()
+
+    fs = RefShardFileSystem(references(url), readahead=0)
+    keys = [f"a/{number}" for number in range(CHUNKS)]
+    fsspec.asyn.sync(fs.loop, fs._read_selection, keys, take, chunk_size=CHUNK, threads=True)
+    assert waited == list(range(1, CHUNKS))
 
 
 def test_memory_bounds_what_waits_to_be_decoded(http_server: RangeServer) -> None:

@@ -11,14 +11,12 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.immediate import Immediate
-
-T = TypeVar("T")
 
 # Called with a chunk's place in the selection and its bytes; None for a key that does not exist.
 Take = Callable[[int, bytes | None], object]
@@ -74,13 +72,14 @@ async def read_selection(
         else:
             far.append(chunk)
     try:
-        work.split(near, WORKERS, lambda some: work.read_here(some, immediate))
+        here = deque(near)
+        work.start(lambda: work.read_here(here, immediate), min(WORKERS, len(near)))
         if far:
-            await _read_far(far, keyspace, work, engine(), max_memory, threads)
+            await _read_far(far, keyspace, work, engine(), chunk_size, max_memory, threads)
         await work.finish()
         work.check()
         if work.left:
-            await _read_far(deque(work.left), keyspace, work, engine(), max_memory, threads)
+            await _read_far(deque(work.left), keyspace, work, engine(), chunk_size, max_memory, threads)
     finally:
         await work.finish()
     work.check()
@@ -109,8 +108,12 @@ class _Work:
     def decode(self, number: int, data: bytes | None) -> None:
         decode(self._take, self._keys[number], number, data)
 
-    def read_here(self, chunks: Sequence[_Chunk], immediate: Immediate) -> None:
-        for chunk in chunks:
+    def read_here(self, chunks: deque[_Chunk], immediate: Immediate) -> None:
+        while True:
+            try:
+                chunk = chunks.popleft()
+            except IndexError:
+                return
             data = None
             if chunk.entry is not None:
                 try:
@@ -123,11 +126,11 @@ class _Work:
                         continue
             self.decode(chunk.number, data)
 
-    def split(self, items: Sequence[T], workers: int, job: Callable[[Sequence[T]], None]) -> None:
-        """Run ``job`` with parts of ``items``, one for each of so many threads."""
+    def start(self, job: Callable[[], None], workers: int) -> None:
+        """Run ``job`` in threads, so that there are so many that do."""
         loop = asyncio.get_running_loop()
-        for first in range(min(workers, len(items))):
-            future = loop.run_in_executor(None, job, items[first::workers])
+        while len(self._jobs) < workers:
+            future = loop.run_in_executor(None, job)
             self._jobs.add(future)
             future.add_done_callback(self._ended)
 
@@ -157,9 +160,12 @@ async def _read_far(
     keyspace: KeySpace,
     work: _Work,
     engine: Engine,
+    chunk_size: int,
     max_memory: int,
     threads: bool,
 ) -> None:
+    if threads:  # each makes the values of a chunk before they are copied to where they belong
+        max_memory = max(max_memory - WORKERS * chunk_size, max_memory // 2)
     woken = asyncio.Event()
     work.on_end = woken.set
     pending: dict[asyncio.Future[bytes], _Chunk] = {}
@@ -185,12 +191,19 @@ async def _read_far(
             future.add_done_callback(came)
         return taken
 
-    ready: list[tuple[_Chunk, bytes | None]] = []
+    ready: deque[tuple[_Chunk, bytes | None]] = deque()
 
-    def decode_some(some: Sequence[tuple[_Chunk, bytes | None]]) -> None:
-        for chunk, data in some:
+    def decode_some() -> None:
+        """Decode what is ready, in a thread, until nothing is or it is time to make room for more."""
+        done = 0
+        while done <= max_memory // SHARE:
+            try:
+                chunk, data = ready.popleft()
+            except IndexError:
+                break
             work.decode(chunk.number, data)
-        decoded.append(sum(chunk.weight for chunk, _ in some))
+            done += chunk.weight
+        decoded.append(done)
 
     try:
         used = ask()
@@ -205,14 +218,11 @@ async def _read_far(
                     ready.append((chunk, future.result()))
                 except FileNotFoundError:
                     ready.append((chunk, None))
-            if not threads:
-                for chunk, data in ready:
-                    work.decode(chunk.number, data)
-                    used -= chunk.weight
-                ready = []
-            elif ready and work.running < WORKERS:
-                work.split(ready, WORKERS - work.running, decode_some)
-                ready = []
+            if threads:
+                work.start(decode_some, min(WORKERS, work.running + len(ready)))
+            else:
+                while ready:
+                    decode_some()
             while decoded:
                 used -= decoded.pop()
             if waiting and (used <= max_memory - max_memory // SHARE or not used):
