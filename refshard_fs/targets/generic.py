@@ -47,7 +47,8 @@ class _Threads:
 
     def __init__(self) -> None:
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
-        self._locks: weakref.WeakKeyDictionary[AbstractFileSystem, list[threading.Lock]] = weakref.WeakKeyDictionary()
+        # By identity: filesystems are equal that were made with equal arguments, and each has a connection of its own.
+        self._locks: dict[int, tuple[weakref.ref[AbstractFileSystem], list[threading.Lock]]] = {}
         self._lock = threading.Lock()
 
     def executor(self) -> concurrent.futures.ThreadPoolExecutor:
@@ -66,9 +67,11 @@ class _Threads:
         if not per_file and not _bears_one(fs):
             return contextlib.nullcontext()
         with self._lock:
-            locks = self._locks.get(fs)
-            if locks is None:
-                locks = self._locks[fs] = [threading.Lock() for _ in range(THREADS if per_file else 1)]
+            which = id(fs)
+            if which not in self._locks:
+                gone = weakref.ref(fs, lambda _: self._locks.pop(which, None))
+                self._locks[which] = gone, [threading.Lock() for _ in range(THREADS if per_file else 1)]
+            _, locks = self._locks[which]
         return locks[hash(path) % len(locks)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import tarfile
 import threading
@@ -23,7 +24,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.model import Listed, Pin
 from refshard_fs.errors import TargetChanged
-from refshard_fs.targets import Pool, PoolOptions, Retry
+from refshard_fs.targets import Pool, PoolOptions, Retry, generic
 from refshard_fs.targets.failures import HttpStatus, Incomplete, Unfit, Unreadable
 from tests.servers.http import RangeServer
 from tests.targets.reading import AT_ONCE, Reader, with_pool
@@ -348,6 +349,22 @@ def test_caches_give_the_bytes_whoever_else_reads(http_server: RangeServer, tmp_
         assert await asyncio.gather(*map(one, range(24))) == [DATA[i % 3 :][i : i + 50] for i in range(24)]
 
     with_pool(PoolOptions(by_prefix={f"{cache}::": options}), read)
+
+
+class OneAtATime(Odd):
+    protocol = "sftp"
+
+
+def test_whose_turn_it_is_does_not_depend_on_an_equal_filesystem() -> None:
+    """Filesystems are equal that were made with equal arguments; one that is gone took the other's lock with it."""
+    first, second = OneAtATime(), OneAtATime()
+    assert first == second
+    generic._threads.turn(first, "x")
+    held = generic._threads.turn(second, "x")
+    assert held is not generic._threads.turn(first, "x")
+    del first
+    gc.collect()
+    assert generic._threads.turn(second, "x") is held
 
 
 @pytest.mark.parametrize("shared", ["ftp", "zip", "dir"])
