@@ -80,7 +80,9 @@ def in_turns(
     for _ in range(repeats):
         for case, results in zip(cases, found, strict=True):
             command = [sys.executable, "-m", module, "--child", *case]
-            done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)  # noqa: S603  # its own
+            done = subprocess.run(command, capture_output=True, text=True, env=env)  # noqa: S603  # its own
+            if done.returncode:
+                sys.exit(f"{module}: {', '.join(case)} ended with {done.returncode}:\n{done.stderr}")
             results.append(json.loads(done.stdout.splitlines()[-1]))
     return [{name: statistics.median(r[name] for r in results) for name in results[0]} for results in found]
 
