@@ -29,7 +29,7 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ReadOnlyError, told
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.engine import Request
-from refshard_fs.reading.plan import KIB, MIB, Limits, Planned
+from refshard_fs.reading.plan import KIB, MIB, Limits
 from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
 from refshard_fs.session import listing
@@ -42,7 +42,7 @@ from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
 from refshard_fs.sharding.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
-from refshard_fs.tools.views import Counters, html_of, progress
+from refshard_fs.tools.views import Counters, Plan, html_of, progress
 from refshard_fs.writing.options import (
     INLINE,
     READ_AS,
@@ -697,8 +697,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 return data
         return self.cat_file(path)
 
-    def plan(self, paths: str | Sequence[str]) -> list[Planned]:
+    def plan(self, paths: str | Sequence[str]) -> Plan:
         """Return the requests, (url, start, stop, keys), that reading ``paths`` together would make; none is made.
+
+        It is a list that prints as a table.
 
         ``start`` and ``stop`` are bytes of the object at ``url``; ``stop=None`` is its end. What tells where chunks
         lie (shard indexes, partitions) is read if it is not known. FileNotFoundError if a key does not exist,
@@ -710,8 +712,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         [('s3://b/x.nc', 0, 900, ('a/0', 'a/1'))]
         """
         keys = [self._strip_protocol(path) for path in ([paths] if isinstance(paths, str) else paths)]
-        planned: list[Planned] = self._session.wait(self._session.plan, keys)
-        return planned
+        return Plan(self._session.wait(self._session.plan, keys))
 
     # ------------------------------------------------------------------ what notebooks show
 

@@ -158,6 +158,13 @@ def test_troubleshooting_has_every_error() -> None:
     assert [name for name in kinds if name not in refshard_fs.__all__] == []
 
 
+def test_the_search_finds_every_name_and_command_by_a_title() -> None:
+    missing = runpy.run_path(str(ROOT / "docs" / "searched.py"))["missing"]
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "pages").glob("*.md"))
+    assert missing(re.findall(r"^(?:#+|:::) (.+)$", pages, re.MULTILINE)) == []  # what the site makes titles of
+    assert {"CostlyPattern", "tune_zarr", "refshard check"} <= set(missing(["RefShardError", "refshard checks"]))
+
+
 def test_each_format_has_a_page_of_the_site() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "formats.py"))
     pages = made["sections"]()

@@ -25,6 +25,7 @@ from refshard_fs import (
 from refshard_fs.reading.plan import Planned
 from refshard_fs.sets.rebase import MadeSet
 from refshard_fs.tools.check import Finding, Report
+from refshard_fs.tools.views import Plan
 
 
 def reading() -> None:
@@ -51,7 +52,8 @@ def reading() -> None:
 
 def seeing() -> None:
     fs = RefShardFileSystem({"a/0": "text"}, allow="any")
-    assert_type(fs.plan(["a/0"]), list[Planned])
+    assert_type(fs.plan(["a/0"]), Plan)
+    assert_type(fs.plan(["a/0"])[0], Planned)
     assert_type(fs.plan(["a/0"])[0].keys, tuple[str, ...])
     assert_type(fs.resolve("a/0"), tuple[str, int, int | None] | bytes)
     assert_type(fs.stats()["requests"], int)
