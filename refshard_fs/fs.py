@@ -123,9 +123,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Bytes that may be fetched ahead of reads that follow a pattern; 0 turns that off.
     max_memory:
         Bytes that may be under way from targets, or wait to be read, at a time: of all copies of this
-        filesystem in a process (pickles, zarr's asynchronous one) together, for each event loop.
+        filesystem in a process (pickles, zarr's asynchronous one) together, whatever event loops they read on.
     concurrency:
-        Requests that may be under way to one host at a time; fewer are where answers come at once.
+        Requests that these may have under way to one host at a time; fewer are where answers come at once.
     block_cache:
         Bytes of chunks to keep after they were read, for reading them again; by default none.
     cache_size:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import told
 from refshard_fs.reading.plan import MIB
@@ -40,6 +44,59 @@ class Budget(msgspec.Struct, frozen=True):
         return self.memory * 3 // 4
 
 
+class SharedBudget:
+    """One `Budget` for all event loops that read a source. Thread-safe.
+
+    A loop asks before it begins a request. One that found no room is woken when another loop gives some back. A loop
+    that has nothing of its own is never refused: so none waits for one that stopped while it had bytes in its hands.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self._lock = fork_safe(threading.Lock())
+        self._loops: weakref.WeakSet[Dispatch] = weakref.WeakSet()
+        self._refused: weakref.WeakSet[Dispatch] = weakref.WeakSet()
+
+    def join(self, dispatch: Dispatch) -> None:
+        """Count what ``dispatch`` has under way, or holds, from now on until its loop is closed."""
+        with self._lock:
+            self._loops.add(dispatch)
+
+    def lacks(self, size: int, most: int) -> bool:
+        """Whether ``size`` bytes more would be over ``most``."""
+        with self._lock:
+            return sum(each.used for each in self._alive()) + size > most
+
+    def begin(self, dispatch: Dispatch, host: Host, size: int, most: int) -> bool:
+        """Count a request of ``size`` bytes to ``host``; False, and nothing counted, if it has to wait."""
+        with self._lock:
+            alive = self._alive()
+            used = sum(each.used for each in alive)
+            active = sum(each.active_at(host.name) for each in alive)
+            waits = (dispatch.used and used + size > most) or (host.active and active >= self.budget.requests)
+            if waits:
+                self._refused.add(dispatch)
+                return False
+            dispatch.used += size
+            host.active += 1
+        return True
+
+    def give_back(self, dispatch: Dispatch, size: int = 0, host: Host | None = None) -> None:
+        """Count ``size`` bytes no longer, nor one of the requests to ``host``."""
+        with self._lock:
+            dispatch.used -= size
+            if host is not None:
+                host.active -= 1
+            waiting = [each for each in self._refused if each is not dispatch]
+            self._refused.clear()
+        for each in waiting:
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                each.loop.call_soon_threadsafe(each.pump)
+
+    def _alive(self) -> list[Dispatch]:
+        return [each for each in self._loops if not each.loop.is_closed()]
+
+
 class Job:
     """One request for a block or a part of it."""
 
@@ -59,9 +116,10 @@ class Host:
     at once: `limit` grows where they do not.
     """
 
-    __slots__ = ("active", "answered", "later", "limit", "patience", "sizes", "urgent", "waits")
+    __slots__ = ("active", "answered", "later", "limit", "name", "patience", "sizes", "urgent", "waits")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, name: str, limit: int) -> None:
+        self.name = name
         self.active = 0
         self.answered = 0
         self.limit = limit
@@ -73,17 +131,24 @@ class Host:
 
 
 class Dispatch:
-    """Begins jobs on one event loop; ``used`` counts the bytes under way, and those that are held for later."""
+    """Begins jobs on the running event loop; ``used`` counts the bytes under way, and those that are held for later."""
 
-    def __init__(self, pool: Pool, budget: Budget, stats: Stats, fetcher: Fetcher) -> None:
+    def __init__(self, pool: Pool, shared: SharedBudget, stats: Stats, fetcher: Fetcher) -> None:
         self.pool = pool
-        self.budget = budget
+        self.shared = shared
+        self.loop = asyncio.get_running_loop()
         self.used = 0  # bytes of the budget
         self.active = 0  # requests under way
         self._stats = stats
         self._fetcher = fetcher
         self._hosts: dict[str, Host] = {}
         self._changed: asyncio.Future[None] | None = None
+        shared.join(self)
+
+    @property
+    def budget(self) -> Budget:
+        """What all event loops may have under way together."""
+        return self.shared.budget
 
     def latency(self, url: str) -> float | None:
         """Return the seconds of the fastest of the last answers of the host of ``url``; None before the first."""
@@ -97,7 +162,7 @@ class Dispatch:
     async def change(self) -> None:
         """Wait until a request has ended, or something is held no longer."""
         if self._changed is None:
-            self._changed = asyncio.get_running_loop().create_future()
+            self._changed = self.loop.create_future()
         await asyncio.shield(self._changed)
 
     def changed(self) -> None:
@@ -111,8 +176,13 @@ class Dispatch:
         name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(min(FEW, self.budget.requests))
+            host = self._hosts[name] = Host(name, min(FEW, self.budget.requests))
         return host
+
+    def active_at(self, name: str) -> int:
+        """Return how many requests are under way to the host called ``name``."""
+        host = self._hosts.get(name)
+        return 0 if host is None else host.active
 
     def queue(self, jobs: Iterable[Job], *, urgent: bool) -> None:
         """Have ``jobs`` begun, when it is their turn, by `pump`; those that are ``urgent`` before all others."""
@@ -121,7 +191,7 @@ class Dispatch:
 
     def free(self, size: int) -> None:
         """Count ``size`` bytes as no longer under way or held."""
-        self.used -= size
+        self.shared.give_back(self, size)
 
     # ------------------------------------------------------------------ beginning
 
@@ -136,30 +206,28 @@ class Dispatch:
                 self._begin(job)
             else:
                 if host.limit < self.budget.requests and host.patience is None:
-                    loop = asyncio.get_running_loop()
-                    due = loop.time() + PATIENCE
-                    host.patience = loop.call_at(due, self._widen, host, host.answered, due)
+                    due = self.loop.time() + PATIENCE
+                    host.patience = self.loop.call_at(due, self._widen, host, host.answered, due)
 
     def _widen(self, host: Host, answered: int, due: float) -> None:
         """Let more requests to ``host`` be under way, if none was answered while this loop had nothing else to do."""
         host.patience = None
-        is_busy = asyncio.get_running_loop().time() > due + PATIENCE / 3  # then answers may be waiting for us
+        is_busy = self.loop.time() > due + PATIENCE / 3  # then answers may be waiting for us
         if host.answered == answered and host.active and not is_busy:
             host.limit = self.budget.requests
         self.pump()
 
     def _next(self, host: Host) -> Job | None:
+        """Return the job whose turn it is, counted as one under way; None if there is none, or no room for it."""
         for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
             while queue and queue[0].state != QUEUED:
                 queue.popleft()
             if not queue:
                 continue
             size = queue[0].size = self._size(queue[0])
-            while queue is host.urgent and self.used + size > most and self._fetcher.make_room():
+            while queue is host.urgent and self.shared.lacks(size, most) and self._fetcher.make_room():
                 pass
-            if self.used + size > most and self.used:
-                return None
-            return queue.popleft()
+            return queue.popleft() if self.shared.begin(self, host, size, most) else None
         return None
 
     def _size(self, job: Job) -> int:
@@ -176,11 +244,9 @@ class Dispatch:
 
     def _begin(self, job: Job) -> None:
         job.state = UNDER_WAY
-        job.host.active += 1
         job.block.reserved += job.size
-        self.used += job.size
         self.active += 1
-        job.task = asyncio.get_running_loop().create_task(self._request(job))
+        job.task = self.loop.create_task(self._request(job))
         job.task.add_done_callback(lambda _: self._ended(job))  # also where it was stopped before it ran
 
     def stop(self, job: Job) -> None:
@@ -193,7 +259,7 @@ class Dispatch:
         if job.task is None:
             return
         job.task = None
-        job.host.active -= 1
+        self.shared.give_back(self, host=job.host)
         self.active -= 1
         self.pump()
 
@@ -222,7 +288,7 @@ class Dispatch:
 
     async def _answer(self, job: Job) -> Answer:
         span, host = job.block.span, job.host
-        began = asyncio.get_running_loop().time()
+        began = self.loop.time()
         place = self.pool.place(span.url, span.origin)
         if place is None:
             raise RuntimeError(f"{span.url} cannot be opened on this event loop")
@@ -232,7 +298,7 @@ class Dispatch:
         answer = await target.read(path, job.start, job.stop, span.pin, most)
         self._stats.add(requests=1, bytes_fetched=len(answer.data))
         check(answer, job.start, job.stop, exact=span.exact)
-        took = asyncio.get_running_loop().time() - began
+        took = self.loop.time() - began
         host.answered += 1
         host.waits.append(took if answer.waited is None else answer.waited)
         if host.answered >= FEW and min(host.waits) > SLOW:  # the first answers wait for connections

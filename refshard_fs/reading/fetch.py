@@ -18,7 +18,7 @@ from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.cache import Cache
-from refshard_fs.reading.dispatch import QUEUED, Budget, Dispatch, Job
+from refshard_fs.reading.dispatch import QUEUED, Dispatch, Job, SharedBudget
 from refshard_fs.reading.failures import fail
 from refshard_fs.targets import Answer, Pool, Unfit
 
@@ -93,7 +93,7 @@ class Fetcher:
     """Reads ranges of targets on one event loop; to be used from that loop only."""
 
     def __init__(
-        self, pool: Pool, limits: plan.Limits, budget: Budget, stats: Stats, kept: Cache | None = None
+        self, pool: Pool, limits: plan.Limits, budget: SharedBudget, stats: Stats, kept: Cache | None = None
     ) -> None:
         self.limits = limits
         self.requests = Dispatch(pool, budget, stats, self)

@@ -17,6 +17,7 @@ from refshard_fs.core.model import Facts, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import told_cause
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
+from refshard_fs.reading.dispatch import SharedBudget
 from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.fetch import Fetcher
@@ -41,6 +42,7 @@ class Engines:
         self.stats = Stats()
         self._versions = Versions()
         self._engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
+        self._budget = SharedBudget(options.budget)  # of all of them
         self._lock = fork_safe(threading.Lock())
         self._pool_options = options.pool
         self._immediate: Immediate | None = None
@@ -65,7 +67,7 @@ class Engines:
 
     def _made(self, loop: Loop) -> Engine:
         options = self.options
-        fetcher = Fetcher(self._pool(loop), options.limits, options.budget, self.stats, self._blocks)
+        fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks)
         near = self._at_once_reader().reaches
         longest = options.open.max_manifest_bytes
         engine = Engine(fetcher, self._indexes, self.stats, options.token, options.readahead, near, longest)
@@ -144,11 +146,13 @@ class Engines:
         if self._blocks is not None:
             self._blocks.clear()
         self._engines.clear()
+        self._budget = SharedBudget(self.options.budget)  # who still reads by a forgotten engine is in nobody's way
         self._immediate = None
 
     def _after_fork(self) -> None:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
+        self._budget = SharedBudget(self.options.budget)
 
 
 def running_loop() -> Loop | None:

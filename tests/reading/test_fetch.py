@@ -11,7 +11,7 @@ from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import TargetChanged
 from refshard_fs.reading import dispatch, fetch
-from refshard_fs.reading.dispatch import FEW, Budget
+from refshard_fs.reading.dispatch import FEW, Budget, SharedBudget
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.plan import Limits
 from refshard_fs.targets import Pool, PoolOptions, Retry
@@ -29,7 +29,7 @@ def _first(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(use: Callable[[Fetcher], Awaitable[None]]) -> None:
     async def go() -> None:
         pool = Pool(PoolOptions(retry=Retry(retries=0)), asyncio.get_running_loop())
-        fetcher = Fetcher(pool, Limits(), Budget(), Stats())
+        fetcher = Fetcher(pool, Limits(), SharedBudget(Budget()), Stats())
         try:
             await use(fetcher)
             assert fetcher.requests.used == 0
@@ -184,7 +184,7 @@ def test_whole_objects_of_unknown_size_stay_within_the_memory(http_server: Range
     spans = [Span(http_server.put(f"/{i}", DATA[:size])) for i in range(60)]
 
     async def use(fetcher: Fetcher) -> None:
-        fetcher.requests.budget = Budget(memory=1600)
+        fetcher.requests.shared.budget = Budget(memory=1600)
         assert await asyncio.gather(*read(fetcher, *spans)) == [DATA[:size]] * 60
 
     run(use)
