@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import socket
 import sys
-import tempfile
-import time
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from botocore.session import Session  # type: ignore[import-untyped]  # botocore ships no types
 
-from tests.servers.child import Child
+from tests.servers.child import ChildServer
 from tests.servers.ports import free_ports
 
 __all__ = ["AwsServer", "Keys", "is_installed"]
 
-_STARTS = 3
-_START_SECONDS = 60.0
 REGION = "us-east-1"
 _PREPARATIONS = 6  # requests that are answered before anybody has to sign, all of `AwsServer._prepare`
 
@@ -38,15 +31,16 @@ def is_installed() -> bool:
     return all(importlib.util.find_spec(name) for name in ("moto", "flask", "flask_cors"))
 
 
-class AwsServer:
+class AwsServer(ChildServer):
     """Serves from ``__enter__`` to ``__exit__``. ``user`` may take on the role ``role``, which may do all with S3."""
 
+    name = "moto"
+
     def __init__(self) -> None:
+        super().__init__()
         self.url = ""
         self.role = ""
         self.user = Keys("", "")
-        self._child: Child | None = None
-        self._folder: Path | None = None
 
     def client(self, service: str, keys: Keys | None = None) -> Any:
         keys = keys or Keys("nobody", "nothing")
@@ -64,42 +58,16 @@ class AwsServer:
         found = self.client("sts", self.user).assume_role(RoleArn=self.role, RoleSessionName="tests")["Credentials"]
         return Keys(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"])
 
-    def __enter__(self) -> Self:
-        for attempt in range(1, _STARTS + 1):
-            try:
-                self._start()
-                self._prepare()
-                return self
-            except RuntimeError:
-                # Somebody may have taken the free port before it did.
-                self._stop()
-                if attempt == _STARTS:
-                    raise
-            except BaseException:
-                self._stop()
-                raise
-        raise AssertionError("unreachable")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
     def _start(self) -> None:
-        folder = self._folder = Path(tempfile.mkdtemp(prefix="moto-"))
+        self._new_folder()
         [port] = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
-        self._child = Child(
+        self._run(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            cwd=folder,
-            log=folder / "printed.log",
-            environment={"INITIAL_NO_AUTH_ACTION_COUNT": str(_PREPARATIONS)},
+            {"INITIAL_NO_AUTH_ACTION_COUNT": str(_PREPARATIONS)},
         )
-        deadline = time.monotonic() + _START_SECONDS
-        while not _listens(port):
-            if not self._child.alive or time.monotonic() > deadline:
-                raise RuntimeError(f"moto did not start:\n{self._child.printed()}")
-            time.sleep(0.02)
+        self._await(lambda: _listens(port))
+        self._prepare()
 
     def _prepare(self) -> None:
         iam = self.client("iam")
@@ -111,13 +79,6 @@ class AwsServer:
         self.role = role["Role"]["Arn"]
         made = iam.create_policy(PolicyName="all", PolicyDocument=_policy("s3:*"))
         iam.attach_role_policy(RoleName="reader", PolicyArn=made["Policy"]["Arn"])
-
-    def _stop(self) -> None:
-        if self._child is not None:
-            self._child.stop()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._child = self._folder = None
 
 
 def _policy(action: str) -> str:

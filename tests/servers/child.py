@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-__all__ = ["Child"]
+__all__ = ["Child", "ChildServer"]
 
 # A shell waits at our end of a pipe, which closes when this process dies, however that happens.
 _GUARD = """
@@ -21,6 +26,7 @@ kill -9 $watch
 
 
 _PATIENCE_SECONDS = 5.0
+_STARTS = 3
 
 
 class Child:
@@ -59,3 +65,63 @@ class Child:
             # A forked process still holds our end of the pipe.
             os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait()
+
+
+class ChildServer:
+    """A program that serves from ``__enter__`` to ``__exit__``, with a folder of its own that goes with it.
+
+    A subclass starts it in ``_start``, which raises RuntimeError if it does not come up.
+    """
+
+    name: str
+
+    def __init__(self) -> None:
+        self._child: Child | None = None
+        self._folder: Path | None = None
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        for attempt in range(1, _STARTS + 1):
+            try:
+                self._start()
+                return self
+            except RuntimeError:
+                # Somebody may have taken one of the free ports before it did.
+                self._stop()
+                if attempt == _STARTS:
+                    raise
+            except BaseException:
+                self._stop()
+                raise
+        raise AssertionError("unreachable")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _new_folder(self) -> Path:
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
+        return self._folder
+
+    def _run(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
+        assert self._folder is not None
+        self._child = Child(command, cwd=self._folder, log=self._folder / "printed.log", environment=environment)
+
+    def _await(self, is_up: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Return when ``is_up`` says so. Raises RuntimeError, with what the program printed, when it never does."""
+        assert self._child is not None
+        deadline = time.monotonic() + seconds
+        while not is_up():
+            if not self._child.alive or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} did not start:\n{self._child.printed()}")
+            time.sleep(0.02)
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._child = self._folder = None

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import http.client
 import shutil
-import tempfile
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from tests.servers.child import Child
+from tests.servers.child import ChildServer
 from tests.servers.ports import free_ports
 
 __all__ = ["NginxServer", "nginx_binary"]
-
-_STARTS = 3
-_START_SECONDS = 20.0
 
 # Its defaults, except that everything it writes stays in its folder and that it forks nobody who could outlive it.
 _CONFIG = """\
@@ -49,19 +42,20 @@ def nginx_binary() -> str | None:
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/sbin")
 
 
-class NginxServer:
+class NginxServer(ChildServer):
     """Serves ``directory`` from ``__enter__`` to ``__exit__``; folders are answered with a page of links.
 
     ``settings`` are more of its own for the server; ``tls``: a file with a certificate and its key, for `secure_url`.
     """
 
+    name = "nginx"
+
     def __init__(self, directory: str | Path, settings: str = "", tls: Path | None = None) -> None:
+        super().__init__()
         self.directory = Path(directory).resolve()
         self.port = self._secure_port = 0
         self._settings = settings
         self._tls = tls
-        self._child: Child | None = None
-        self._folder: Path | None = None
 
     @property
     def url(self) -> str:
@@ -78,28 +72,11 @@ class NginxServer:
         log = self._folder / "access.log" if self._folder else None
         return log.read_text().splitlines() if log and log.exists() else []
 
-    def __enter__(self) -> Self:
+    def _start(self) -> None:
         binary = nginx_binary()
         if binary is None:
-            raise RuntimeError("nginx is not installed")
-        for attempt in range(1, _STARTS + 1):
-            try:
-                self._start(binary)
-                return self
-            except RuntimeError:
-                # Somebody may have taken the free port before it did.
-                self._stop()
-                if attempt == _STARTS:
-                    raise
-        raise AssertionError("unreachable")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def _start(self, binary: str) -> None:
-        folder = self._folder = Path(tempfile.mkdtemp(prefix="nginx-"))
+            raise FileNotFoundError("nginx is not installed")
+        folder = self._new_folder()
         self.port, self._secure_port = free_ports(2)
         config, listen = folder / "nginx.conf", ""
         if self._tls is not None:
@@ -108,14 +85,8 @@ class NginxServer:
         config.write_text(
             _CONFIG.format(folder=folder, port=self.port, root=self.directory, listen=listen, settings=self._settings)
         )
-        self._child = Child(
-            [binary, "-p", folder, "-c", config, "-e", "stderr"], cwd=folder, log=folder / "printed.log"
-        )
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._answers():
-            if not self._child.alive or time.monotonic() > deadline:
-                raise RuntimeError(f"nginx did not start:\n{self._child.printed()}")
-            time.sleep(0.02)
+        self._run([binary, "-p", folder, "-c", config, "-e", "stderr"])
+        self._await(self._answers)
 
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
@@ -126,10 +97,3 @@ class NginxServer:
             return False
         finally:
             connection.close()
-
-    def _stop(self) -> None:
-        if self._child is not None:
-            self._child.stop()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._child = self._folder = None

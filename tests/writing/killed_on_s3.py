@@ -1,31 +1,25 @@
-"""Processes that commit to S3, for somebody to kill them: a script, which forks one for each line it reads.
+"""Processes that commit to S3, for somebody to kill them: a script of `tests.killed`.
 
-A line is JSON: URL, format, endpoint, value; of a hierarchy that is to be overwritten, the number of the state.
-Each prints its number when all is written and commits when it is told to;
-"done" and its status is said of it then, or "dead" if it was killed.
+The arguments of a job are URL, format, endpoint and value; of a hierarchy that is to be overwritten, the number of the
+state. All is written when it says that it waits.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
-import pytest
 import s3fs  # noqa: F401  # once, not in each process
-from aiobotocore.session import AioSession
 
 import refshard_fs.formats.kerchunk_parquet.partition
 import refshard_fs.writing.commit  # as above
 from refshard_fs import RefShardFileSystem
-from tests.servers.models import share_models
+from tests.killed import serve, when_told
 from tests.sharding.test_packing import sharding, version_3
 from tests.writing import overwriting
 from tests.writing.model import array_document, group_document
@@ -88,39 +82,17 @@ def begin(fs: RefShardFileSystem, format: str, value: str) -> None:
     fs.commit()
 
 
-def commit(url: str, format: str, endpoint: str, value: str) -> None:
+def commit(url: str, format: str, endpoint: str, value: str) -> int:
     fs = opened(url, format, endpoint)
     if format == "overwritten":
         overwriting.write(fs, int(value))
     else:
         write(fs, format, value, json.loads(fs.cat_file("a/zarr.json"))["shape"][0])
-    print(os.getpid(), flush=True)
-    os.read(sys.stdin.fileno(), 100)
+    when_told()
     fs.commit()
-
-
-async def _make_a_client() -> None:
-    async with AioSession().create_client("s3", region_name="us-east-1"):
-        pass
-
-
-def main() -> None:
-    warnings.simplefilter("ignore")
-    share_models(pytest.MonkeyPatch())
-    asyncio.run(_make_a_client())  # so that each process finds the models
-    refshard_fs.formats.kerchunk_parquet.partition.require_pyarrow()
-    while line := sys.stdin.readline():
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                commit(*json.loads(line))
-                status = 0
-            finally:
-                os._exit(status)
-        _, status = os.waitpid(child, 0)
-        print("dead" if os.WIFSIGNALED(status) else f"done {os.WEXITSTATUS(status)}", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    refshard_fs.formats.kerchunk_parquet.partition.require_pyarrow()
+    serve(commit)

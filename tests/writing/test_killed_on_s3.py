@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +13,8 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.servers.log import Request
-from tests.servers.proxy import CountingProxy
+from tests.killed import NEVER, DeadlyProxy, Jobs
 from tests.servers.s3 import SeaweedServer
-from tests.servers.wire import Answer, Head, failure
 from tests.writing import overwriting
 from tests.writing.killed_on_s3 import begin, count_of, opened, row_of, rows_of
 from tests.writing.model import FORMATS, array_document, expected, group_document, path_of, shown
@@ -31,29 +26,6 @@ pytestmark = [
 ]
 ALL = (*FORMATS, "zarr-hierarchy")
 ROWS = 10  # at most, of a hierarchy
-NEVER = 10**6  # requests: nobody is killed
-
-
-class DeadlyProxy(CountingProxy):
-    """Kills the process ``victim`` at the request number ``last`` // 2: before it is passed on, or, if odd, after."""
-
-    victim: int | None = None
-    last = 0
-    count = 0
-
-    def aim(self, victim: int, last: int) -> None:
-        self.victim, self.last, self.count = victim, last, 0
-
-    async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
-        number, victim = self.count, self.victim
-        self.count += 1
-        if victim is None or number < self.last // 2:
-            return await super().answer(head, body, request)
-        if number == self.last // 2 and self.last % 2:
-            await super().answer(head, body, request)
-        if number == self.last // 2:
-            os.kill(victim, signal.SIGKILL)
-        return failure(503)  # nothing that was under way beside it arrives
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +38,14 @@ def proxy(s3_server: SeaweedServer) -> Iterator[DeadlyProxy]:
 @pytest.fixture(scope="module")
 def commits(proxy: DeadlyProxy) -> Iterator[Callable[..., int | None]]:
     """Commits in a process that is killed at a step; how many steps it took if it was not."""
-    command = [sys.executable, str(SCRIPT)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with Jobs(SCRIPT, proxy) as jobs:
 
         def commit(url: str, format: str, value: str, last: int) -> int | None:
-            print(json.dumps([url, format, proxy.url, value]), file=process.stdin, flush=True)
-            assert process.stdout is not None
-            victim = process.stdout.readline().strip()
-            assert victim.isdigit(), victim
-            proxy.aim(int(victim), last)
-            print("go", file=process.stdin, flush=True)
-            said = process.stdout.readline().strip()
-            assert said in ("dead", "done 0"), said
-            steps, proxy.victim = 2 * proxy.count, None
-            return steps if said == "done 0" else None
+            status, steps = jobs.run([url, format, proxy.url, value], last)
+            assert not status, "a commit that is not killed succeeds"
+            return None if status is None else steps
 
         yield commit
-        process.stdin.close()
 
 
 def content(value: str) -> dict[str, Any]:
