@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -107,14 +107,10 @@ class RefShardBackend(BackendEntrypoint):
         """Return all groups, each as a Dataset, by path."""
         store = _store(filename_or_obj, storage_options)
         options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
-        root = PurePosixPath("/") / (options.pop("group", None) or "")
-        stores = _TypedStore.open_store(store, mode="r", group=str(root), **_opening(options))
+        group = options.pop("group", None) or ""
+        stores = _TypedStore.open_all(store, str(PurePosixPath("/") / group), _opening(options))
         groups = {
-            # As xarray's zarr engine names them: from the root, or from the group that was asked for.
-            path if root == PurePosixPath("/") else str(PurePosixPath(path).relative_to(root)): (
-                ZarrBackendEntrypoint().open_dataset(store, store=typed, **options)
-            )
-            for path, typed in stores.items()
+            path: ZarrBackendEntrypoint().open_dataset(store, store=typed, **options) for path, typed in stores.items()
         }
         _load_coordinates(groups.values())
         return groups
@@ -130,6 +126,22 @@ class _TypedStore(ZarrStore):
     That is the dimensions that may grow, and the dtypes of attributes, since JSON knows one kind of numbers: from that
     of ``scale_factor`` xarray concludes whether values that it decodes are single or double precision.
     """
+
+    @classmethod
+    def open_all(cls, store: Any, root: str, opening: Mapping[str, Any]) -> dict[str, _TypedStore]:
+        """Return the group ``root`` and all below it, by their paths: from the root, or else from that group."""
+        top = PurePosixPath("/" if root == "/" else ".")
+        if not hasattr(cls, "get_child_store"):  # an xarray of zarr 2's time
+            found = cls.open_store(store, mode="r", group=root, **opening)
+            return {str(top / PurePosixPath(path).relative_to(root)): typed for path, typed in found.items()}
+        return dict(cls.open_group(store, mode="r", group=root, **opening)._with_all_below(top))
+
+    def _with_all_below(self, path: PurePosixPath) -> Iterator[tuple[str, _TypedStore]]:
+        """Yield this group and all below it. Each array is made once; xarray's ``open_store`` makes each one twice."""
+        yield str(path), self
+        for name, member in self.members.items():
+            if isinstance(member, type(self.zarr_group)):
+                yield from self.get_child_store(name)._with_all_below(path / name)
 
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
         variable: xr.Variable = super().open_store_variable(name, *arguments)
