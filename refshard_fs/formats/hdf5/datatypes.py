@@ -225,7 +225,7 @@ class _Parser:
 
     def _variable(self, size: int, flags: int, depth: int) -> Datatype:
         base = self.datatype(depth + 1)
-        if size not in (10, 12, 16):
+        if size not in _DESCRIPTORS:
             raise ValueError(f"a variable-length datatype of {size} bytes")
         if flags & 15 == 1:
             is_utf8 = bool(flags >> 8 & 15)
@@ -378,6 +378,7 @@ def _cleaned(elements: Elements, padding: Padding) -> Elements:
 # ----------------------------------------------------------------------------------------------------
 # What lies in the global heap.
 
+_DESCRIPTORS: Final = {size: struct.Struct(f"<I{code}I") for size, code in {10: "H", 12: "I", 16: "Q"}.items()}
 HeapID = tuple[int, int, int]  # the collection's address, the object's index in it, its length in bytes
 Heap = Mapping[tuple[int, int], bytes]
 
@@ -387,19 +388,17 @@ def heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
     if datatype.kind not in ("vlen-string", "vlen-sequence") or datatype.base is None:
         return []
     unit = datatype.base.size if datatype.kind == "vlen-sequence" else 1
-    return [(address, index, count * unit) for count, address, index in _descriptors(datatype, raw) if count]
+    return [(address, index, count * unit) for address, index, count in _descriptors(datatype, raw) if count]
 
 
-def _descriptors(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield length, collection and index of each element of variable length."""
-    size = datatype.size
-    if len(raw) % size:
-        raise ValueError(f"{len(raw)} bytes are no whole number of elements of {size}")
-    for at in range(0, len(raw), size):
-        count, address = int.from_bytes(raw[at : at + 4], "little"), raw[at + 4 : at + size - 4]
-        is_undefined = address == b"\xff" * len(address)
-        index = int.from_bytes(raw[at + size - 4 : at + size], "little")
-        yield (0 if is_undefined or not index else count), int.from_bytes(address, "little"), index
+def _descriptors(datatype: Datatype, raw: bytes) -> Iterator[HeapID]:
+    """Yield collection, index and length of each element of variable length; of those never written, no length."""
+    parts = _DESCRIPTORS[datatype.size]
+    if len(raw) % parts.size:
+        raise ValueError(f"{len(raw)} bytes are no whole number of elements of {parts.size}")
+    undefined = (1 << 8 * (parts.size - 8)) - 1
+    for count, address, index in parts.iter_unpack(raw):
+        yield address, index, 0 if address == undefined or not index else count
 
 
 def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
@@ -407,7 +406,7 @@ def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
     unit = datatype.base.size if datatype.kind == "vlen-sequence" and datatype.base is not None else 1
     found = []
     total = 0
-    for count, address, index in _descriptors(datatype, raw):
+    for address, index, count in _descriptors(datatype, raw):
         total += count * unit
         if total > MOST_TEXT:
             raise ValueError(f"its elements of variable length have more than {MOST_TEXT} bytes together")

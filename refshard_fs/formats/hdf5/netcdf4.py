@@ -108,9 +108,9 @@ class _Dimensions:
     def __init__(self, objects: Mapping[str, HDF5Object]) -> None:
         self._objects = objects
         self._by_address = {found.address: path for path, found in objects.items()}
-        self._labels = {path: self._labelled(found) for path, found in objects.items() if not found.is_group}
+        self._axes = {path: self._scale_paths(found) for path, found in objects.items() if not found.is_group}
         members: dict[str, list[str]] = {path: [] for path, found in objects.items() if found.is_group}
-        for path in sorted(self._labels):
+        for path in sorted(self._axes):
             members.setdefault(parent(path)[0], []).append(path)
         extents = self._extents()
         self._scales: dict[str, dict[str, _Scale]] = {}
@@ -163,7 +163,7 @@ class _Dimensions:
             by_number = {scale.number: scale.name for scale in reversed(list(known.values()))}
             if len(numbers) == ndim and all(number in by_number for number in numbers):
                 return tuple(by_number[number] for number in numbers)
-        labels = self._labels[path]
+        labels = [None if scale is None else parent(scale)[1] for scale in self._axes[path]]
         if labels and None not in labels:
             return tuple(label for label in labels if label is not None)
         name = parent(path)[1]
@@ -192,11 +192,8 @@ class _Dimensions:
             found = {**found, **{n: s for n, s in self._scales.get(group, {}).items() if n not in found}}
         return found
 
-    def _labelled(self, found: HDF5Object) -> tuple[str | None, ...]:
-        """Return the name of each axis's scale (the last one, where there are more), None where it has none."""
-        return tuple(None if path is None else parent(path)[1] for path in self._scale_paths(found))
-
     def _scale_paths(self, found: HDF5Object) -> tuple[str | None, ...]:
+        """Return the path of each axis's scale (the last one, where there are more), None where it has none."""
         attribute = found.attributes.get("DIMENSION_LIST")
         if attribute is None or attribute.shape != (len(found.shape or ()),):
             return ()
@@ -206,9 +203,8 @@ class _Dimensions:
     def _extents(self) -> dict[str, int]:
         """Return the largest extent of all datasets along each scale, by the scale's path."""
         most: dict[str, int] = {}
-        for path in self._labels:
-            found = self._objects[path]
-            for scale, extent in zip(self._scale_paths(found), found.shape or (), strict=False):
+        for path, scales in self._axes.items():
+            for scale, extent in zip(scales, self._objects[path].shape or (), strict=False):
                 if scale is not None:
                     most[scale] = max(most.get(scale, 0), extent)
         return most
@@ -217,7 +213,7 @@ class _Dimensions:
         """Make the dimensions of a group's datasets that have no scales: as many of a length as one dataset needs."""
         needed: Counter[int] = Counter()
         for path in members:
-            if not _is_scale(self._objects[path]) and not any(self._labels[path]):
+            if not _is_scale(self._objects[path]) and not any(self._axes[path]):
                 needed |= Counter(self._objects[path].shape or ())
         there = Counter(scale.size for scale in self._scales[group].values() if not scale.is_unlimited)
         for size, count in needed.items():

@@ -260,7 +260,7 @@ class _Reader:
     def _attributes(self, messages: Sequence[bytes]) -> Steps[dict[str, Attribute]]:
         """Return attributes by their names; what they refer to in the global heap is read together."""
         sizes = self._file.sizes
-        parts = [parse_attribute(data, sizes) for data in messages]
+        parts = [parse_attribute(data) for data in messages]
         shared = [Message(structure.DATATYPE, part.datatype, part.shares_datatype) for part in parts]
         shared += [Message(structure.DATASPACE, part.dataspace, part.shares_dataspace) for part in parts]
         contents = yield from self._contents(shared)
@@ -281,6 +281,8 @@ class _Reader:
 
     def _load_collections(self, addresses: Sequence[int]) -> Steps[None]:
         missing = [address for address in addresses if address not in self._collections]
+        if not missing:
+            return
         found = yield from together([read_collection(self._file, address) for address in missing])
         for address, data in zip(missing, found, strict=True):
             if address not in self._collections:  # for another attribute that asked in the same round

@@ -47,6 +47,7 @@ ATTRIBUTE_INFO: Final = 0x15
 _IS_SHARED: Final = 0x02
 _MUST_BE_KNOWN: Final = 0x80
 _LAST_KNOWN: Final = 0x18
+_ATTRIBUTE_HEAD = struct.Struct("<BBHHH")
 _OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("<BHB"), struct.Struct("<BHB2x")
 
 
@@ -321,23 +322,21 @@ class UnsharedAttribute(NamedTuple):
     raw: bytes
 
 
-def parse_attribute(data: bytes, sizes: Sizes) -> UnsharedAttribute:
+def parse_attribute(data: bytes) -> UnsharedAttribute:
     """Return the parts of an attribute message."""
-    fields = Fields(data, sizes)
-    version, flags = fields.uint(1), fields.uint(1)
+    version, flags, *lengths = _ATTRIBUTE_HEAD.unpack_from(data) if len(data) >= _ATTRIBUTE_HEAD.size else (0, 0)
     if not 1 <= version <= 3:
         raise ValueError(f"an attribute of version {version}; versions 1 to 3 are known")
-    lengths = [fields.uint(2) for _ in range(3)]
-    if version == 3:
-        fields.take(1)  # UTF-8 holds ASCII as well
+    at = _ATTRIBUTE_HEAD.size + (version == 3)  # which says that the name is UTF-8: that holds ASCII as well
     parts = []
     for length in lengths:
-        parts.append(fields.take(length))
-        if version == 1:
-            fields.take(-length % 8)
+        parts.append(data[at : at + length])
+        at += length + (-length % 8 if version == 1 else 0)
+    if at > len(data):
+        raise ValueError(f"an attribute of {len(data)} bytes ends before its value at {at}")
     name = parts[0].split(b"\0")[0].decode("utf-8", "surrogateescape")
     shared = flags if version > 1 else 0
-    return UnsharedAttribute(name, parts[1], parts[2], bool(shared & 1), bool(shared & 2), fields.rest())
+    return UnsharedAttribute(name, parts[1], parts[2], bool(shared & 1), bool(shared & 2), data[at:])
 
 
 # ----------------------------------------------------------------------------------------------------
