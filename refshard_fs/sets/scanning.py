@@ -15,10 +15,9 @@ import msgspec
 
 from refshard_fs.core.columns import ChunkTable
 from refshard_fs.core.dtypes import dtype_of
-from refshard_fs.core.format import HEAD, OpenOptions, Probe
+from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import join
-from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Facts, Head, Load, Need, Raw, Span, Stat, Steps
+from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, RefShardError, told_cause
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.formats.virtual_concat.document import of_part
@@ -33,7 +32,7 @@ from refshard_fs.session.collect import collected, respelled
 from refshard_fs.session.engines import Engines
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import beneath, open_source
-from refshard_fs.sets.documents import DocumentParser, is_document
+from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
 from refshard_fs.sets.variables import Named, Variable, VariableReader
 from refshard_fs.writing.save import respelling
 
@@ -104,6 +103,7 @@ class _Scanner(Engines):
         self._known = known
         self._variables = VariableReader()
         self._parser = DocumentParser()
+        self._alike = FileTemplates(self._opened)
 
     async def all(self, urls: Sequence[str], found: Found) -> None:
         """Look at the sources at ``urls``."""
@@ -135,87 +135,50 @@ class _Scanner(Engines):
         return found._replace(adopted=self.options.open.rule_of(origin).adopt(found.refs.urls))
 
     def _read(self, url: str) -> Steps[Scanned | Unchanged | None]:
-        first = _FirstBytes()
+        most = self.options.open.max_manifest_bytes
+        first = FirstBytes(url, min(self.options.open.head, most))
         try:
             if url in self._known and (yield Stat(url, fresh=True)) == self._known[url]:
                 return Unchanged()
-            space = None
-            refs = (yield from first.run(self._document(url))) if is_document(url) else None
+            yield from first.read()
+            refs = (yield from self._document(first)) if is_document(url) else self._alike.find(first)
             if refs is None:
-                space = yield from first.run(open_source(url, self.options.open))
+                refs = yield from self._opened(first)
+                if refs is None:
+                    return None
+                self._alike.add(first, refs)
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
             raise source_failed(url, e) from told_cause(e)
-        if space is not None and isinstance(beneath(space), ParquetKeySpace):
-            return None
         try:
-            refs = yield from first.run(self._with_coordinates(url, refs, space))
+            part = Named(url, refs, self._variables.read(refs, url))
+            refs = (yield from first.run(with_coordinates(part))).refs
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame("", e) from told_cause(e)
         return Scanned(refs, first.facts)
 
-    def _document(self, url: str) -> Steps[ReferenceSet | None]:
+    def _document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
         """Return the references of a JSON document; None where it has to be opened to know what it means."""
-        head = yield Head(url, HEAD)
-        if head is None:
+        facts, data = first.facts, first.data
+        if facts is None:
             return None
-        facts, data = head
-        most = self.options.open.max_manifest_bytes
         if facts.size != len(data):
-            data = yield Load(Probe(url, facts, data).document(most), Raw())
-        return self._parser.parse(data, url)
+            data = yield Load(Probe(first.url, facts, data).document(self.options.open.max_manifest_bytes), Raw())
+        return self._parser.parse(data, first.url)
 
-    def _with_coordinates(self, url: str, refs: ReferenceSet | None, space: KeySpace | None) -> Steps[ReferenceSet]:
-        if refs is None:
-            assert space is not None, "what is no document was opened"
-            refs = respelled((yield from collected(space)), respelling(OpenOptions(), url, None))
-        return (yield from with_coordinates(Named(url, refs, self._variables.read(refs, url)))).refs
-
-
-class _FirstBytes:
-    """The first bytes of an object, that were read to recognise it: what lies there is not read again."""
-
-    def __init__(self) -> None:
-        self.facts: Facts | None = None
-        self._url = ""
-        self._data = b""
-
-    def run(self, steps: Steps[Any]) -> Steps[Any]:
-        """Return what ``steps`` return."""
-        answer: Any = None
-        error: Exception | None = None
-        while True:
-            try:
-                need = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration as stop:
-                return stop.value
-            try:
-                answer, error = (yield from self._answer(need)), None
-            except Exception as e:  # noqa: BLE001  # whoever asked is told
-                answer, error = None, e
-
-    def _answer(self, need: Need | tuple[Need, ...]) -> Steps[Any]:
-        needs = need if isinstance(need, tuple) else (need,)
-        known = [self._known(one) for one in needs]
-        asked = tuple(one for one, data in zip(needs, known, strict=True) if data is None)
-        answers = iter((yield asked) if asked else ())
-        found: tuple[Any, ...] = tuple(next(answers) if data is None else data for data in known)
-        match need:
-            case tuple():
-                return found
-            case Head(url) if found[0] is not None and self.facts is None:
-                facts, data = found[0]
-                self._url, self.facts, self._data = url, facts, data
-        return found[0]
-
-    def _known(self, need: Need) -> bytes | None:
-        match need:
-            case Load(Span(url, start, int(stop)), Raw()) if url == self._url and 0 <= start <= stop <= len(self._data):
-                return self._data[start:stop]
-        return None
+    def _opened(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
+        """Return what a source refers to; None for a parquet set."""
+        space = yield from first.run(open_source(first.url, self.options.open))
+        if isinstance(beneath(space), ParquetKeySpace):
+            return None
+        try:
+            refs = yield from first.run(collected(space))
+        except Exception as e:  # noqa: BLE001  # `blame` tells which
+            raise blame("", e) from told_cause(e)
+        return respelled(refs, respelling(OpenOptions(), first.url, None))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session.in_memory_source import source_of
-from refshard_fs.sets.documents import DocumentParser
+from refshard_fs.sets.alike import DocumentParser
 from refshard_fs.sets.rebase import MadeSet, opened, warn_adopted
 from refshard_fs.sets.scanning import (
     Known,

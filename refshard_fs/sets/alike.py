@@ -1,4 +1,7 @@
-"""JSON reference sets, parsed one after the other: of those that are spelled alike one is parsed. No I/O here."""
+"""Sources that are alike: one is parsed, and others are compared with it. No I/O here.
+
+An archive is thousands of files of one writer, or of sets that were made of them, which differ in little.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,18 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, UInt64s
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import place
+from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Raw, Span, Steps
 from refshard_fs.core.strings import Texts
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
+from refshard_fs.references.binary import shrink
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
@@ -25,12 +31,15 @@ from refshard_fs.session.collect import respelled
 from refshard_fs.sets.rebase import MadeSet
 from refshard_fs.writing.save import respelling
 
+SIZES: Final = 16  # files that are remembered, each of another size: some 64 KiB each
+FLIPPED: Final = (0xFF, 0x55)  # bits of the bytes of chunks that are changed, to see whether anything depends on them
+DIFFERING: Final = 1024  # bytes in which two files differ, at most, among which inline values are looked for
 SMALL: Final = 1 << 18  # bytes of a document: larger ones are parsed as fast as they are compared
 
 # ----------------------------------------------------------------------------------------------------
 # JSON reference sets that are spelled as another one: the first is parsed, others are compared with it. No I/O here.
 #
-# An archive is thousands of sets that differ in URLs, offsets and lengths alone. Where a set has the same keys in the
+# Sets differ in URLs, offsets and lengths alone. Where a set has the same keys in the
 # same order, the same array metadata, and a byte range wherever the first one has, its chunks have the same numbers,
 # and only these columns are made: a fifth of the time that parsing takes. All other sets are left to the parser.
 
@@ -231,3 +240,183 @@ def _is_plain(refs: ReferenceSet) -> bool:
             case _:
                 return False
     return True
+
+
+# ----------------------------------------------------------------------------------------------------
+# Files that differ from another one in the bytes of their chunks alone: they refer to the same places. No I/O here.
+#
+# Where chunks are as long in each file of a writer, all else in them is equal, byte by byte, and says the same. So a
+# file is compared with the last one of its size, but for the ranges that this one refers to: that takes microseconds,
+# where looking at what it says takes a millisecond. No such range may have a say in what is found: of a file with
+# other bytes there the same has to be found, before this is taken for true.
+
+
+# Returns the steps that find what a source refers to.
+Look = Callable[["FirstBytes"], Steps[ReferenceSet | None]]
+
+
+class FirstBytes:
+    """The first bytes of the object at ``url``: they are read once, and nothing that lies in them is read again."""
+
+    def __init__(self, url: str, length: int) -> None:
+        self.url = url
+        self.facts: Facts | None = None
+        self.data = b""
+        self.are_all = True  # that was asked for
+        self._head = Head(url, length)
+        self._answer: Any = None
+
+    def read(self) -> Steps[None]:
+        """Read them; an error is that of who asks for them then."""
+        try:
+            self._answer = yield self._head
+        except Exception as e:  # noqa: BLE001
+            self._answer = e
+        else:
+            if self._answer is not None:
+                self.facts, self.data = self._answer
+
+    def with_data(self, data: bytes) -> FirstBytes:
+        """Return the same object with other bytes."""
+        other = FirstBytes(self.url, self._head.length)
+        other.facts, other.data = self.facts, data
+        other._answer = other.facts, other.data
+        return other
+
+    def run(self, steps: Steps[Any]) -> Steps[Any]:
+        """Return what ``steps`` return."""
+        answer: Any = None
+        while True:
+            try:
+                need = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                answer = yield from self._answered(need)
+            except Exception as e:  # noqa: BLE001  # whoever asked is told
+                answer = e
+
+    def _answered(self, need: Need | tuple[Need, ...]) -> Steps[Any]:
+        needs = need if isinstance(need, tuple) else (need,)
+        known = [self._known(one) for one in needs]
+        asked = tuple(one for one, data in zip(needs, known, strict=True) if data is None)
+        if asked:
+            self.are_all = False
+        answers = iter((yield asked) if asked else ())
+        found = tuple(next(answers) if data is None else data for data in known)
+        return found if isinstance(need, tuple) else found[0]
+
+    def _known(self, need: Need) -> Any:
+        match need:
+            case Load(Inline(data), Raw()):
+                return data
+            case Load(Span(url, start, int(stop)), Raw()) if url == self.url and 0 <= start <= stop <= len(self.data):
+                return self.data[start:stop]
+            case Head() if need == self._head:
+                return self._answer
+        return None
+
+
+class FileTemplate(NamedTuple):
+    """A file that was looked at: its first bytes, which of them say something, and what it refers to.
+
+    ``values`` are where the bytes of coordinates lie that are inline, by key: offset and end.
+    """
+
+    data: npt.NDArray[np.uint8]
+    says: npt.NDArray[np.bool_]
+    refs: ReferenceSet
+    values: Mapping[str, tuple[int, int]] = {}
+
+    @classmethod
+    def of(cls, first: FirstBytes, refs: ReferenceSet) -> FileTemplate | None:
+        """Return the template; None where more than the first bytes were read, or another file has a part in it."""
+        if not first.are_all or refs.pins is not None or len(refs.urls) != 1 or refs.urls[0] != first.url:
+            return None
+        says = np.ones(len(first.data), bool)
+        for table in refs.tables.values():
+            _, ranges = table.part()
+            near = ranges.take(ranges.offsets < len(says))
+            for start, length in zip(near.offsets.tolist(), near.lengths.tolist(), strict=True):
+                says[start : start + length] = False
+        return cls(np.frombuffer(first.data, np.uint8), says, refs)
+
+    def compared_with(self, other: FileTemplate) -> FileTemplate:
+        """Return the template with where its inline values lie: those that differ from the ones of another file."""
+        if len(self.data) != len(other.data):
+            return self
+        differing = np.flatnonzero((self.data != other.data) & self.says).tolist()[:DIFFERING]
+        says, values = self.says.copy(), dict(self.values)
+        for key, value in self.refs.side.items():
+            theirs = other.refs.side.get(key)
+            if zarrmeta.is_metadata(key) or not isinstance(value, bytes) or not isinstance(theirs, bytes):
+                continue
+            inner = next((i for i, (a, b) in enumerate(zip(value, theirs, strict=False)) if a != b), len(value))
+            for start in (at - inner for at in differing if inner <= at and inner < len(value)):
+                stop = start + len(value)
+                if self.data[start:stop].tobytes() == value and other.data[start:stop].tobytes() == theirs:
+                    values[key] = start, stop
+                    says[start:stop] = False
+                    break
+        return self._replace(says=says, values=values)
+
+    def fits(self, first: FirstBytes) -> bool:
+        """Whether a file says the same."""
+        data = np.frombuffer(first.data, np.uint8)
+        return len(data) == len(self.data) and not ((data ^ self.data) * self.says).any()
+
+    def flipped(self, first: FirstBytes, bits: int) -> FirstBytes:
+        """Return the first bytes of a file with other ones wherever they say nothing."""
+        data = np.frombuffer(first.data, np.uint8) ^ (~self.says * np.uint8(bits))
+        return first.with_data(data.tobytes())
+
+    def at(self, first: FirstBytes) -> ReferenceSet:
+        """Return what a file refers to that says the same."""
+        members = {key: first.data[start:stop] for key, (start, stop) in self.values.items()}
+        side = {**self.refs.side, **members} if members else self.refs.side
+        return ReferenceSet(Texts.of([first.url]), self.refs.tables, side)
+
+
+class FileTemplates:
+    """The last files that were looked at, by size."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._known: dict[int, FileTemplate] = {}
+        self._sure: dict[int, bool] = {}  # by size, whether what a template leaves out has no say in what is found
+
+    def find(self, first: FirstBytes) -> ReferenceSet | None:
+        """Return what a file refers to that says the same as one that was looked at; None if it has to be, too."""
+        size = None if first.facts is None else first.facts.size
+        template = None if size is None else self._known.get(size)
+        if size is None or template is None or not template.fits(first):
+            return None
+        if size not in self._sure:
+            self._sure[size] = all(self._finds(template, template.flipped(first, bits)) for bits in FLIPPED)
+        return template.at(first) if self._sure[size] else None
+
+    def add(self, first: FirstBytes, refs: ReferenceSet) -> None:
+        """Remember a file that was looked at."""
+        template = FileTemplate.of(first, refs)
+        if template is None or first.facts is None or first.facts.size is None:
+            return
+        size = first.facts.size
+        last = self._known.pop(size, None)
+        if self._sure.pop(size, True):
+            self._known[size] = template if last is None else template.compared_with(last)
+        elif last is not None:  # of this size none will ever do
+            self._known[size], self._sure[size] = last, False
+        while len(self._known) > SIZES:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._sure.pop(oldest, None)
+
+    def _finds(self, template: FileTemplate, first: FirstBytes) -> bool:
+        """Return whether what is found in a file is what its template says."""
+        try:
+            next(self._look(first))
+        except StopIteration as stop:
+            return isinstance(stop.value, ReferenceSet) and shrink(stop.value) == shrink(template.at(first))
+        except Exception:  # noqa: BLE001  # then bytes of chunks do have a say
+            return False
+        return False  # it asks for more

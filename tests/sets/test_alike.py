@@ -1,0 +1,98 @@
+"""Files that differ from others in the bytes of their chunks alone are not parsed again; all others are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs.core.columns import ChunkTable, Part, Row
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.model import Facts, Steps
+from refshard_fs.core.strings import Texts
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.sets import scanning
+from refshard_fs.sets.alike import FileTemplates, FirstBytes
+from tests.sets.files import days, days_of, plain_file, shown
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that were opened to be looked at, in order."""
+    found: list[str] = []
+    really = scanning.open_source
+
+    def open_source(url: str, *args: Any) -> Any:
+        found.append(url)
+        return really(url, *args)
+
+    monkeypatch.setattr(scanning, "open_source", open_source)
+    return found
+
+
+@pytest.mark.parametrize("writer", ["h5py", "netCDF4", "scipy"])
+def test_of_files_that_are_alike_few_are_opened(tmp_path: Path, writer: str, opened: list[str]) -> None:
+    files = days(tmp_path, writer, 40)
+    cube = refshard_fs.concat(files, "time", lazy=True)
+    assert len(opened) <= 5
+    assert days_of(cube) == list(range(40))
+    assert shown(cube, 40) == list(range(40))
+    assert refshard_fs.concat(files[5:], "time").references["t/0.0"][0] == files[5]
+
+
+def test_a_file_that_says_something_else_is_opened(tmp_path: Path) -> None:
+    for day in range(20):
+        data = plain_file(day)
+        (tmp_path / f"{day}.nc").write_bytes(data if day != 19 else data.replace(b"2024-01-01", b"2024-01-03"))
+    assert days_of(refshard_fs.concat(f"{tmp_path}/*.nc", "time", lazy=True)) == [*range(19), 21]
+
+
+def test_values_of_a_file_are_its_own_where_others_have_the_same_bytes_elsewhere(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).integers(0, 3, (30, 2, 4)).astype("<i4")
+    for day, (x, t) in enumerate(values):
+        with h5py.File(tmp_path / f"{day}.h5", "w", track_order=True) as file:
+            time = file.create_dataset("time", data=np.array([day], "<i4"))
+            time.make_scale("time")
+            for name, row in (("t", x), ("u", t)):
+                made = file.create_dataset(name, data=row[None])
+                made.dims[0].attach_scale(time)
+    made = refshard_fs.concat(f"{tmp_path}/*.h5", "time")
+    fs = refshard_fs.RefShardFileSystem(made)
+    assert days_of(fs) == list(range(30))
+    for number, name in enumerate("tu"):
+        read = [np.frombuffer(fs.cat_file(f"{name}/{day}.0"), "<i4").tolist() for day in range(30)]
+        assert read == values[:, number].tolist()
+
+
+URL = "memory://file"
+
+
+def _first(data: bytes) -> FirstBytes:
+    first = FirstBytes(URL, 1 << 10)
+    first.facts, first.data, first._answer = Facts(len(data)), data, (Facts(len(data)), data)
+    return first
+
+
+@pytest.mark.parametrize("depends", [False, True])
+def test_where_bytes_of_chunks_have_a_say_every_file_is_looked_at(depends: bool) -> None:
+    def look(first: FirstBytes) -> Steps[ReferenceSet]:
+        yield from ()
+        data = first.data
+        grid = ChunkGrid.regular((4,), (4,), ChunkKeyEncoding("v2", "."))
+        attributes = b'{"n": %d}' % data[8 if depends else 0]
+        table = ChunkTable.from_parts(grid, [Part.from_rows([(0, Row(0, 8, 4))])])
+        return ReferenceSet(Texts.of([first.url]), {"a": table}, {"a/.zattrs": attributes})
+
+    templates = FileTemplates(look)
+    one, other = _first(bytes(12)), _first(bytes(8) + b"abcd")
+    with pytest.raises(StopIteration) as stop:
+        next(look(one))
+    templates.add(one, stop.value.value)
+    found = templates.find(other)
+    assert (found is None) == depends
+    assert templates.find(_first(b"\1" + bytes(11))) is None
+    assert templates.find(_first(bytes(13))) is None
