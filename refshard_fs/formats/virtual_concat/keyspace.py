@@ -157,6 +157,8 @@ class ConcatKeySpace(KeySpace):
         # (None: they are such), or those of an array that is recut.
         self._recodings: dict[tuple[int, str], Recoding | None] = {}
         self._sources: dict[tuple[int, str], Source] = {}
+        # By array: length and documents of the last part whose chunks are such. Others that say the same fit as well.
+        self._plain: dict[str, tuple[int, bytes | None, bytes | None]] = {}
 
     def register_arrays(self) -> Steps[None]:
         """Read the metadata of the document's arrays; ManifestError where the first part lacks one of them."""
@@ -251,7 +253,12 @@ class ConcatKeySpace(KeySpace):
         first = array.meta
         assert first is not None, "an array that is not along the dimension has no parts"
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
-        doc = yield from _document(part, join(path, name), where)
+        data = yield from _bytes(part, join(path, name))
+        attributes = (yield from _bytes(part, join(path, ".zattrs"))) if first.zarr_format == 2 else None
+        spelled = self.document.parts[number].length, data, attributes
+        if data is not None and self._plain.get(path) == spelled:
+            return None
+        doc = _parsed(data, join(path, name), where)
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
         if meta is None and (self.document.is_outer or not self.document.parts[number].url):
             return None
@@ -262,10 +269,14 @@ class ConcatKeySpace(KeySpace):
         recut = array.recut
         if list(meta.shape) != expected:
             raise ManifestError(f"{path!r} of {where} has the shape {list(meta.shape)}, not {expected}")
-        mine = yield from _described(self.first, path, first, "the first set")
-        theirs = yield from _described(part, path, meta, where)
+        own = (yield from _bytes(self.first, join(path, ".zattrs"))) if first.zarr_format == 2 else None
+        mine = _described(own, path, first, "the first set")
+        theirs = _described(attributes, path, meta, where)
         if recut is None:
-            return recoding_of(path, mine, theirs)
+            found = recoding_of(path, mine, theirs)
+            if found is None:
+                self._plain[path] = spelled
+            return found
         check_recut(path, meta, where)
         recoding = recoding_of(path, mine._replace(meta=recut.meta), theirs, is_recut=True)
         self._sources[number, path] = Source.of(meta, recut, recoding, f"{path!r} of {where}")
@@ -390,24 +401,29 @@ def _name_here(array: ConcatArray, grid: ChunkGrid, name: str, start: int, depth
     return str(int(name) + start) if depth == array.axis else name
 
 
-def _described(space: KeySpace, path: str, meta: ArrayMeta, where: str) -> Steps[Described]:
+def _described(aside: bytes | None, path: str, meta: ArrayMeta, where: str) -> Described:
     attributes = meta.raw.get("attributes")
     if meta.zarr_format == 2:
-        attributes = yield from _document(space, join(path, ".zattrs"), where)
+        attributes = _parsed(aside, join(path, ".zattrs"), where)
     return Described(where, meta, attributes or {})
 
 
-def _document(space: KeySpace, key: str, where: str) -> Steps[dict[str, Any] | None]:
+def _bytes(space: KeySpace, key: str) -> Steps[bytes | None]:
+    """Return a document; None if there is none."""
     entry = yield from space.lookup(key)
     match entry:
         case None:
             return None
         case Inline(data):
-            pass
+            return data
         case _:
-            data = yield Load(entry, Raw())
+            read: bytes = yield Load(entry, Raw())
+            return read
+
+
+def _parsed(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
     try:
-        doc = zarrmeta.loads(data)
+        doc = None if data is None else zarrmeta.loads(data)
     except ValueError as e:
         raise ManifestError(f"{key!r} of {where} is damaged: {e}") from e
     return doc if isinstance(doc, dict) else None
