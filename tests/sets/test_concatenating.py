@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
-from refshard_fs.sets import documents as taking
+from refshard_fs.sets import alike as taking
 from refshard_fs.sets import rebase as rebasing
 from refshard_fs.sets import sources
 
