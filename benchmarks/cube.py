@@ -13,100 +13,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import h5py
-import netCDF4
 import numpy as np
-import scipy.io
 import xarray as xr
 
 import refshard_fs
 from benchmarks.engine import Link, Server
 from benchmarks.measure import Goal, Row, in_turns, show
+from tests.sets.files import WRITERS
 
 FILES, QUICK = 10_000, 100
 PEER = 200  # files that open_mfdataset opens, of each writer's
-PLACES = 16
 LATENCY = 0.02  # seconds of each request
 IN_FLIGHT = 128
-UNITS = "days since 2000-01-01"
-
-
-def with_h5py(path: Path, day: int) -> None:
-    """Write a day."""
-    with h5py.File(path, "w") as file:
-        time_ = file.create_dataset("time", data=np.array([day], "<i4"))
-        time_.attrs["units"] = UNITS
-        time_.make_scale("time")
-        x = file.create_dataset("x", data=np.arange(PLACES, dtype="<f4"))
-        x.make_scale("x")
-        t = file.create_dataset("t", data=np.full((1, PLACES), day, "<f4"))
-        t.dims[0].attach_scale(time_)
-        t.dims[1].attach_scale(x)
-
-
-def with_netcdf4(path: Path, day: int) -> None:
-    """Write a day."""
-    with netCDF4.Dataset(path, "w") as file:
-        _fill(file, day)
-
-
-def with_scipy(path: Path, day: int) -> None:
-    """Write a day."""
-    with scipy.io.netcdf_file(path, "w") as file:
-        _fill(file, day)
-
-
-def _fill(file: Any, day: int) -> None:
-    file.createDimension("time", 1)
-    file.createDimension("x", PLACES)
-    time_ = file.createVariable("time", "i4", ("time",))
-    time_.units = UNITS
-    time_[:] = [day]
-    file.createVariable("x", "f4", ("x",))[:] = np.arange(PLACES)
-    file.createVariable("t", "f4", ("time", "x"))[:] = np.full((1, PLACES), day)
-
-
-def references(path: Path, day: int) -> None:
-    """Write a reference set of a day, whose chunk lies in a file beside it."""
-    data = path.with_suffix(".bin")
-    data.write_bytes(np.full(PLACES, day, "<f4").tobytes())
-    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
-    for name, values, dims in (
-        ("time", np.array([day], "<i4"), ["time"]),
-        ("x", np.arange(PLACES, dtype="<f4"), ["x"]),
-        ("t", np.zeros((1, PLACES), "<f4"), ["time", "x"]),
-    ):
-        meta = {"zarr_format": 2, "shape": values.shape, "chunks": values.shape, "dtype": values.dtype.str}
-        refs[f"{name}/.zarray"] = json.dumps(
-            meta | {"order": "C", "fill_value": None, "filters": None, "compressor": None}
-        )
-        attributes = {"_ARRAY_DIMENSIONS": dims} | ({"units": UNITS} if name == "time" else {})
-        refs[f"{name}/.zattrs"] = json.dumps(attributes)
-        refs[f"{name}/0"] = "base64:" + base64.b64encode(values.tobytes()).decode()
-    del refs["t/0"]
-    refs["t/0.0"] = [data.name, 0, 4 * PLACES]
-    path.write_text(json.dumps(refs))
-
-
-WRITERS: dict[str, tuple[str, Callable[[Path, int], None]]] = {
-    "h5py": (".h5", with_h5py),
-    "netCDF4": (".nc", with_netcdf4),
-    "scipy": (".nc3", with_scipy),
-    "references": (".json", references),
-}
 
 
 def made(folder: str, writer: str, count: int) -> list[str]:
@@ -155,10 +84,10 @@ def reads_alone(paths: list[str]) -> float:
 
 
 def cube(sources: list[str], saved: str) -> dict[str, float]:
-    """Return what our cube of ``sources`` takes to be made, opened and read through, in seconds, and its bytes."""
+    """Return the seconds that our cube takes to be made, opened and read through, its bytes, and MiB of memory."""
     for names, url in ((sources[:2], saved + ".warm"), (sources, saved)):
         began, cpu = time.perf_counter(), time.process_time()
-        refshard_fs.concat(names, "time", lazy=True, index_cache=False).save(url)
+        refshard_fs.concat(names, "time", same=["x_bounds"], lazy=True, index_cache=False).save(url)
         found = {"made": time.perf_counter() - began, "cpu": time.process_time() - cpu}
         found["bytes"] = os.path.getsize(url)
         began = time.perf_counter()
@@ -167,6 +96,7 @@ def cube(sources: list[str], saved: str) -> dict[str, float]:
             point = ds["t"][:, 3].values
         found["read"] = time.perf_counter() - began
         np.testing.assert_array_equal(point, np.arange(len(names), dtype="f4"))
+        found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return found
 
 
@@ -190,11 +120,10 @@ def child(what: str, folder: str, writer: str, count: int, base: str) -> None:
     warnings.simplefilter("ignore")
     sources = [f"{base}/{name}" for name in made(folder, writer, count)]
     match what:
-        case "alone":
-            found = {"s": requests_alone(sources) if base.startswith("http") else reads_alone(sources)}
         case "cube":
+            alone = requests_alone if base.startswith("http") else reads_alone
             with tempfile.TemporaryDirectory() as out:
-                found = cube(sources, f"{out}/cube.refshard")
+                found = {"alone": alone(sources), **cube(sources, f"{out}/cube.refshard")}
         case _:
             found = mfdataset(sources[:PEER])
     print(json.dumps(found))
@@ -214,17 +143,23 @@ def main() -> None:
         with contextlib.closing(Server(folder)) as server:
             server.pace(Link(LATENCY, None))
             for where, base in (("HTTP, 20 ms", server.url), ("disk", folder)):
-                cases = [(what, folder, writer, str(count), base) for what in ("alone", "cube") for writer in WRITERS]
+                cases = [("cube", folder, writer, str(count), base) for writer in WRITERS]
                 found = in_turns("benchmarks.cube", cases, 1)
-                alone, ours = found[: len(WRITERS)], found[len(WRITERS) :]
-                for writer, one, cubes in zip(WRITERS, alone, ours, strict=True):
+                for writer, cubes in zip(WRITERS, found, strict=True):
                     goal = Goal(ratio=0.5) if where != "disk" else Goal()
                     rows.append(
-                        Row(f"{count} files by {writer}, {where}: made and saved", "s", one["s"], cubes["made"], goal)
+                        Row(
+                            f"{count} files by {writer}, {where}: made and saved",
+                            "s",
+                            cubes["alone"],
+                            cubes["made"],
+                            goal,
+                        )
                     )
                     rows.append(Row("  of processor time, a file", "s", None, cubes["cpu"] / count, Goal(most=0.002)))
                     rows.append(Row("  the document, a file", "B", None, cubes["bytes"] / count, Goal(most=200)))
                     rows.append(Row("  opened", "s", None, cubes["opened"], Goal(most=0.1)))
+                    rows.append(Row("  most memory of the process", "MiB", None, cubes["memory"], Goal()))
                     if where == "disk" and writer != "references":
                         (peer,) = in_turns("benchmarks.cube", [("mfdataset", folder, writer, str(count), folder)], 1)
                         scaled = peer["read"] * count / min(PEER, count)
