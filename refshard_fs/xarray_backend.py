@@ -21,6 +21,7 @@ from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 from xarray.backends.zarr import ZarrStore
 
 from refshard_fs.core.keys import join
+from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.tools.views import progress
 
@@ -83,7 +84,8 @@ class RefShardBackend(BackendEntrypoint):
         options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
         if open_dataset_options:  # there may be some that only open_dataset knows: chunks, decode_cf
             options |= open_dataset_options
-        options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
+        with _named_group(store, options.get("group")):
+            options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
         if open_dataset_options:
             return xr.open_dataset(store, engine="zarr", **options)
         ds = ZarrBackendEntrypoint().open_dataset(store, **options)
@@ -108,7 +110,8 @@ class RefShardBackend(BackendEntrypoint):
         store = _store(filename_or_obj, storage_options)
         options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
         group = options.pop("group", None) or ""
-        stores = _TypedStore.open_all(store, str(PurePosixPath("/") / group), _opening(options))
+        with _named_group(store, group):
+            stores = _TypedStore.open_all(store, str(PurePosixPath("/") / group), _opening(options))
         groups = {
             path: ZarrBackendEntrypoint().open_dataset(store, store=typed, **options) for path, typed in stores.items()
         }
@@ -121,10 +124,11 @@ class RefShardBackend(BackendEntrypoint):
 
 
 class _TypedStore(ZarrStore):
-    """xarray's store, with what a file says and zarr's metadata does not.
+    """xarray's store, with what a file says and zarr's metadata does not, and without what stops a copy of it.
 
     That is the dimensions that may grow, and the dtypes of attributes, since JSON knows one kind of numbers: from that
-    of ``scale_factor`` xarray concludes whether values that it decodes are single or double precision.
+    of ``scale_factor`` xarray concludes whether values that it decodes are single or double precision. Codecs of zarr
+    format 2 are left out of ``encoding``: `xarray.Dataset.to_zarr` would hand them to zarr format 3, which takes none.
     """
 
     @classmethod
@@ -151,6 +155,10 @@ class _TypedStore(ZarrStore):
             for attribute, dtype in fs.attribute_dtypes.get(path, {}).items():
                 if attribute in variable.attrs:
                     variable.attrs[attribute] = _typed(variable.attrs[attribute], np.dtype(dtype))
+            metadata = getattr(self.zarr_group, "metadata", None)  # zarr 2 has none, and writes what it reads
+            if getattr(metadata, "zarr_format", None) == 2:
+                for name in ("compressors", "filters"):
+                    variable.encoding.pop(name, None)
         return variable
 
     def get_encoding(self) -> dict[str, Any]:
@@ -258,6 +266,21 @@ def _load_together(variables: Iterable[xr.Variable], tell: Callable[[int], objec
             await asyncio.gather(*tasks, return_exceptions=True)
 
     sync(together())
+
+
+@contextlib.contextmanager
+def _named_group(store: Any, group: str | None) -> Iterator[None]:
+    """Let what is raised where there is no such group say which groups there are."""
+    import zarr
+
+    try:
+        yield
+    except (KeyError, FileNotFoundError, ValueError) as e:  # zarr 3 of consolidated metadata, of others; zarr 2
+        if not group or isinstance(e, RefShardError):
+            raise
+        names = sorted(zarr.open_group(store, mode="r").group_keys())
+        known = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+        raise FileNotFoundError(f"there is no group {group!r}: at the root are {known or 'no groups'}") from e
 
 
 def _warn_of_groups(root: Any, group: str | None) -> None:

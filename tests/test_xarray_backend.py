@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import warnings
 from pathlib import Path
@@ -14,7 +15,8 @@ from refshard_fs.errors import NoSuchSource
 
 np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")
-pytest.importorskip("zarr")
+zarr = pytest.importorskip("zarr")
+codecs = pytest.importorskip("numcodecs")
 fsspec = pytest.importorskip("fsspec")
 
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
@@ -107,6 +109,25 @@ def test_decoding_can_be_turned_off(folder: Path) -> None:
 def test_variables_are_dropped_and_groups_chosen(folder: Path) -> None:
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, group="sub", drop_variables="time") as ds:
         assert list(ds.variables) == ["t"]
+
+
+@pytest.mark.parametrize("opened", [xr.open_dataset, xr.open_groups])
+def test_a_group_that_does_not_exist_is_told_with_those_that_do(opened: Any, folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no group 'nope': at the root are sub"):
+        opened(folder / "refs.json", engine=RefShardBackend, group="nope")
+
+
+def test_what_was_opened_is_written_in_either_format_of_zarr(folder: Path) -> None:
+    """Codecs of zarr format 2 stay out of what xarray writes anew: of format 3 there are others."""
+    zlib = json.dumps(json.loads(array([4, 3], [4, 3])) | {"compressor": {"id": "zlib", "level": 1}})
+    chunk = "base64:" + base64.b64encode(codecs.Zlib(1).encode(VALUES.tobytes())).decode()
+    refs = group() | {"z/.zarray": zlib, "z/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", "x"]}', "z/0.0": chunk}
+    versions = {} if zarr.__version__.startswith("2.") else {"2": {"zarr_format": 2}, "3": {"zarr_format": 3}}
+    with xr.open_dataset(refs, engine=RefShardBackend, drop_variables=["t"]) as ds:
+        for name, how in (versions or {"2": {}}).items():
+            ds.to_zarr(folder / name, consolidated=False, **how)
+            with xr.open_zarr(folder / name, consolidated=False) as found:
+                xr.testing.assert_identical(found.load(), ds.load())
 
 
 def test_all_groups_open_as_a_tree(folder: Path) -> None:

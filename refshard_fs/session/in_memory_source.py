@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 from fsspec.implementations.reference import LazyReferenceMapper
 
+from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import with_marker_first
 from refshard_fs.references import binary as pickled
@@ -46,8 +47,15 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
             _packed[self] = packed
         return _unpickled, (self.digest, packed)
 
-    def __repr__(self) -> str:  # fsspec tells instances apart by this
-        return f"<in memory: {self.digest}>"
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+        if isinstance(self.content, bytes):
+            return f"a document of {bytes_text(len(self.content))}"
+        return f"{count_text(len(self.content), 'key')} of {count_text(len(self.content.urls), 'target')}"
+
+    def __repr__(self) -> str:  # fsspec tells instances apart by this, hence the digest
+        return f"<{self.title}, in memory: {self.digest[:32]}>"
 
     __str__ = __repr__
 

@@ -42,10 +42,16 @@ Join = Literal["exact", "outer"]  # whether sets must have the same variables an
 class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute.
 
-    ``remark`` says why other software does not read what it shows.
+    ``remark`` says why other software does not read what it shows, ``joined`` what it joins.
     """
 
-    remark: str = ""
+    remark: str
+    joined: str
+
+    @property
+    def title(self) -> str:
+        """What it joins, in a few words."""
+        return self.joined
 
     @property
     def document(self) -> ConcatDocument:
@@ -74,7 +80,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         parts = ((part.url, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.parts))
         arrays = ((path or "/", str(axis)) for path, axis in sorted(document.axes.items()))
         return view(
-            f"{count_text(total, 'set')} joined along {dim}",
+            self.joined,
             f"{dim} {starts[-1]:,}",
             table(("set", "starts at", "length"), parts, right=["starts at", "length"], most=10, total=total),
             folded(
@@ -84,7 +90,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LazySet, (self.content, self.digest, self.remark)
+        return LazySet, (self.content, self.digest, self.remark, self.joined)
 
 
 def relative_urls(url: str) -> Callable[[str], str]:
@@ -352,7 +358,8 @@ def concat(
             leaves, read, str(dim), unchecked, options, chunks, subchunks, is_outer=join == "outer"
         )
         data = document.dumps()
-        return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(document, read))
+        joined = f"{count_text(len(document.parts), 'set')} joined along {document.dim}"
+        return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(document, read), joined)
     alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
     if by_name is not None and (len(order) > 1 or not has_dim):
