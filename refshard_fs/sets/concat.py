@@ -358,8 +358,8 @@ def concat(
             leaves, read, str(dim), unchecked, options, chunks, subchunks, is_outer=join == "outer"
         )
         data = document.dumps()
-        joined = f"{count_text(len(document.parts), 'set')} joined along {document.dim}"
-        return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(document, read), joined)
+        title = f"{count_text(len(document.parts), 'set')} joined along {document.dim}"
+        return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(document, read), title)
     alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
     if by_name is not None and (len(order) > 1 or not has_dim):
