@@ -24,10 +24,15 @@ def share_models(patch: pytest.MonkeyPatch) -> None:
 
     usual = cache(ssl.create_default_context)
     own = getattr(AIOHTTPSession, "_build_verify_context", None)  # of its newer versions
+    contexts: dict[object, ssl.SSLContext] = {}  # by what verifies: False, or a file of certificates
 
     def verifying(self: AIOHTTPSession) -> ssl.SSLContext:
-        context: ssl.SSLContext = usual() if own is None or self._verify is True else own(self)
-        return context
+        if own is None or self._verify is True:
+            return usual()
+        if self._cert_file:  # which is added to the context
+            made: ssl.SSLContext = own(self)
+            return made
+        return contexts.setdefault(self._verify, contexts.get(self._verify) or own(self))
 
     patch.setattr(Loader, "__init__", init)
     patch.setattr(AIOHTTPSession, "_build_verify_context", verifying, raising=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
 
 from refshard_fs import ConflictError, RefShardFileSystem
 from refshard_fs.targets.objects import Objects
@@ -40,6 +41,11 @@ class Vanishing(CountingProxy):
     def return_(self) -> None:
         self.is_last = lambda head, body: False
         self.heal()
+
+
+@pytest.fixture(autouse=True)
+def _tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 2)  # of five, each waited for longer than the one before
 
 
 @pytest.fixture
