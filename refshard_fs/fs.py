@@ -36,23 +36,28 @@ from refshard_fs.session import listing
 from refshard_fs.session.async_filesystem import AsyncFileSystem
 from refshard_fs.session.files import RefShardFile, RefShardMap, StreamedFile, WrittenFile
 from refshard_fs.session.in_memory_source import InMemorySource, Source
-from refshard_fs.session.options import SESSION, NormalizingMeta, SessionOptions, check_names, of_the_source, route
+from refshard_fs.session.options import (
+    INLINE,
+    READ_AS,
+    RECORD_SIZE,
+    SESSION,
+    NormalizingMeta,
+    SessionOptions,
+    SetFormat,
+    WriteOptions,
+    check_names,
+    data_url_of,
+    format_named,
+    of_the_source,
+    overlay_for,
+    route,
+)
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
 from refshard_fs.sharding.layout import check_options
 from refshard_fs.targets import PoolOptions, Retry
 from refshard_fs.tools.views import Counters, Plan, html_of, progress
-from refshard_fs.writing.options import (
-    INLINE,
-    READ_AS,
-    RECORD_SIZE,
-    SetFormat,
-    WriteOptions,
-    data_url_of,
-    format_named,
-    overlay_for,
-)
 from refshard_fs.writing.references import ReferenceDict, WritableReferences
 from refshard_fs.writing.writer import OverlayTransaction, Writer
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from refshard_fs.cli.command import Command, argument, lengths, open_source, opening_options, pair, print_line
 from refshard_fs.core.stats import bytes_text, count_text
+from refshard_fs.session.options import RECORD_SIZE
 from refshard_fs.sets.append import append
 from refshard_fs.sets.concat import LazySet, concat
 from refshard_fs.sets.rebase import INLINE, MadeSet, rebase, snapshot
-from refshard_fs.writing.options import RECORD_SIZE
 
 
 @contextlib.contextmanager

@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Ranges, Row
+from refshard_fs.core.columns import ChunkTable, Ranges, Row, Texts
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.strings import Texts
 from refshard_fs.core.swar import Buffer
 from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.pins import Pins

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, UInt64s
+from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, UInt64s
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Inline, Pin, Span
-from refshard_fs.core.strings import Texts
 from refshard_fs.core.swar import Booleans
 from refshard_fs.core.zarrmeta import is_array_document
 from refshard_fs.references.pins import Pins

@@ -11,9 +11,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import WHOLE, UInt64s
+from refshard_fs.core.columns import WHOLE, Texts, UInt64s
 from refshard_fs.core.model import Pin
-from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 
 _NOTHING: Final = Pin(exact=True)

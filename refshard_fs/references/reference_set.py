@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row
+from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import Grids, chunk_names
-from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.chunk_keys import place_chunks
 from refshard_fs.references.key_table import KeyTable, Value

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from refshard_fs.core.columns import UInt32s, UInt64s
-from refshard_fs.core.strings import Texts
+from refshard_fs.core.columns import Texts, UInt32s, UInt64s
 from refshard_fs.core.swar import PAD, Positions, groups_of, hash_of, hashes, join_pieces, runs
 from refshard_fs.errors import ManifestError
 

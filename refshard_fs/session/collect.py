@@ -11,14 +11,13 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.checksums import Checked
-from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row
+from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts
 from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps, together
-from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_json.source import parse_document

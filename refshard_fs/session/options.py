@@ -1,14 +1,15 @@
-"""Everything that decides what a source shows and how its targets are read, as one value."""
+"""What a filesystem's arguments say: what a source shows, how its targets are read, and where writes go."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import fsspec
 import msgspec
@@ -23,7 +24,7 @@ from refshard_fs.reading.plan import Limits
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
-from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, shared
+from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy, overlay_of, shared
 from refshard_fs.targets import PoolOptions, arguments_of
 
 
@@ -261,3 +262,77 @@ def _typed(name: str, text: str, annotation: str) -> Any:
         return json.loads(text) if name != "fo" and text.startswith(("{", "[")) else text
     except ValueError as e:  # msgspec's ValidationError is one
         raise ValueError(f"fsspec's configuration says {name}={text!r} for refshard: {e}") from e
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the arguments say of writing.
+
+
+RECORD_SIZE = 10_000  # references in a partition of a parquet set that is written
+INLINE = 512  # bytes; larger values become objects
+MODES = ("r", "a", "w")
+_TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that nothing is written to
+
+
+SetFormat = Literal["parquet", "json", "chunk-manifest"]  # what references are written as
+# How the formats that a commit can make are called, and as what each is read.
+READ_AS: Final = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
+
+
+_JSON: Final = re.compile(r"\.json(?:\.(?:gz|bz2|xz|zst|zstd))?\Z")
+
+
+def format_named(url: str) -> SetFormat:
+    """Return what a set at ``url`` is written as where nobody says it: its name does.
+
+    >>> format_named("s3://b/refs.json.gz"), format_named("refs.zarr"), format_named("refs.parq")
+    ('json', 'chunk-manifest', 'parquet')
+    """
+    name = url.rstrip("/").rpartition("/")[2].lower()
+    if _JSON.search(name):
+        return "json"
+    return "chunk-manifest" if name.endswith(".zarr") else "parquet"
+
+
+class WriteOptions(msgspec.Struct, frozen=True):
+    """Where values go: ``data_url`` None keeps them all in memory.
+
+    ``format``, and the ``record_size`` of a parquet set, are those of a source that is to be made.
+    """
+
+    data_url: str | None
+    inline_threshold: int = INLINE
+    content_addressed: bool = False
+    format: str | None = None
+    record_size: int = RECORD_SIZE
+
+
+def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:
+    """Return the directory of new objects: ``given``, or one beside the source, named after it; None if there is none.
+
+    ``s3://bucket/refs.json`` has its data in ``s3://bucket/refs.json.data``.
+    """
+    if given is not None:
+        return given.rstrip("/")
+    if not isinstance(source, str) or "::" in source or protocol_of(source) in _TAKE_NONE:
+        return None
+    beside = source.rstrip("/") + ".data"
+    return f"file://{beside}" if protocol_of(source) is None else beside
+
+
+def overlay_for(mode: str, identity: str | OverlayCopy | None, source: str | InMemorySource) -> Overlay | None:
+    """Return what a filesystem of this ``mode`` writes to; "w" begins with nothing, whatever the source holds."""
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r}: it is 'r', 'a' (reads and writes) or 'w' (begins with an empty source)")
+    if mode == "r":
+        return None
+    overlay = overlay_of(identity, str(source), is_durable=isinstance(source, str))
+    if mode == "w" and not overlay.begun and overlay.worker is None:
+        overlay.begun = True
+        overlay.edits.remove_below("")
+    return overlay
+
+
+def takes_objects(url: str) -> bool:
+    """Whether objects can be put below ``url``, as far as its protocol tells."""
+    return "::" not in url and protocol_of(url) not in _TAKE_NONE

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
+from refshard_fs.core.columns import Texts
 from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
 from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
-from refshard_fs.core.strings import Texts
 from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
 from refshard_fs.formats import known_formats
 from refshard_fs.formats.chunk_manifest.entries import MARK

@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Part, Ranges, UInt64s
+from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Raw, Span, Steps
-from refshard_fs.core.strings import Texts
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document

@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Part, Row
+from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
-from refshard_fs.core.strings import Texts
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import difference

@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Part
+from refshard_fs.core.columns import ChunkTable, Part, Texts
 from refshard_fs.core.dtypes import dtype_of, plain
 from refshard_fs.core.keys import join
-from refshard_fs.core.strings import Texts
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value

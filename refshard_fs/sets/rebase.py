@@ -16,8 +16,8 @@ from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.policy import LOCAL, links, longest_prefix, protocol_of
 from refshard_fs.session.collect import respelled
 from refshard_fs.session.in_memory_source import InMemorySource, digest_of
+from refshard_fs.session.options import RECORD_SIZE, SetFormat
 from refshard_fs.tools.views import html_of
-from refshard_fs.writing.options import RECORD_SIZE, SetFormat
 
 # ----------------------------------------------------------------------------------------------------
 # Reference sets that this package made: values to open, to compare, to pickle and to save.

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import Texts
 from refshard_fs.core.edits import EditedKeySpace
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Raw, Steps
-from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing

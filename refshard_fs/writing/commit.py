@@ -19,6 +19,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import collect
 from refshard_fs.session.in_memory_source import InMemorySource
+from refshard_fs.session.options import READ_AS, WriteOptions, format_named
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.sharding.view import ShardView
@@ -27,7 +28,6 @@ from refshard_fs.targets.document import Document
 from refshard_fs.writing.chunk_manifests import commit_manifests
 from refshard_fs.writing.committer import Committing, Finish
 from refshard_fs.writing.hierarchy import commit_hierarchy
-from refshard_fs.writing.options import READ_AS, WriteOptions, format_named
 from refshard_fs.writing.parquet import commit_parquet
 from refshard_fs.writing.save import as_written, save_json
 from refshard_fs.writing.shards import shard_edits

@@ -12,11 +12,11 @@ from refshard_fs.core.edits import Edits
 from refshard_fs.errors import ConflictError
 from refshard_fs.session.collect import Run
 from refshard_fs.session.in_memory_source import InMemorySource
+from refshard_fs.session.options import WriteOptions
 from refshard_fs.session.overlay import Base, Overlay
 from refshard_fs.targets import Given
 from refshard_fs.targets.document import Document
 from refshard_fs.targets.objects import Objects
-from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import Values
 
 

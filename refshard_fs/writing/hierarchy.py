@@ -25,12 +25,12 @@ from refshard_fs.core.model import Facts, Inline, Span, Steps
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
 from refshard_fs.reading.cache import Cache
+from refshard_fs.session.options import takes_objects
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.layout import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
 from refshard_fs.writing.committer import Committing
-from refshard_fs.writing.options import takes_objects
 from refshard_fs.writing.shards import Plan, ShardPlan, directories_above, packed, planned
 
 WORKERS: Final = 8  # objects under way at a time

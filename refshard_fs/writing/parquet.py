@@ -11,8 +11,8 @@ from functools import partial
 from typing import Final
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import Texts
 from refshard_fs.core.keys import is_within, join
-from refshard_fs.core.strings import Texts
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name

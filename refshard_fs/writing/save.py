@@ -39,9 +39,9 @@ from refshard_fs.references.stream import FlatStream, Partition, ReferenceStream
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
 from refshard_fs.session.collect import Run, collect, gather
+from refshard_fs.session.options import SetFormat
 from refshard_fs.session.recognition import beneath, stored
 from refshard_fs.targets.document import Document, Sink
-from refshard_fs.writing.options import SetFormat
 
 _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),

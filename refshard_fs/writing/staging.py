@@ -24,10 +24,10 @@ from refshard_fs.core.keys import is_within
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError
+from refshard_fs.session.options import WriteOptions
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.objects import Buffer, Objects, sum_of
-from refshard_fs.writing.options import WriteOptions
 
 
 class Values:

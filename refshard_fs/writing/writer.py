@@ -10,11 +10,11 @@ from refshard_fs.core.edits import Edit, EditedKeySpace, Edits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.errors import ReadOnlyError, RefShardError
+from refshard_fs.session.options import WriteOptions
 from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.objects import Objects
-from refshard_fs.writing.options import WriteOptions
 from refshard_fs.writing.staging import StagedValues, Values, clear, merge
 
 _ELSEWHERE = (

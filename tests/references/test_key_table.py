@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.core.columns import Row
+from refshard_fs.core.columns import Row, Texts
 from refshard_fs.core.keys import is_within, join, parent
-from refshard_fs.core.strings import Texts
 from refshard_fs.core.zarrmeta import dumps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document

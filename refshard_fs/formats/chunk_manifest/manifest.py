@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, UInt64s
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Pin
-from refshard_fs.core.strings import Texts
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.entries import JsonPrefix, Source, entries_in, source_of
 

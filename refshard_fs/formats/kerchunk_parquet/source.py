@@ -18,12 +18,11 @@ from functools import lru_cache
 from typing import Any
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Part, Row
+from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key, join, parent, splits
 from refshard_fs.core.keyspace import KeySpace, chunks_below, merged, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
-from refshard_fs.core.strings import Texts
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, require_pyarrow

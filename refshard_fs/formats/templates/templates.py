@@ -9,14 +9,15 @@ Source: the kerchunk "References specification", version 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.formats.templates.expressions import (
     INTEGERS,
     Column,
@@ -30,6 +31,7 @@ from refshard_fs.formats.templates.expressions import (
 )
 
 DEFAULT_LIMITS: Final = TemplateLimits()
+COMPILED: Final = 256  # templates that jinja2 has compiled and that are remembered
 ROWS: Final = 8192  # keys generated at a time,
 CHARACTERS: Final = 1 << 24  # or fewer, where they may get this long together
 _WIDEST: Final = 20  # characters of -2**63: no text is this many times as long as it is in another row
@@ -60,7 +62,7 @@ class Templates:
         self._sources = {
             name: _definition(name, text) for name, text in chain(definitions.items(), (overrides or {}).items())
         }
-        self._expander: Expander = (SimpleExpander if simple else _jinja())(self._sources, limits)
+        self._expander: Expander = (SimpleExpander if simple else JinjaExpander)(self._sources, limits)
         self._spent = Spent()  # for all texts,
         self._given = 0  # which have so many characters
 
@@ -91,14 +93,51 @@ class Templates:
         return self._expander.column(Source(text), rows, spent)
 
 
-def _jinja() -> type[Expander]:
-    try:
-        from refshard_fs.formats.templates.jinja import JinjaExpander  # jinja2 is an extra
-    except ImportError as error:
-        if error.name != "jinja2":
+class JinjaExpander:
+    """Expands texts by jinja2, in its own sandbox; see `expressions.Expander`.
+
+    A template that holds ``{{`` is called with keyword arguments, others are texts. The sandbox keeps templates from
+    Python's objects. Time and memory it does not bound, so this is for manifests that the user trusts: whoever opens a
+    manifest sees to that.
+    """
+
+    def __init__(self, definitions: Mapping[str, Source], limits: TemplateLimits) -> None:
+        try:
+            import jinja2.sandbox  # an extra
+        except ImportError as error:
+            raise ImportError("simple_templates=False needs jinja2: pip install 'refshard_fs[jinja]'") from error
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+        )
+        self._template = lru_cache(COMPILED)(environment.from_string)
+        self._limits = limits
+        self._names = {
+            name: self._function(source) if "{{" in source.text else source.text for name, source in definitions.items()
+        }
+
+    def column(self, source: Source, rows: Rows, spent: Spent) -> Column:
+        spent.steps += 1
+        spent.characters += self._limits.output
+        variables = ({name: column[row] for name, column in rows.columns.items()} for row in range(rows.count))
+        return [self._render(source, some) for some in variables]
+
+    def _function(self, source: Source) -> Callable[..., str]:
+        return lambda **arguments: self._render(source, arguments)
+
+    def _render(self, source: Source, variables: Mapping[str, Any]) -> str:
+        try:
+            text = self._template(source.text).render({**self._names, **variables})
+        except ManifestError:
             raise
-        raise ImportError("simple_templates=False needs jinja2: pip install 'refshard_fs[jinja]'") from error
-    return JinjaExpander
+        except ZeroDivisionError as error:
+            raise DivisionByZero(str(source.error(None, str(error)))) from error
+        except RecursionError:
+            raise source.error(None, "its templates nest too deep, or one of them uses itself") from None
+        except Exception as error:  # a template may raise what Python's operators and methods do
+            raise source.error(None, str(error) or type(error).__name__) from error
+        if len(text) > self._limits.output:
+            raise source.error(None, f"the text is longer than {self._limits.output} characters")
+        return text
 
 
 def _definition(name: object, text: object) -> Source:

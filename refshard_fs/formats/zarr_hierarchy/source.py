@@ -9,13 +9,12 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Part, Row
+from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import OLD_RECORDS, Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Facts, Listed, Load, Names, Pin, Raw, Span, Stat, Steps
-from refshard_fs.core.strings import Texts
 from refshard_fs.errors import NotListable, SourceNotReachable, told_cause
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
