@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.core.zarrmeta import ArrayMeta, codec_documents
 
 
 def zstd() -> Any:
@@ -148,13 +148,8 @@ def promised(meta: ArrayMeta) -> tuple[int, int]:
 
 def _codecs(meta: ArrayMeta) -> list[tuple[str, Mapping[str, Any]]]:
     """Return name and document of each codec, in the order in which they decode."""
-    if meta.zarr_format == 3:
-        given = list(meta.raw.get("codecs") or [])
-    else:
-        last = meta.raw.get("compressor")
-        given = [*(meta.raw.get("filters") or []), *([] if last is None else [last])]
     found: list[tuple[str, Mapping[str, Any]]] = []
-    for codec in reversed(given):
+    for codec in reversed(codec_documents(meta)):
         document = codec if isinstance(codec, dict) else {}
         name = codec if isinstance(codec, str) else document.get("id", document.get("name", ""))
         found.append((str(name).removeprefix("numcodecs."), document))

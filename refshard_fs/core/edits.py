@@ -408,7 +408,7 @@ class _Grids(Grids):
                 case Inline(data):
                     known = self._known.get(key)
                     if known is None or known[0] is not edit:
-                        known = self._known[key] = edit, grid_of(data, key)
+                        known = self._known[key] = edit, zarrmeta.grid_of(data)
                     return known[1]
                 case Span():
                     return None
@@ -419,11 +419,3 @@ class _Grids(Grids):
     def paths(self) -> Iterable[str]:
         written = [parent(key)[0] for key in self._edits.changes() if is_array_document(key)]
         return dict.fromkeys([*self._base.grids, *written])
-
-
-def grid_of(data: bytes, key: str) -> ChunkGrid | None:
-    """Return the chunk grid that the document ``key`` gives an array; None if it is that of none."""
-    try:
-        return zarrmeta.grid_of(zarrmeta.loads(data))
-    except ValueError:
-        return None

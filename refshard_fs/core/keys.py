@@ -68,6 +68,11 @@ def splits(key: str) -> Iterator[tuple[str, str]]:
         yield "", key
 
 
+def relative(key: str, path: str) -> str:
+    """Return ``key``, which lies below ``path`` (empty: the root), as it is called there."""
+    return key[len(path) + 1 :] if path else key
+
+
 def is_number(text: str) -> bool:
     """Whether ``text`` is a coordinate as a key spells it: digits without needless zeros, no more than 64 bits have."""
     return text.isascii() and text.isdigit() and len(text) < 20 and (text[0] != "0" or text == "0")

@@ -17,7 +17,7 @@ import numpy as np
 
 from refshard_fs.core.columns import ChunkTable, UInt64s
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, splits
-from refshard_fs.core.model import Entry, Listed, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
 
 
 class Place(NamedTuple):
@@ -88,6 +88,14 @@ class KeySpace(ABC):
             found: Entry | None = done.value
             return found
         raise TypeError(f"{type(self).__name__} says that it is in memory, and needs {need} for {key!r}")
+
+    def read(self, key: str) -> Steps[bytes | None]:
+        """Return the bytes of ``key``, or None if there is no such key."""
+        entry = yield from self.lookup(key)
+        if entry is None or isinstance(entry, Inline):
+            return None if entry is None else entry.data
+        found: bytes | None = yield Load(entry, Raw())
+        return found
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``; an error is that of all keys of one of them.

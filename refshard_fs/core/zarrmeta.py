@@ -116,10 +116,11 @@ def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
 
 
 def grid_of(doc: object) -> ChunkGrid | None:
-    """Return the grid that an array's metadata gives it; None where it is not known, or contradicts itself."""
+    """Return the grid that metadata, or their text, give an array; None where they give none, or are damaged."""
     try:
+        doc = loads(doc) if isinstance(doc, bytes) else doc
         meta = array_meta(doc, "its metadata") if isinstance(doc, Mapping) else None
-    except ManifestError:
+    except ValueError:
         return None
     return None if meta is None else meta.grid
 
@@ -416,10 +417,17 @@ def unsafe(meta: ArrayMeta) -> str | None:
     return None
 
 
+def codec_documents(meta: ArrayMeta) -> list[Any]:
+    """Return an array's codecs as its metadata spells them, in the order in which they encode."""
+    if meta.zarr_format == 3:
+        return _listed(meta.raw.get("codecs"))
+    last = meta.raw.get("compressor")
+    return [*_listed(meta.raw.get("filters") or []), *([] if last is None else [last])]
+
+
 def is_blosc(meta: ArrayMeta) -> bool:
     """Whether the last codec that encodes an array's chunks is blosc."""
-    codecs = meta.raw.get("codecs") if meta.zarr_format == 3 else [meta.raw.get("compressor")]
-    match codecs:
+    match codec_documents(meta):
         case [*_, {"id": "blosc"} | {"name": "blosc"}]:
             return True
     return False
@@ -434,10 +442,7 @@ def check_blosc(data: bytes) -> None:
 
 def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
     """Return the names of an array's codecs, in the order in which they encode; what shards hold in brackets."""
-    if meta.zarr_format == 3:
-        return tuple(map(_named, _listed(meta.raw.get("codecs"))))
-    last = meta.raw.get("compressor")
-    return tuple(map(_named, [*_listed(meta.raw.get("filters") or []), *([] if last is None else [last])]))
+    return tuple(map(_named, codec_documents(meta)))
 
 
 def _spelled(value: Any) -> str:

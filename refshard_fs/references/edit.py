@@ -8,7 +8,7 @@ import numpy as np
 
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, UInt64s
 from refshard_fs.core.edits import Edit, Edits
-from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Inline, Pin, Span
 from refshard_fs.core.swar import Booleans
@@ -60,7 +60,7 @@ class _Editing:
             if is_within(path, prefix):
                 del self._tables[path]
             elif is_within(prefix, path):
-                below = prefix[len(path) + 1 :] if path else prefix
+                below = relative(prefix, path)
                 numbers = table.present()
                 number, directory = table.grid.number(below), table.grid.directory(below)
                 if number is not None:

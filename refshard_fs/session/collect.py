@@ -15,7 +15,7 @@ from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts
 from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps, together
 from refshard_fs.errors import ManifestError
@@ -110,10 +110,9 @@ class _Walk:
 
     def _document(self, prefix: str, name: str) -> Steps[None]:
         key = join(prefix, name)
-        entry = yield from self._keyspace.lookup(key)
-        if entry is None:
+        data = yield from self._keyspace.read(key)
+        if data is None:
             return
-        data = entry.data if isinstance(entry, Inline) else (yield Load(entry, Raw()))
         self.side[key] = data
         grid = grid_of(key, data, "the source") if name in METADATA else None
         if grid is not None:
@@ -151,7 +150,7 @@ class _Walk:
         there = {keys[i]: entry for i in range(len(keys)) if (entry := entries[i]) is not None}
         made = yield from self._made(there)
         for key, entry in there.items():
-            number = None if array is None else array.grid.number(key[len(within) + 1 :] if within else key)
+            number = None if array is None else array.grid.number(relative(key, within or ""))
             pinned = with_pins and number is not None
             value, extras = (made[key], {}) if key in made else self._value(key, entry, with_pins=pinned)
             if array is None or number is None or not isinstance(value, Row):
@@ -295,9 +294,9 @@ def _with_metadata(keyspace: FlatKeySpace) -> Steps[ReferenceSet]:
         return refs
     found: dict[str, Any] = {}
     for key in missing:
-        entry = yield from keyspace.lookup(key)
-        if entry is not None:
-            found[key] = yield Load(entry, Raw())
+        data = yield from keyspace.read(key)
+        if data is not None:
+            found[key] = data
     inline = parse_document(dict(References(refs)) | found, keyspace.where, {})
     if refs.pins is None:
         return inline

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.keys import is_number, join
+from refshard_fs.core.keys import is_number, join, relative
 from refshard_fs.core.model import Entry, Listed
 from refshard_fs.sharding.layout import Level, ShardLayout, Table
 
@@ -33,7 +33,7 @@ class ChunkInShard(NamedTuple):
 def chunk_coords(layout: ShardLayout, path: str, key: str) -> Coords | None:
     """Return the coordinates of the chunk ``key`` of the array at ``path``; None if it is no key of a chunk."""
     grid = layout.grid
-    return grid.encoding.decode(key[len(path) + 1 :] if path else key, len(grid.counts))
+    return grid.encoding.decode(relative(key, path), len(grid.counts))
 
 
 def split(layout: ShardLayout, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:

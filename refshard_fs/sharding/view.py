@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from refshard_fs.core.documents import Documents, Shown
-from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, View
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, grid_of
@@ -314,7 +314,7 @@ class ShardView(View):
         path, layout = yield from self._array_of(prefix)
         if layout is None:
             return None
-        below = prefix[len(path) + 1 :] if path else prefix
+        below = relative(prefix, path)
         leading = layout.grid.leading(below) if below else None
         return None if leading is None else (path, layout, leading)
 

@@ -22,7 +22,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.compression import is_bounded
-from refshard_fs.core.keys import join, parent
+from refshard_fs.core.keys import join, parent, relative
 from refshard_fs.core.model import Facts, Head, Stat
 from refshard_fs.core.stats import UNASKED, bytes_text, count_text
 from refshard_fs.core.zarrmeta import undecodable
@@ -451,7 +451,7 @@ class _Check:
         """Find keys that look like chunks and are none of their array's grid."""
         for key in self._source.rest:
             extents = self._source.arrays.get(array_of(key, self._source.arrays))
-            if extents is None or extents.meta.grid is None or not CHUNK_NAME.fullmatch(_tail(key, extents.path)):
+            if extents is None or extents.meta.grid is None or not CHUNK_NAME.fullmatch(relative(key, extents.path)):
                 continue
             shape = " × ".join(map(str, extents.meta.grid.counts)) or "one chunk"
             text = f"array {extents.path!r} has no such chunk: its grid is {shape}"
@@ -476,7 +476,7 @@ class _Check:
                 self._bytes += len(data)
                 try:
                     if trial is not None:
-                        trial.decode(_tail(key, extents.path), data)
+                        trial.decode(relative(key, extents.path), data)
                         self._decoded += 1
                 except NotDecoded as e:
                     self._found.add("warning", "not-decoded", key, text=f"it was read, and left out: decoding it {e}")
@@ -501,8 +501,4 @@ def _wanted(arrays: Sequence[Extents], mode: CheckMode, sample: int) -> list[tup
 def _is_chunk(source: Survey, key: str) -> bool:
     extents = source.arrays.get(array_of(key, source.arrays))
     grid = None if extents is None else extents.meta.grid
-    return extents is not None and grid is not None and grid.number(_tail(key, extents.path)) is not None
-
-
-def _tail(key: str, array: str) -> str:
-    return key[len(array) + 1 :] if array else key
+    return extents is not None and grid is not None and grid.number(relative(key, extents.path)) is not None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
 from refshard_fs.core.edits import EditedKeySpace, unedited
-from refshard_fs.core.keys import is_within, join, parent
+from refshard_fs.core.keys import is_within, join, parent, relative, splits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
@@ -215,10 +215,7 @@ def batches(items: Sequence[T], most: int = BATCH) -> Iterator[Sequence[T]]:
 
 def array_of(key: str, arrays: Mapping[str, object]) -> str:
     """Return the path of the array that ``key`` lies below; that of the root, if none."""
-    path = parent(key)[0]
-    while path and path not in arrays:
-        path = parent(path)[0]
-    return path
+    return next((path for path, _ in splits(key) if path in arrays), "")
 
 
 class _Surveying:
@@ -480,7 +477,7 @@ class _Surveying:
             if path not in metas:
                 rest[key] = place
                 continue
-            grid, tail = metas[path].grid, key[len(path) + 1 :] if path else key
+            grid, tail = metas[path].grid, relative(key, path)
             number = len(names[path]) if grid is None else grid.number(tail)
             if number is None:
                 rest[key] = place

@@ -14,9 +14,9 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Texts
 from refshard_fs.core.edits import EditedKeySpace
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Raw, Steps
+from refshard_fs.core.model import Inline, Steps
 from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
@@ -91,7 +91,7 @@ class _Commit(DirectoryCommit):
         shown: dict[str, Any] = {}
         if self._view is not None:
             for path in self._run("", partial(_documents, self._view.base)):
-                entry = self._run(path, partial(_read, self._view, join(path, _ROOT)))
+                entry = self._run(path, partial(self._view.read, join(path, _ROOT)))
                 if entry is not None and not edits.hides(join(path, _ROOT)):
                     shown[join(path, _ROOT)] = entry
         for key, (edit, _) in edits.changes().items():
@@ -128,12 +128,12 @@ class _Commit(DirectoryCommit):
         edits = within(self._edits, path)
         edits.put(join(path, _ROOT), Inline(zarrmeta.dumps(doc)))
         for key in edits.changes():
-            number = grid.number(key[len(path) + 1 :] if path else key)
+            number = grid.number(relative(key, path))
             if number is not None:
                 extras.pop(number, None)
         refs = with_edits(refs, edits, self._url)
         for key in refs.side:
-            if not zarrmeta.is_metadata(key) and grid.number(key[len(path) + 1 :] if path else key) is None:
+            if not zarrmeta.is_metadata(key) and grid.number(relative(key, path)) is None:
                 raise ManifestError(
                     f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it"
                 )
@@ -168,14 +168,8 @@ def _documents(keyspace: KeySpace) -> Steps[Nodes]:
 
 
 def _document(keyspace: KeySpace, key: str) -> Steps[dict[str, Any] | None]:
-    data = yield from _read(keyspace, key)
+    data = yield from keyspace.read(key)
     return None if data is None else zarrmeta.object_in(data, repr(key))
-
-
-def _read(keyspace: KeySpace, key: str) -> Steps[bytes | None]:
-    entry = yield from keyspace.lookup(key)
-    found: bytes | None = None if entry is None else (yield Load(entry, Raw()))
-    return found
 
 
 def _arrays(shown: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

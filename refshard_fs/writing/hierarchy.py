@@ -15,23 +15,24 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from refshard_fs.core.edits import Edits, Spooled, buffers
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import is_within, parent
+from refshard_fs.core.keys import is_within, parent, splits
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Facts, Inline, Span, Steps
+from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
 from refshard_fs.reading.cache import Cache
+from refshard_fs.session.collect import Run
 from refshard_fs.session.options import takes_objects
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.layout import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
 from refshard_fs.writing.committer import Committing
-from refshard_fs.writing.shards import Plan, ShardPlan, directories_above, packed, planned
+from refshard_fs.writing.shards import Plan, ShardPlan, packed, planned
 
 WORKERS: Final = 8  # objects under way at a time
 IN_FLIGHT: Final = 8 << 20  # bytes of chunks that are packed or sent at a time; a larger shard goes alone
@@ -42,8 +43,6 @@ _SINCE: Final = "was read, and somebody else has written it since"
 _KEPT: Final = "What you have written is kept: "
 _MERGE: Final = "commit() puts your chunks into the shards that are there now, discard() drops them"
 _DISCARD: Final = "discard() drops it and goes on with what is there now, save() writes it elsewhere"
-
-Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 
 class MemoryGate:
@@ -316,8 +315,8 @@ def _blocking(removed: Iterable[str], put: Iterable[str]) -> set[str]:
     """Return what has to go before ``put`` can be: local files where directories are to be, and the reverse."""
     removed = set(removed)
     put = set(put) if removed else set()
-    in_the_way = {above for name in put for above in directories_above(name) if above in removed}
-    return in_the_way | {name for name in removed if not put.isdisjoint(directories_above(name))}
+    in_the_way = {above for name in put for above, _ in splits(name) if above in removed}
+    return in_the_way | {name for name in removed if any(above in put for above, _ in splits(name))}
 
 
 def _weight(shard: ShardPlan) -> int:

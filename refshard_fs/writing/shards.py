@@ -14,8 +14,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool, Spooled, buffers, grid_of
-from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
+from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool, Spooled, buffers
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative, splits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import is_metadata
@@ -53,8 +53,7 @@ class Growth(NamedTuple):
 
     def has(self, name: str) -> bool:
         """Whether ``name`` is that of an object that holds none of the chunks before."""
-        tail = name[len(self.path) + 1 :] if self.path else name
-        coords = self.after.encoding.decode(tail, len(self.before))
+        coords = self.after.encoding.decode(relative(name, self.path), len(self.before))
         if coords is None or self.layout is None:
             return coords is not None and self.is_new(coords)
         places = [cut.chunks(number) for cut, number in zip(self.layout.cuts, coords, strict=True)]
@@ -82,10 +81,7 @@ def _growth(
     keyspace: KeySpace, key: str, written: bytes, path: str, layout: ShardLayout | None
 ) -> Steps[Growth | None]:
     """Return how the array ``path``, whose document ``key`` is now ``written``, grows; None if it does not."""
-    entry = yield from keyspace.lookup(key)
-    if entry is None:
-        return None
-    old, new = grid_of((yield Load(entry, Raw())), key), grid_of(written, key)
+    old, new = zarrmeta.grid_of((yield from keyspace.read(key))), zarrmeta.grid_of(written)
     if old is None or new is None or old.encoding != new.encoding or len(old.counts) != len(new.counts):
         return None
     return Growth(path, old.counts, new, layout) if any(map(int.__lt__, old.counts, new.counts)) else None
@@ -223,7 +219,7 @@ class _Arrays:
         return known
 
     def _find(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
-        for path in directories_above(key):
+        for path, _ in splits(key):
             if path in self._written:
                 layout = self._written[path]
                 if layout is None and self._view is not None and not self._edits.hides(path):
@@ -239,14 +235,6 @@ class _Arrays:
         seen = yield from self._view.array_info(found)
         gone = all(self._edits.get(join(found, name)) is REMOVED for name in zarrmeta.ARRAY_DOCUMENTS)
         return (found, None) if seen is None or gone else (found, seen.layout)
-
-
-def directories_above(key: str) -> Iterator[str]:
-    """Yield the directories above ``key``, the nearest first."""
-    path = key
-    while path:
-        path = parent(path)[0]
-        yield path
 
 
 def _prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tuple[list[str], list[str]]]:

@@ -16,7 +16,7 @@ from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row, UInt64s
 from refshard_fs.core.documents import Documents
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
-from refshard_fs.core.keys import ChunkGrid, is_key, join
+from refshard_fs.core.keys import ChunkGrid, is_key, join, relative
 from refshard_fs.core.keyspace import KeySpace, View, chunks_below, has_chunks_below, merged
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
@@ -173,7 +173,7 @@ class ManifestView(View):
     def _chunk(self, key: str) -> Steps[tuple[str, tuple[int, ...], int | None] | None]:
         """Return array, coordinates and number (None: outside) of ``key``, if it is a chunk that a manifest maps."""
         path, grid = yield from self._array_of(key)
-        tail = key[len(path) + 1 :] if path else key
+        tail = relative(key, path)
         coords = None if grid is None else grid.encoding.decode(tail, len(grid.counts))
         return None if grid is None or coords is None else (path, coords, grid.number_of(coords))
 
@@ -255,7 +255,7 @@ class ManifestView(View):
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         path, grid = yield from self._array_of(prefix)
         if grid is not None:
-            below = prefix[len(path) + 1 :] if path else prefix
+            below = relative(prefix, path)
             leading = grid.leading(below)
             if leading is not None:
                 return chunks_below((yield from self._listed(path, grid, leading)), below, prefix + "/") or None
@@ -273,7 +273,7 @@ class ManifestView(View):
     def is_directory(self, prefix: str) -> Steps[bool]:
         path, grid = yield from self._array_of(prefix)
         if grid is not None:
-            below = prefix[len(path) + 1 :] if path else prefix
+            below = relative(prefix, path)
             leading = grid.leading(below)
             if leading is not None:
                 return has_chunks_below((yield from self._listed(path, grid, leading)), below)

@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, is_number, join
+from refshard_fs.core.keys import ChunkGrid, is_number, join, relative
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps, together
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
@@ -185,7 +185,7 @@ class ConcatKeySpace(KeySpace):
         if self._documents.is_document(key):
             return (yield from self._documents.lookup(key))
         path, array, grid = yield from self._array_of(key)
-        coords = None if grid is None else grid.encoding.decode(_below(path, key), len(grid.counts))
+        coords = None if grid is None else grid.encoding.decode(relative(key, path), len(grid.counts))
         if array is None or grid is None or coords is None:
             return (yield from self.first.lookup(key))
         if grid.number_of(coords) is None:
@@ -305,11 +305,11 @@ class ConcatKeySpace(KeySpace):
             return None if names is None else (yield from self._documents.sized(prefix, names))
         if prefix == path:
             return (yield from self._array_directory(path, array, grid))
-        leading = grid.leading(_below(path, prefix))
+        leading = grid.leading(relative(prefix, path))
         if leading is None:
             return (yield from self.first.children(prefix))
         if array.recut is not None:
-            return self._all_chunks(path, grid, array.recut, _below(path, prefix)) or None
+            return self._all_chunks(path, grid, array.recut, relative(prefix, path)) or None
         if path == self.document.coordinate:
             return [Listed("0", len(self._values))]
         if len(leading) <= array.axis:
@@ -383,10 +383,6 @@ class ConcatKeySpace(KeySpace):
 def _unsized(found: Sequence[Listed]) -> list[Listed]:
     """Return what is listed without sizes: those of chunks that are recoded are not known before."""
     return [listed if listed.is_directory else msgspec.structs.replace(listed, size=None) for listed in found]
-
-
-def _below(path: str, key: str) -> str:
-    return key[len(path) + 1 :] if path else key
 
 
 def _name_here(array: ConcatArray, grid: ChunkGrid, name: str, start: int, depth: int) -> str | None:
