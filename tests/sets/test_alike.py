@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.columns import ChunkTable, Part, Row
+from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.model import Facts, Steps
-from refshard_fs.core.strings import Texts
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets import scanning
 from refshard_fs.sets.alike import FileTemplates, FirstBytes
