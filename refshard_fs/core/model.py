@@ -8,7 +8,7 @@ what they need and are sent the answer; the engine drives many of them in lock-s
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -331,6 +331,22 @@ def of_origin(what: T, origin: str) -> T:
 
 # Yields one need, or a tuple of needs that can be met together (and is sent a tuple of answers).
 Steps = Generator[Need | tuple[Need, ...], Any, T]
+
+
+def driven(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]]) -> Steps[T]:
+    """Return what ``steps`` return, each of whose needs ``meet`` answers; they are told of its errors."""
+    answer: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            need = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        try:
+            answer, error = (yield from meet(need)), None
+        except Exception as e:  # noqa: BLE001  # the steps may know better, as where a directory is refused
+            answer, error = None, e
 
 
 # ----------------------------------------------------------------------------------------------------

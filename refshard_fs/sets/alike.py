@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import itemgetter
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import place
-from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Raw, Span, Steps
+from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Raw, Span, Steps, driven
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
@@ -250,6 +250,7 @@ def _is_plain(refs: ReferenceSet) -> bool:
 # other bytes there the same has to be found, before this is taken for true.
 
 
+T = TypeVar("T")
 # Returns the steps that find what a source refers to.
 Look = Callable[["FirstBytes"], Steps[ReferenceSet | None]]
 
@@ -263,56 +264,50 @@ class FirstBytes:
         self.data = b""
         self.are_all = True  # that was asked for
         self._head = Head(url, length)
-        self._answer: Any = None
+        self._answers: dict[Head, Any] = {}  # None: there is no such object; or the error
 
     def read(self) -> Steps[None]:
         """Read them; an error is that of who asks for them then."""
         try:
-            self._answer = yield self._head
+            found = yield self._head
         except Exception as e:  # noqa: BLE001
-            self._answer = e
-        else:
-            if self._answer is not None:
-                self.facts, self.data = self._answer
+            found = e
+        self._answers[self._head] = found
+        if isinstance(found, tuple):
+            self.facts, self.data = found
 
     def with_data(self, data: bytes) -> FirstBytes:
         """Return the same object with other bytes."""
         other = FirstBytes(self.url, self._head.length)
         other.facts, other.data = self.facts, data
-        other._answer = other.facts, other.data
+        other._answers[self._head] = other.facts, other.data
         return other
 
-    def run(self, steps: Steps[Any]) -> Steps[Any]:
+    def run(self, steps: Steps[T]) -> Steps[T]:
         """Return what ``steps`` return."""
-        answer: Any = None
-        while True:
-            try:
-                need = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            try:
-                answer = yield from self._answered(need)
-            except Exception as e:  # noqa: BLE001  # whoever asked is told
-                answer = e
+        return (yield from driven(steps, self._answered))
 
     def _answered(self, need: Need | tuple[Need, ...]) -> Steps[Any]:
+        if isinstance(need, Head) and need in self._answers:
+            found = self._answers[need]
+            if isinstance(found, Exception):
+                raise found
+            return found
         needs = need if isinstance(need, tuple) else (need,)
         known = [self._known(one) for one in needs]
         asked = tuple(one for one, data in zip(needs, known, strict=True) if data is None)
         if asked:
             self.are_all = False
         answers = iter((yield asked) if asked else ())
-        found = tuple(next(answers) if data is None else data for data in known)
-        return found if isinstance(need, tuple) else found[0]
+        all_of_them = tuple(next(answers) if data is None else data for data in known)
+        return all_of_them if isinstance(need, tuple) else all_of_them[0]
 
-    def _known(self, need: Need) -> Any:
+    def _known(self, need: Need) -> bytes | None:
         match need:
             case Load(Inline(data), Raw()):
                 return data
             case Load(Span(url, start, int(stop)), Raw()) if url == self.url and 0 <= start <= stop <= len(self.data):
                 return self.data[start:stop]
-            case Head() if need == self._head:
-                return self._answer
         return None
 
 

@@ -72,7 +72,10 @@ URL = "memory://file"
 
 def _first(data: bytes) -> FirstBytes:
     first = FirstBytes(URL, 1 << 10)
-    first.facts, first.data, first._answer = Facts(len(data)), data, (Facts(len(data)), data)
+    steps = first.read()
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.send((Facts(len(data)), data))
     return first
 
 

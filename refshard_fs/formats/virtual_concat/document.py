@@ -14,7 +14,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keyspace import KeySpace, View
-from refshard_fs.core.model import Entry, Listed, Steps, of_origin
+from refshard_fs.core.model import Entry, Listed, Need, Steps, driven, of_origin
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
@@ -241,15 +241,8 @@ class PartView(View):
 
 def of_part(steps: Steps[T], origin: str) -> Steps[T]:
     """Return what ``steps`` return; it, and all that they need, is of ``origin``."""
-    answer: Any = None
-    error: Exception | None = None
-    while True:
-        try:
-            need = steps.send(answer) if error is None else steps.throw(error)
-        except StopIteration as stop:
-            result: T = of_origin(stop.value, origin)
-            return result
-        try:
-            answer, error = (yield of_origin(need, origin)), None
-        except Exception as e:  # noqa: BLE001  # the steps may know better, as where a directory is refused
-            answer, error = None, e
+
+    def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
+        return (yield of_origin(need, origin))
+
+    return of_origin((yield from driven(steps, meet)), origin)
