@@ -621,7 +621,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     @property
     def attribute_dtypes(self) -> Mapping[str, Mapping[str, str]]:
-        """The dtypes that attributes have in the source, where JSON's are others, by array and by name."""
+        """The dtypes that attributes have in the source, where JSON's are others, by array or group and by name."""
         return self._session.open().attribute_dtypes
 
     @property

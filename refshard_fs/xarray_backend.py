@@ -149,24 +149,37 @@ class _TypedStore(ZarrStore):
 
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
         variable: xr.Variable = super().open_store_variable(name, *arguments)
-        fs = getattr(self.zarr_group.store, "fs", None)
-        if isinstance(fs, RefShardFileSystem):
-            path = join(self.zarr_group.path, name)
-            for attribute, dtype in fs.attribute_dtypes.get(path, {}).items():
-                if attribute in variable.attrs:
-                    variable.attrs[attribute] = _typed(variable.attrs[attribute], np.dtype(dtype))
+        self._restore_dtypes(variable.attrs, name)
+        if self._filesystem is not None:
             metadata = getattr(self.zarr_group, "metadata", None)  # zarr 2 has none, and writes what it reads
             if getattr(metadata, "zarr_format", None) == 2:
                 for name in ("compressors", "filters"):
                     variable.encoding.pop(name, None)
         return variable
 
+    def get_attrs(self) -> dict[str, Any]:
+        attributes: dict[str, Any] = super().get_attrs()
+        self._restore_dtypes(attributes, "")
+        return attributes
+
     def get_encoding(self) -> dict[str, Any]:
-        fs = getattr(self.zarr_group.store, "fs", None)
-        if not isinstance(fs, RefShardFileSystem):
+        if self._filesystem is None:
             return {}
-        unlimited = fs.unlimited_dimensions.get(self.zarr_group.path)
+        unlimited = self._filesystem.unlimited_dimensions.get(self.zarr_group.path)
         return {} if unlimited is None else {"unlimited_dims": set(unlimited)}
+
+    @property
+    def _filesystem(self) -> RefShardFileSystem | None:
+        fs = getattr(self.zarr_group.store, "fs", None)
+        return fs if isinstance(fs, RefShardFileSystem) else None
+
+    def _restore_dtypes(self, attributes: dict[Any, Any], name: str) -> None:
+        """Give ``attributes``, of the group or of a member, the dtypes that they have in the file."""
+        if self._filesystem is not None:
+            path = join(self.zarr_group.path, name)
+            for attribute, dtype in self._filesystem.attribute_dtypes.get(path, {}).items():
+                if attribute in attributes:
+                    attributes[attribute] = _typed(attributes[attribute], np.dtype(dtype))
 
 
 def _typed(value: Any, dtype: np.dtype[Any]) -> Any:

@@ -46,19 +46,20 @@ class Variable(msgspec.Struct, frozen=True):
     attributes: Mapping[str, Any]
     fill_value: Any
     fills_itself: bool
-    attribute_dtypes: Mapping[str, str]
 
 
 class Description(NamedTuple):
     """The variables by the paths of their datasets, the attributes of groups, and why other objects are not shown.
 
-    ``unlimited`` are the names of the dimensions of each group that can grow.
+    ``unlimited`` are the names of the dimensions of each group that can grow; ``attribute_dtypes`` are of variables and
+    of groups, by the paths at which they are shown.
     """
 
     variables: Mapping[str, Variable]
     groups: Mapping[str, Mapping[str, Any]]
     reports: Mapping[str, str]
     unlimited: Mapping[str, Sequence[str]]
+    attribute_dtypes: Mapping[str, Mapping[str, str]]
 
 
 def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description:
@@ -68,9 +69,11 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description
     variables: dict[str, Variable] = {}
     groups: dict[str, Mapping[str, Any]] = {}
     reports: dict[str, str] = {}
+    dtypes: dict[str, Mapping[str, str]] = {}
     for path, found in objects.items():
         if found.is_group:
             groups[path] = _attributes(found)
+            dtypes[path] = _dtypes(found, groups[path])
         elif found.refusal is not None:
             reports[path] = found.refusal
         elif found.shape is None or found.datatype is None:
@@ -84,9 +87,9 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description
             is_taken = plain != path and plain in objects and not dimensions.is_bare(plain)
             fill_value, attributes, fills = _filled(found, found.datatype, zarr_format)
             path_shown = path if is_taken else plain
-            dtypes = _dtypes(found, attributes)
-            variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills, dtypes)
-    return Description(variables, groups, reports, dimensions.unlimited())
+            dtypes[path_shown] = _dtypes(found, attributes)
+            variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills)
+    return Description(variables, groups, reports, dimensions.unlimited(), dtypes)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def _shown(
     other_files: Mapping[str, KeySpace | str],
 ) -> HDF5KeySpace:
     """Return the objects of ``tree`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
-    variables, groups, others, unlimited = describe(tree.objects, zarr_format)
+    variables, groups, others, unlimited, dtypes = describe(tree.objects, zarr_format)
     reports = {**tree.reports, **others}
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, DatasetChunks] = {}
@@ -149,5 +149,5 @@ def _shown(
             reports[path] = str(e)
     space = HDF5KeySpace(arrays, chunks, zarr_format, groups, reports)
     space.unlimited_dimensions = unlimited
-    space.attribute_dtypes = {v.path: v.attribute_dtypes for v in variables.values() if v.attribute_dtypes}
+    space.attribute_dtypes = {path: some for path, some in dtypes.items() if some}
     return space

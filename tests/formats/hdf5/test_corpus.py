@@ -93,15 +93,18 @@ def test_enums_say_their_names_as_flags(tmp_path: Path) -> None:
     assert found.attrs["flag_meanings"] == "clear some thick_fog"
 
 
-def test_complex_attributes_of_variables_are_h5netcdfs(tmp_path: Path) -> None:
+def test_complex_attributes_of_variables_and_groups_are_h5netcdfs(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "complex.h5", "w") as file:
-        file["v"] = np.arange(3.0)
-        file["v"].attrs["one"], file["v"].attrs["some"] = 1 + 2j, np.array([1 + 2j, 3j], "c8")
-    with xr.open_dataset(tmp_path / "complex.h5", engine="refshard") as found:
-        attributes = found["v"].attrs
-    assert attributes["one"] == 1 + 2j
-    assert attributes["some"].dtype == np.complex64
-    assert attributes["some"].tolist() == [1 + 2j, 3j]
+        below = file.create_group("below")
+        for owner in (file, file.create_dataset("a", data=1.0), below, below.create_dataset("a", data=2.0)):
+            owner.attrs["one"] = 1 + 2j
+            owner.attrs["some"] = np.array([1 - 1j, 2], "c8")
+    for group in (None, "below"):
+        with xr.open_dataset(tmp_path / "complex.h5", engine="refshard", group=group) as found:
+            for attributes in (found.attrs, *(variable.attrs for variable in found.variables.values())):
+                assert attributes["one"] == 1 + 2j
+                assert attributes["some"].dtype == np.complex64
+                assert attributes["some"].tolist() == [1 - 1j, 2]
 
 
 def test_files_that_h5py_is_tested_with() -> None:
