@@ -61,6 +61,15 @@ def test_memory_is_that_of_what_is_found_and_not_of_what_is_read(
     assert len(cube.document.dumps()) < 200 * 80
 
 
+def test_a_file_more_takes_some_kilobytes_of_memory(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number}.nc").write_bytes(plain_file(number))
+    refshard_fs.concat(f"{tmp_path}/1?.nc", "time", lazy=True, same=["x_bounds"])
+    with taking(300 * 12_000):
+        cube = refshard_fs.concat(f"{tmp_path}/*.nc", "time", lazy=True, same=["x_bounds"])
+    assert len(cube) == 300
+
+
 def test_a_saved_cube_is_opened_by_its_first_file_alone(http_server: RangeServer, tmp_path: Path) -> None:
     urls = [http_server.put(f"{n}.nc", plain_file(n)) for n in range(30)]
     refshard_fs.concat(urls, "time", lazy=True).save(str(tmp_path / "cube.refshard"))
