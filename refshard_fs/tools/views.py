@@ -40,6 +40,7 @@ ROLES: Final = {
 
 _DAY: Final = ('[data-jp-theme-light="true"]', '[data-theme="light"]', '[data-md-color-scheme="default"]')
 _NIGHT: Final = ('[data-jp-theme-light="false"]', '[data-theme="dark"]', '[data-md-color-scheme="slate"]')
+# Of cells, twice the class: JupyterLab's own style of tables, and that of saved pages, would win over one.
 _LAYOUT: Final = """\
 .rs-view{color:var(--rs-ink);font-family:system-ui,sans-serif;font-size:13px;line-height:1.5}
 .rs-view h4{font-size:14px;margin:0 0 4px;font-weight:600;overflow-wrap:anywhere}
@@ -47,11 +48,12 @@ _LAYOUT: Final = """\
 .rs-view small,.rs-view th{color:var(--rs-muted)}
 .rs-view summary{cursor:pointer;padding:2px 0}
 .rs-wide{overflow-x:auto}
-.rs-view table{border-collapse:collapse;margin:4px 0;font-size:13px}
-.rs-view th,.rs-view td{text-align:left;vertical-align:top;padding:2px 16px 2px 0;border:0;background:none;\
+.rs.rs-view table{border-collapse:collapse;margin:4px 0;font-size:13px}
+.rs.rs-view th,.rs.rs-view td{text-align:left;vertical-align:top;padding:2px 16px 2px 0;border:0;background:none;\
 border-bottom:1px solid var(--rs-edge);white-space:nowrap;max-width:40em;overflow:hidden;text-overflow:ellipsis}
-.rs-view td.rs-long{white-space:normal;overflow-wrap:anywhere;min-width:16em}
-.rs-view th.rs-right,.rs-view td.rs-right{text-align:right;font-variant-numeric:tabular-nums}
+.rs.rs-view tbody tr,.rs.rs-view thead{background:none}
+.rs.rs-view td.rs-long{white-space:normal;overflow-wrap:anywhere;min-width:16em}
+.rs.rs-view th.rs-right,.rs.rs-view td.rs-right{text-align:right;font-variant-numeric:tabular-nums}
 .rs-view code{font-size:12px;color:inherit;background:none;padding:0}
 """
 

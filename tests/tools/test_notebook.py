@@ -148,6 +148,14 @@ def test_views_follow_the_theme_of_the_notebook() -> None:
         assert theme in said
 
 
+def test_cells_of_views_look_as_they_should_in_jupyterlab_too() -> None:
+    """Its style for tables, of one class, puts all cells on the right."""
+    style = Counters(keys=1)._repr_html_().partition("<style>")[2].partition("</style>")[0]
+    aligned = [line for line in style.splitlines() if "text-align" in line]
+    assert len(aligned) == 2
+    assert [line for line in aligned if not line.startswith(".rs.rs-view th")] == []
+
+
 def test_what_a_filesystem_is_called_names_its_source_and_tells_it_from_others() -> None:
     fs, other = (RefShardFileSystem("https://me:secret@host/refs.json", allow=["s3://b/"], retries=n) for n in (1, 2))
     assert repr(fs).startswith("<RefShardFileSystem of https://...@host/refs.json at 0x")
