@@ -15,7 +15,7 @@ import pytest
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.formats.tiff.decoding import Decoded
+from refshard_fs.formats.tiff.images import Decoded
 from tests.formats.files_of_arrays import check_commands, check_damage, rounds_to_open
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files

@@ -102,30 +102,27 @@ class Tiff:
     def chain(self) -> Steps[list[Ifd]]:
         """Return the IFDs of all pages; ManifestError where the chain loops or leaves the file."""
         found: dict[int, Ifd] = {}
-        offset, gap, run = self.first, 0, 1
+        offset, gap, run = self.first, 0, 1  # the last ``run`` IFDs are ``gap`` bytes apart
         while offset:
             if offset in found or len(found) == MOST_IFDS:
                 reason = f"loops at byte {offset}" if offset in found else f"has more than {MOST_IFDS}"
                 raise ManifestError(f"{self.url}: its chain of IFDs {reason}: it is damaged")
-            guesses: Sequence[int] = ()
-            if gap > WINDOW and self._known(offset, self._count.size) is None:
-                guesses = range(offset + gap, self.size - self._count.size, gap)[: run - 1]
-                run = min(run * 2, AT_ONCE)
-            (found[offset],) = yield from self.at([offset], guesses, WINDOW if found else HEAD)
+            ahead = range(offset + gap, self.size, gap)[: min(run, AT_ONCE) - 1] if gap > WINDOW else ()
+            (found[offset],) = yield from self.at([offset], ahead, WINDOW if found else HEAD)
             following = found[offset].following
-            gap, run = following - offset, run if following - offset == gap else 1
+            gap, run = following - offset, run + 1 if following - offset == gap else 1
             offset = following
         if not found:
             raise ManifestError(f"{self.url}: it has no IFD, and so no image: was it written to the end?")
         return list(found.values())
 
-    def at(self, offsets: Sequence[int], guesses: Sequence[int] = (), window: int = WINDOW) -> Steps[list[Ifd]]:
-        """Return the IFDs at ``offsets``; a ``window`` of bytes is read from each one, and from ``guesses``, on."""
+    def at(self, offsets: Sequence[int], ahead: Sequence[int] = (), window: int = WINDOW) -> Steps[list[Ifd]]:
+        """Return the IFDs at ``offsets``; a ``window`` of bytes is read from each, and from those ``ahead``."""
         found: list[Ifd] = []
         for first in range(0, len(offsets), AT_ONCE):
             some = offsets[first : first + AT_ONCE]
-            heads = yield from self._load([(offset, self._count.size) for offset in (*some, *guesses)], window)
-            counts = [self._count.unpack(head)[0] for head in heads[: len(some)]]
+            heads = yield from self._load([(offset, self._count.size) for offset in some], window, ahead)
+            counts = [self._count.unpack(head)[0] for head in heads]
             for offset, count in zip(some, counts, strict=True):
                 if not 0 < count <= MOST_TAGS:
                     raise ManifestError(f"{self.url}: its IFD at byte {offset} has {count} tags: it is damaged")
@@ -133,6 +130,17 @@ class Tiff:
             whole = yield from self._load(list(zip(some, sizes, strict=True)))
             found += map(self._ifd, some, counts, whole)
         return found
+
+    def values(self, tags: Sequence[Tag], first: int, count: int) -> Steps[list[npt.NDArray[Any]]]:
+        """Return ``count`` values of each tag from the ``first`` on: those that are not known are read in one round."""
+        widths = [tag.dtype.itemsize for tag in tags]
+        parts = [(tag.start + first * width, count * width) for tag, width in zip(tags, widths, strict=True)]
+        loads = tuple(Load(self.part(*part), Raw()) for tag, part in zip(tags, parts, strict=True) if tag.data is None)
+        read = iter((yield loads) if loads else ())
+        return [
+            tag.values[first : first + count] if tag.data is not None else np.frombuffer(next(read), tag.dtype)
+            for tag in tags
+        ]
 
     def fill(self, wanted: Iterable[Tag]) -> Steps[None]:
         """Have the ``wanted`` tags hold their values: those that are not known are read at once."""
@@ -169,14 +177,16 @@ class Tiff:
             )
         return self.source.part(start, size)
 
-    def _load(self, ranges: Sequence[tuple[int, int]], window: int = 0) -> Steps[list[Any]]:
+    def _load(self, ranges: Sequence[tuple[int, int]], window: int = 0, ahead: Sequence[int] = ()) -> Steps[list[Any]]:
         """Return the bytes of (start, size) ``ranges``: those that are not known are read in one round.
 
-        With a ``window``, so many bytes are read where the file has them, and known until the next windows are read.
+        With a ``window``, so many bytes are read where the file has them, also at places ``ahead``, and known until
+        the next windows are read.
         """
         found: dict[tuple[int, int], Any] = {r: self._known(*r) for r in ranges}
         missing = [r for r, data in found.items() if data is None]
         if missing:
+            missing += [(start, 1) for start in ahead]
             longer = [(start, max(size, min(window, self.size - start))) for start, size in missing]
             answers = yield tuple(Load(self.part(*r), Raw()) for r in longer)
             if window:

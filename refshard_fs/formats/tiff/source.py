@@ -12,16 +12,15 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.tiff import geo
-from refshard_fs.formats.tiff.decoding import NATIVE
+from refshard_fs.formats.tiff import metadata
 from refshard_fs.formats.tiff.ifds import MOST_IFDS, Ifd, Tag, Tiff
-from refshard_fs.formats.tiff.ome import PLAIN, OmeImage, images_of
-from refshard_fs.formats.tiff.pages import PRIVATE, SUB_IFDS, Page, TileChunks, contiguous, page_of
+from refshard_fs.formats.tiff.images import NATIVE, PRIVATE, SUB_IFDS, Page, TileChunks, contiguous, page_of
+from refshard_fs.formats.tiff.metadata import PLAIN, OmeImage, images_of
 
 SMALL: Final = 1 << 16  # bytes of a tag that is read when the file is opened; longer tables are read with the chunks
 LONG: Final = 1 << 26  # bytes of a tag that is read at all, such as OME-XML
 _KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
-_Place = tuple[geo.Placed, Page] | None  # of an image of which a page is an overview, and that image
+_Place = tuple[metadata.Placed, Page] | None  # of an image of which a page is an overview, and that image
 
 
 class _Node(NamedTuple):
@@ -49,7 +48,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     ]
     group = _Group(tiff, options.zarr_format)
     try:
-        images = images_of(ifds[0].text(geo.DESCRIPTION), len(nodes))
+        images = images_of(ifds[0].text(metadata.DESCRIPTION), len(nodes))
         for number, image in enumerate(images):
             group.show_image("" if len(images) == 1 else str(number), image, nodes)
     except ValueError as e:
@@ -63,8 +62,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 def _wanted(ifds: Sequence[Ifd]) -> Iterator[Tag]:
     """Yield the tags whose values are needed to open the file: all but what is long, and nobody here asks for."""
     for number, tag in itertools.chain.from_iterable(ifd.tags.items() for ifd in ifds):
-        is_read = number < 1 << 15 or number in PRIVATE or number in geo.DESCRIBING
-        if is_read and tag.size <= (LONG if number in geo.DESCRIBING else SMALL):
+        is_read = number < 1 << 15 or number in PRIVATE or number in metadata.DESCRIBING
+        if is_read and tag.size <= (LONG if number in metadata.DESCRIBING else SMALL):
             yield tag
 
 
@@ -88,14 +87,14 @@ class _Group(ArrayGroupBuilder):
         """Show each page, and each of its overviews after it, as an array of the root."""
         pyramids: list[list[str]] = []
         full: Page | None = None  # the last page that is no overview and no mask, and where it lies
-        place: geo.Placed | None = None
+        place: metadata.Placed | None = None
         for number, node in enumerate(itertools.chain.from_iterable((node, *node.overviews) for node in nodes)):
             name = str(number)
             try:
                 if isinstance(node.page, ValueError):
                     raise node.page
                 if full is None or not (node.page.is_reduced or node.page.is_mask):
-                    full, place = node.page, geo.placed(node.ifd)
+                    full, place = node.page, metadata.placed(node.ifd)
                     pyramids.append([])
                 self._add_image(name, [node.page], node.ifd, PLAIN, place and (place, full))
             except ValueError as e:
@@ -128,13 +127,13 @@ class _Group(ArrayGroupBuilder):
         for axis, extent in zip(axes, shape, strict=True):  # one of another length than the first array's has its own
             is_shared = self._extents.setdefault(join(group, axis), extent) == extent
             names[axis] = axis if is_shared else f"{axis}_{name}"
-        attributes = geo.attributes_of(ifd, page.samples)
+        attributes = metadata.attributes_of(ifd, page.samples)
         if place is not None:
             attributes |= place[0].add(self, group, place[1], page, names)
-        fill = fill_of(geo.number(ifd.text(geo.NODATA).strip()), page.dtype)
+        fill = fill_of(metadata.number(ifd.text(metadata.NODATA).strip()), page.dtype)
         found = None if image.axes else contiguous(self._tiff, page, where)
         chunks = (*(1 for _ in image.extents), *(page.chunks if found is None else found[0]))
-        codec = NATIVE[page.recipe.compression] if page.is_native else None
+        codec = NATIVE[page.recipe.compression] if page.recipe.encoded else None
         array = ArrayDescription(
             where, shape, chunks, page.dtype, "C", codec, [*names.values()], attributes, fill, is_masked=True
         )

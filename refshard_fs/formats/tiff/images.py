@@ -1,19 +1,24 @@
-"""What one IFD says of its image, and where the chunks of an image lie: a strip or a tile is one. No I/O here."""
+"""One image of a TIFF: what its IFD says, where its strips or tiles lie, and how each becomes a chunk. No I/O here.
+
+No more memory is taken than a chunk needs, whatever the compressed bytes promise.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import numcodecs
 import numpy as np
 
-from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, made, pieces
+from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, made, pieces
+from refshard_fs.core.compression import by_imagecodecs, decompressed, zstd
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Steps
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.formats.tiff.decoding import CODECS, IMAGES, NATIVE, Decoded
 from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 
 LARGEST: Final = 1 << 31  # bytes of a strip or tile, decoded, that is shown: zarr makes an array of it in memory
@@ -23,15 +28,116 @@ PIECE: Final = 1 << 12  # strips or tiles whose places are read at a time: 16 to
 SUBFILE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES = 254, 256, 257, 258, 259, 262, 266, 277
 STRIP_OFFSETS, ROWS, STRIP_SIZES, PLANAR, PREDICTOR, TILE_WIDTH, TILE_HEIGHT = 273, 278, 279, 284, 317, 322, 323
 TILE_OFFSETS, TILE_SIZES, SUB_IFDS, EXTRA, FORMAT, JPEG_TABLES, SUBSAMPLING = 324, 325, 330, 338, 339, 347, 530
-DEPTH, LERC = 32997, 50674
-PRIVATE: Final = frozenset([DEPTH, LERC])  # of the tags above 32767, those that are read here
+DEPTH, LERC_PARAMETERS = 32997, 50674
+PRIVATE: Final = frozenset([DEPTH, LERC_PARAMETERS])  # of the tags above 32767, those that are read here
 
 _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of SampleFormat
 _BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples shown as they are
 
 
+# Codecs that zarr has, by the value of Compression, as version 2 names them.
+NATIVE: Final[Mapping[int, dict[str, Any] | None]] = {
+    1: None,
+    8: {"id": "zlib", "level": 1},
+    32946: {"id": "zlib", "level": 1},
+    50000: {"id": "zstd", "level": 1},
+}
+
+
+class Decoded(msgspec.Struct, frozen=True):
+    """A chunk of ``shape`` (rows, columns, samples), of which ``rows`` are stored; zeros follow them.
+
+    ``bits`` are those of a sample in the file, ``dtype`` is what it is shown as. The chunk is plain, or (``encoded``)
+    compressed again for zarr's own codec.
+    """
+
+    compression: int
+    predictor: int
+    bits: int
+    dtype: str
+    shape: tuple[int, int, int]
+    rows: int
+    photometric: int
+    tables: bytes
+    encoded: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the chunk, decoded."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def stored(self, rows: int) -> int:
+        """Return how many bytes ``rows`` have, decompressed: each begins with a byte of its own."""
+        return rows * -(-self.shape[1] * self.shape[2] * self.bits // 8)
+
+    def make(self, raw: bytes) -> bytes:
+        if self.compression in IMAGES:
+            return Padded(self.size).make(self._image(raw))
+        decoded = CODECS[self.compression](raw, self.stored(self.shape[0]))
+        if len(decoded) < self.stored(self.rows):
+            raise ValueError(f"its bytes give {len(decoded)} of {self.stored(self.rows)}, decompressed")
+        return self.finished(Padded(self.size).make(self._samples(decoded[: self.stored(self.rows)])))
+
+    def finished(self, data: bytes) -> bytes:
+        """Return the chunk whose plain bytes are ``data``."""
+        if not self.encoded or NATIVE[self.compression] is None:
+            return data
+        return bytes(numcodecs.get_codec(NATIVE[self.compression]).encode(data))
+
+    def _image(self, raw: bytes) -> bytes:
+        """Return the stored rows of an image: decoders refuse to make one of another shape or type."""
+        shape = (self.rows, *self.shape[1:]) if self.shape[2] > 1 else (self.rows, self.shape[1])
+        out = np.zeros(shape, np.dtype(self.dtype).newbyteorder("="))
+        options: dict[str, Any] = {}
+        if self.compression == JPEG:  # in the colours that the TIFF says, where the stream does not
+            given = "RGB" if self.photometric == 2 and b"JFIF" not in raw[:32] else None
+            made = {2: "RGB", 5: "CMYK", 6: "RGB"}.get(self.photometric)
+            if self.shape[2] == 1:
+                given, made = None, "GRAYSCALE"
+            options = {"tables": self.tables or None, "colorspace": given, "outcolorspace": made}
+        elif self.compression == LERC:
+            options = {"masks": True}
+        found = by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
+        if self.compression == LERC and found[1] is not None and out.dtype.kind == "f":
+            out[~found[1]] = np.nan  # what the mask of all samples leaves out
+        return out.astype(self.dtype).tobytes()
+
+    def _samples(self, data: bytes) -> bytes:
+        """Return the samples of the stored rows, as they are shown."""
+        dtype, (_, width, samples) = np.dtype(self.dtype), self.shape
+        if self.bits != dtype.itemsize * 8:  # the most significant bit first; rows are padded to whole bytes
+            bits = np.unpackbits(
+                np.frombuffer(data, "u1").reshape(self.rows, -1), axis=1, count=width * samples * self.bits
+            )
+            weights = 1 << np.arange(self.bits, dtype="u4")[::-1]
+            return (bits.reshape(-1, self.bits) @ weights).astype(dtype).tobytes()
+        match self.predictor:
+            case 2:
+                steps = np.frombuffer(data, f"{dtype.str[0]}u{dtype.itemsize}").reshape(-1, width, samples)
+                return np.cumsum(steps, axis=1, dtype=f"u{dtype.itemsize}").astype(steps.dtype).tobytes()
+            case 3:  # the bytes of each row are differences, and lie by significance, the highest first
+                steps = np.frombuffer(data, "u1").reshape(self.rows, -1, samples)
+                planes = np.cumsum(steps, axis=1, dtype="u1").reshape(self.rows, dtype.itemsize, -1)
+                return planes.transpose(0, 2, 1).copy().view(dtype.newbyteorder(">")).astype(dtype).tobytes()
+        return data
+
+
+# Decoders of samples by the value of Compression, given the most bytes there may be,
+CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
+    1: lambda raw, most: raw,
+    5: lambda raw, most: bytes(by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
+    8: lambda raw, most: decompressed(zlib.decompressobj(), raw, most),
+    32773: lambda raw, most: bytes(by_imagecodecs("packbits_decode", raw, "tiff", out=most)),
+    32946: lambda raw, most: decompressed(zlib.decompressobj(), raw, most),
+    50000: lambda raw, most: decompressed(zstd().ZstdDecompressor(), raw, most),
+}
+# and those of images, which undo what was predicted themselves, as imagecodecs calls them.
+JPEG, LERC = 7, 34887
+IMAGES: Final[Mapping[int, str]] = {JPEG: "jpeg_decode", LERC: "lerc_decode", 50001: "webp_decode"}
+
+
 class Page(msgspec.Struct, frozen=True):
-    """One image: strips or tiles that ``recipe`` decodes, or zarr itself (``is_native``).
+    """One image: strips or tiles that ``recipe`` decodes, or zarr's own codec (where it is ``encoded``).
 
     ``tables`` say where strips or tiles begin, and how many bytes they have, if that is said.
     """
@@ -43,7 +149,6 @@ class Page(msgspec.Struct, frozen=True):
     is_reduced: bool  # an overview of another image
     is_mask: bool  # of the valid pixels of another image
     is_tiled: bool
-    is_native: bool
     recipe: Decoded
     tables: tuple[Tag, ...]
 
@@ -74,7 +179,7 @@ class Page(msgspec.Struct, frozen=True):
     @property
     def look(self) -> tuple[Any, ...]:
         """What images must have in common to be one array."""
-        return self.shape, self.chunks, self.dtype, self.is_tiled, self.is_native, self.recipe.compression
+        return self.shape, self.chunks, self.dtype, self.is_tiled, self.recipe.encoded, self.recipe.compression
 
     def rows(self, tile: int) -> int:
         """Return the rows that are stored in a tile, or in a strip, of which the last may be shorter."""
@@ -110,9 +215,7 @@ def page_of(ifd: Ifd, order: str) -> Page:
         raise ValueError("it does not say where its strips or tiles lie: TileOffsets or TileByteCounts are missing")
     subfile, found = ifd.integer(SUBFILE, 0), (places,) if sizes is None else (places, sizes)
     is_mask = bool(subfile & 4) or photometric == 4
-    page = Page(
-        height, width, samples, is_planar, bool(subfile & 1), is_mask, is_tiled, is_native, recipe, found
-    )  # fmt: skip
+    page = Page(height, width, samples, is_planar, bool(subfile & 1), is_mask, is_tiled, recipe, found)
     for tag in found:
         if tag.dtype.kind != "u" or tag.count < page.count:
             raise ValueError(f"its tables have {tag.count} entries, where it has {page.count} strips or tiles")
@@ -122,13 +225,13 @@ def page_of(ifd: Ifd, order: str) -> Page:
 def _supported(ifd: Ifd) -> tuple[int, int]:
     """Return Compression and PhotometricInterpretation; ValueError where images like these are not shown."""
     compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
-    if compression not in CODECS:
+    if compression not in CODECS and compression not in IMAGES:
         raise ValueError(f"its Compression is {compression}, for which there is no decoder here")
     if ifd.integer(FILL_ORDER, 1) != 1:
         raise ValueError(f"its FillOrder is {ifd.integer(FILL_ORDER, 1)}: only the highest bit first is shown")
     if ifd.integer(DEPTH, 1) != 1:
         raise ValueError(f"its ImageDepth is {ifd.integer(DEPTH, 1)}: volumes in one page are not shown")
-    if compression == 34887 and any(ifd.integers(LERC)[1:]):
+    if compression == LERC and any(ifd.integers(LERC_PARAMETERS)[1:]):
         raise ValueError("its LERC blocks are compressed once more, which is not shown")
     if photometric == 6 and compression not in IMAGES and ifd.integers(SUBSAMPLING, 2, 2) != [1, 1]:
         raise ValueError("its YCbCr samples are subsampled and not compressed as JPEG, which is not shown")
@@ -172,7 +275,7 @@ class TileChunks(Chunks):
             raise DamagedIndex("", self._tiff.url, reason)
         found, rows = self._tiff.source.part(offset, size), page.rows(number % page.count)
         is_whole = rows == page.recipe.shape[0] and (page.recipe.compression != 1 or size == page.recipe.size)
-        if page.is_native and is_whole:
+        if page.recipe.encoded and is_whole:
             return found
         recipe = msgspec.structs.replace(page.recipe, rows=rows)
         return made(found, recipe, None if recipe.encoded else recipe.size, self._tiff.url)
@@ -193,15 +296,9 @@ class TileChunks(Chunks):
         page = self._pages[index]
         if page is None:
             return None, 0, 0
-        if all(tag.data is not None for tag in page.tables):
-            found = [int(tag.values[tile]) for tag in page.tables]
-        else:
-            first = tile - tile % PIECE
-            count, widths = min(PIECE, page.count - first), [tag.dtype.itemsize for tag in page.tables]
-            parts = [(tag.start + first * width, count * width) for tag, width in zip(page.tables, widths, strict=True)]
-            tables = yield tuple(Load(self._tiff.part(*part), Raw()) for part in parts)
-            both = zip(page.tables, tables, strict=True)
-            found = [int(np.frombuffer(data, tag.dtype)[tile - first]) for tag, data in both]
+        first = tile - tile % PIECE
+        tables = yield from self._tiff.values(page.tables, first, min(PIECE, page.count - first))
+        found = [int(values[tile - first]) for values in tables]
         offset, size = found if len(found) == 2 else (found[0], page.recipe.stored(page.rows(tile)))
         return (page, offset, size) if offset and size else (None, 0, 0)
 
@@ -212,7 +309,7 @@ def contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chu
     One strip may hold a whole image, and thousands of them a few rows each: both are poor chunks. ManifestError where
     the image does not end within the file.
     """
-    is_plain = page.is_native and page.recipe.compression == 1 and not page.is_tiled
+    is_plain = page.recipe.encoded and page.recipe.compression == 1 and not page.is_tiled
     if not is_plain or any(tag.data is None for tag in page.tables):
         return None
     due = np.array([page.recipe.stored(page.rows(strip)) for strip in range(page.count)], np.uint64)
