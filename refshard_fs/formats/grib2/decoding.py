@@ -56,7 +56,8 @@ class Values(msgspec.Struct, frozen=True):
         if template not in _PACKINGS:
             raise ValueError(f"its values are packed by template {template}, for which there is no decoder here")
         bits = integer(packing, 20)
-        unpack = _PACKINGS[template] if bits or template in (2, 3) else _simple  # all values are alike without bits
+        is_constant = not bits and template not in (2, 3)  # one number stands for all: to scale 2e7 took 1.4 s
+        unpack = _simple if is_constant else _PACKINGS[template]
         numbers = unpack(data[5:], packing, bits, stored)
         if numbers.size != stored:
             raise ValueError(f"it has {numbers.size} packed values, where {stored} are due")
@@ -66,7 +67,7 @@ class Values(msgspec.Struct, frozen=True):
             places = np.unpackbits(np.frombuffer(bitmap[6:], "u1"), count=self.count).view(bool)
             if np.count_nonzero(places) != stored:
                 raise ValueError(f"its bitmap has {np.count_nonzero(places)} values, where {stored} are stored")
-        out[places] = _scaled(numbers.ravel(), packing)
+        out[places] = _scaled(numbers[:1] if is_constant else numbers.ravel(), packing)
         return out.tobytes()
 
 

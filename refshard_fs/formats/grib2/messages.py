@@ -122,8 +122,7 @@ def _surface(product: bytes, octet: int) -> tuple[int, int, int]:
 
 
 def _time(data: bytes, octet: int) -> int:
-    parts = [integer(data, octet, 2), *(integer(data, octet + at) for at in range(2, 7))]
-    year, month, day, hour, minute, second = parts
+    year, month, day, hour, minute, second = integer(data, octet, 2), *(integer(data, octet + n) for n in range(2, 7))
     return int(datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC).timestamp())
 
 
