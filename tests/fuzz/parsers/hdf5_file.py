@@ -5,8 +5,10 @@ They would keep nearly every input out of the structures that they protect.
 
 from __future__ import annotations
 
+import base64
 import contextlib
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import h5py
@@ -25,43 +27,108 @@ WORDS = (b"OHDR", b"OCHK", b"SNOD", b"TREE", b"HEAP", b"GCOL", b"FRHP", b"FHDB",
          b"\x03\0", b"\x0b\0", b"\0\1\0\0")  # fmt: skip
 _LARGEST = 1 << 20  # bytes of a chunk that is read
 _READ = 4  # chunks of an array
+_VALUES = np.arange(24, dtype="<i4").reshape(4, 6)
 
 
 def seeds() -> list[bytes]:
-    made = [_file(low, kind) for low in ("earliest", "v110") for kind in ("arrays", "texts", "groups")]
-    return [*made, _file("earliest", "arrays", userblock=512)]
+    """Return small files, a kilobyte to six, each with few structures: a change then hits one that matters."""
+    made = [_file(fill, low) for low in ("earliest", "v110") for fill in _FILLS]
+    rest = [_file(_filtered, "earliest", userblock_size=512), _file(_virtual, "v110")]
+    return [*made, *rest, zlib.decompress(base64.b85decode(_SHARED_MESSAGES))]
 
 
-def _file(low: str, kind: str, userblock: int = 0) -> bytes:
-    options = {"userblock_size": userblock} if userblock else {}
+def _file(fill: Callable[[h5py.File], object], low: str, **options: int) -> bytes:
     with h5py.File("seed.h5", "w", driver="core", backing_store=False, libver=(low, "latest"), **options) as file:
-        if kind == "arrays":
-            values = np.arange(24, dtype="<i4").reshape(4, 6)
-            file.create_dataset("a", data=values, chunks=(2, 4), compression="gzip", shuffle=True, fillvalue=3)
-            file.create_dataset("b", data=values, chunks=(1, 2), maxshape=(None, 6), fletcher32=True)
-            file.create_dataset("c", data=values, chunks=(2, 2), maxshape=(None, None), scaleoffset=0)
-            file["d"] = values.astype([("r", "<f8"), ("i", "<f8")])
-            file.create_dataset("e", data=values[:, :2], chunks=(4, 2), compression="lzf")
-        elif kind == "texts":
-            file.create_dataset("a", data=["one", "two", "drei"], dtype=h5py.string_dtype())
-            file.create_dataset("b", data=np.array([b"ab", b"c"]), chunks=(1,))
-            file["x"] = np.arange(3.0)
-            file["x"].make_scale("x")
-            file["v"] = np.arange(3)
-            file["v"].dims[0].attach_scale(file["x"])
-            file["v"].attrs["_FillValue"] = 2
-            file["v"].attrs["names"] = ["a", "b"]
-            file["v"].attrs.create("enum", 1, dtype=h5py.enum_dtype({"p": 0, "q": 1}, "i1"))
-        else:
-            for number in range(12):
-                file.create_group(f"g{number}").attrs["n"] = number
-                file.attrs[f"attribute {number}"] = np.arange(number)
-            file["g1/a"] = np.arange(3)
-            file["soft"] = h5py.SoftLink("/g1/a")
-            file["g2/hard"] = file["g1"]
-            file["out"] = h5py.ExternalLink("x.h5", "/a")
+        fill(file)
         file.flush()
         return bytes(file.id.get_file_image())
+
+
+def _filtered(file: h5py.File) -> None:
+    file.create_dataset("a", data=_VALUES, chunks=(2, 4), compression="gzip", shuffle=True, fillvalue=3)
+    file.create_dataset("e", data=_VALUES[:, :2], chunks=(4, 2), compression="lzf", fletcher32=True)
+
+
+def _growing_in_one_dimension(file: h5py.File) -> None:
+    file.create_dataset("b", data=_VALUES, chunks=(1, 2), maxshape=(None, 6), fletcher32=True)
+
+
+def _growing_in_two_dimensions(file: h5py.File) -> None:
+    file.create_dataset("c", data=_VALUES, chunks=(2, 2), maxshape=(None, None), scaleoffset=0)
+
+
+def _compact_and_contiguous(file: h5py.File) -> None:
+    file["d"] = _VALUES.astype([("r", "<f8"), ("i", "<f8")])
+    made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    made.set_layout(h5py.h5d.COMPACT)
+    space = h5py.h5s.create_simple((3,))
+    h5py.h5d.create(file.id, b"f", h5py.h5t.STD_I16BE, space, made).write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(3.0))
+
+
+def _kinds(file: h5py.File) -> None:
+    nested = np.dtype([("x", "<f4"), ("y", [("p", ">i2"), ("q", "S3")]), ("z", "<u2", (2, 2))])
+    file["t"] = nested
+    file.create_dataset("n", (2,), nested)
+    file.create_dataset("o", (2,), np.dtype("V5"))
+    file.create_dataset("k", (2,), file["t"])
+    file.attrs.create("enum", 1, dtype=h5py.enum_dtype({"p": 0, "q": 1}, "i1"))
+    file.attrs["reference"] = file["n"].ref
+    file.attrs["empty"] = h5py.Empty("f8")
+
+
+def _texts(file: h5py.File) -> None:
+    file.create_dataset("a", data=["one", "two", "drei"], dtype=h5py.string_dtype())
+    file.create_dataset("b", data=np.array([b"ab", b"c"]), chunks=(1,))
+
+
+def _dimensions(file: h5py.File) -> None:
+    file["x"] = np.arange(3.0)
+    file["x"].make_scale("x")
+    file["v"] = np.arange(3)
+    file["v"].dims[0].attach_scale(file["x"])
+    file["v"].attrs["_FillValue"] = 2
+    file["v"].attrs["names"] = ["a", "b"]
+
+
+def _many_attributes(file: h5py.File) -> None:
+    for number in range(10):
+        file.attrs[f"attribute {number}"] = np.arange(number)
+
+
+def _groups(file: h5py.File) -> None:
+    for number in range(9):
+        file.create_group(f"g{number}", track_order=bool(number % 2))
+
+
+def _links(file: h5py.File) -> None:
+    file["g1/a"] = np.arange(3)
+    file["soft"] = h5py.SoftLink("/g1/a")
+    file["g2/hard"] = file["g1"]
+    file["out"] = h5py.ExternalLink("x.h5", "/a")
+
+
+_FILLS = (_filtered, _growing_in_one_dimension, _growing_in_two_dimensions, _compact_and_contiguous, _kinds, _texts,
+          _dimensions, _many_attributes, _groups, _links)  # fmt: skip
+
+
+def _virtual(file: h5py.File) -> None:
+    file.create_dataset("a", data=_VALUES, chunks=(2, 6))
+    layout = h5py.VirtualLayout((8, 6), "<i4")
+    layout[:4] = h5py.VirtualSource(".", "a", (4, 6))
+    layout[4:] = h5py.VirtualSource("beside.h5", "a", (4, 6))
+    file.create_virtual_dataset("v", layout, fillvalue=1)
+
+
+# Two datasets whose messages lie in the file's table of shared ones, by H5Pset_shared_mesg_index of libhdf5 2.0, which
+# h5py does not offer.
+_SHARED_MESSAGES = (
+    b"c-rgqaB<`1lHy|G;9!6O11K#a0HNEV{3Bn5H~4$F1TiVJ?PktK#$x<j46F=^P<4z9ED(m(@8Gat-w-DT26><$0|N(8f`vhi2_m}<"
+    b"N=q-1+lk%S3ML_tg8yiMiwR^J8xP1P#zZMbh%r!p(ky1EGb|X$20{_%W5G@W8ptTZ;K0Pl$OtnQPV+E03IGEQ;#UO*RxSocW-S(|"
+    b"3J##lnHd?Nfyx8bBPs+^j_w~Gb)Z^iCI&7bWXJ<)6N6}CW>jW^1t}EdGte8XDh}Kc?Caynz`Ez{XRvdWK!gYbL$|T!2e5z{)Q^|G"
+    b"f9nAYK;6&4Kd+n(Bmnb9yM_33YPiWQ$Rhw8woD8H2vJyg?t?~=2P~>s&}g)nL<cMksDaLcq!S{h0i-418D@*C1e;s1hYJG(%w|S3"
+    b"6A&f`FjN3_!(^60&6Q?Ar6p9a%EQwi7XuS8Nk9XgnG2Xy7-1ofEzR*zJ<U}!3?yiHbgA4eIM@{)os7Uxb^^05iGH5PFbYP&D4+x|"
+    b"f(ueqwws5G6TF57gXT9u8KC+OQoJ}YV5<|6>%&nn3P!;w7zLwX6bv;00Fe!YO8"
+)
 
 
 @contextlib.contextmanager
