@@ -21,6 +21,10 @@ AROUND: Final = 1 << 20  # bytes that a round reads beyond what it needs, at mos
 KEPT: Final = 4 << 20  # bytes of pages that are kept for an open file, for what they tell of its chunks
 PARSED: Final = 64  # datatypes, and dataspaces, that are kept: many objects of a file have the same
 MOST: Final = 64 << 20  # bytes of one structure
+# Bytes of all structures together: some are read several times, or more of them than they have; but in a file whose
+# structures overlap, each might be as large as the file.
+TIMES_READ: Final = 16  # the file's size,
+LEAST_READ: Final = 4 << 20  # and these bytes
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -117,6 +121,7 @@ class MetadataFile:
         self._pages: dict[int, bytes] = {}
         self._expected: list[tuple[int, int]] = []
         self._rounds = 0
+        self._taken = 0
 
     def fields(self, data: bytes) -> Fields:
         """Return the fields of a structure."""
@@ -128,6 +133,9 @@ class MetadataFile:
 
     def read(self, address: int, length: int, what: str) -> Steps[bytes]:
         """Return ``length`` bytes at ``address``; ValueError, which names ``what`` is there, beyond the file's end."""
+        self._taken += length
+        if self._taken > TIMES_READ * self.size + LEAST_READ:
+            raise ValueError(f"{what} at {address}: structures of {self._taken} bytes together overlap in {self.size}")
         entry = self.metadata(address, length, what)
         if isinstance(entry, Inline):
             return entry.data

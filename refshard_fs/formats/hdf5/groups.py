@@ -102,6 +102,7 @@ def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) 
     nodes, segment = yield from _symbol_table(file, message.data, group_k, leaf_k)
     entry_size = 2 * file.sizes.address + 24
     found: list[Link] = []
+    named = 0
     for node in nodes:
         fields = file.fields(node)
         fields.expect(b"SNOD", 1)
@@ -117,6 +118,9 @@ def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) 
                 found.append(Link(name, address, table=entry.rest()))
             else:
                 found.append(Link(name, address))
+            named += len(name) + len(found[-1].target or "")
+            if named > len(segment):
+                raise ValueError(f"the names in a local heap of {len(segment)} bytes overlap")
     return found
 
 

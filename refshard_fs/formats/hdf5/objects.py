@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from refshard_fs.core.keys import is_within, join, parent
+from refshard_fs.core.keys import MOST_CHARACTERS, is_within, join, parent
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
@@ -89,6 +89,8 @@ class _Reader:
         self._collections: dict[int, dict[int, bytes]] = {}
         self._reading: list[Steps[None]] = []  # of each object that is begun, by its address
         self._begun: set[int] = set()
+        self._links_read = 0
+        self._most = max(LEAST_PATHS, int(file.size * PATHS_PER_BYTE))
         self._nodes: dict[int, _Node] = {}
         self._found: dict[int, HDF5Object] = {}
 
@@ -113,7 +115,7 @@ class _Reader:
         objects: dict[str, HDF5Object] = {}
         reports: dict[str, str] = {}
         soft: dict[str, str] = {}
-        most = max(LEAST_PATHS, int(self._file.size * PATHS_PER_BYTE))
+        most = self._most
         pending: list[tuple[str, int, tuple[int, ...]]] = [("", self._superblock.root, (self._superblock.root,))]
         while pending:
             path, address, above = pending.pop()
@@ -122,7 +124,9 @@ class _Reader:
                 raise ManifestError(f"its links make more than {most} paths")
             for link in self._nodes[address].links:
                 below = join(path, link.name)
-                if link.name in ("", ".", "..") or "/" in link.name:
+                if len(below) > MOST_CHARACTERS:  # nor can what lies in it
+                    reports[below[:MOST_CHARACTERS]] = f"its path has more than {MOST_CHARACTERS} characters"
+                elif link.name in ("", ".", "..") or "/" in link.name:
                     reports[below] = f"its name {link.name!r} cannot be part of a path"
                 elif link.refusal is not None:
                     reports[below] = link.refusal
@@ -145,6 +149,9 @@ class _Reader:
         self._expect_values(start.messages)
         rest, links = yield from both(read_rest(self._file, start), self._links(start.messages))
         links += yield from self._links(rest)
+        self._links_read += len(links)
+        if self._links_read > self._most:  # many groups may have the same links
+            raise ManifestError(f"its links make more than {self._most} paths")
         messages = start.messages + rest
         self._nodes[address] = _Node(messages, links, is_group(messages))
         for link in links:
@@ -380,9 +387,13 @@ def _follow(soft: dict[str, str], objects: dict[str, HDF5Object], reports: dict[
             stem = len(target) + 1 if target else 0
             for other in [target, *_below(objects, target)]:
                 under = join(path, other[stem:]) if other != target else path
+                if len(under) > MOST_CHARACTERS:
+                    reports[under[:MOST_CHARACTERS]] = f"its path has more than {MOST_CHARACTERS} characters"
+                    continue
                 objects[under] = msgspec.structs.replace(objects[other], path=under)
             for other in _below(targets, target):
-                targets[join(path, other[stem:])] = targets[other]
+                if len(path) + len(other) - stem < MOST_CHARACTERS:
+                    targets[join(path, other[stem:])] = targets[other]
             if len(objects) + len(targets) > most:
                 raise ManifestError(f"its links make more than {most} paths")
     for path, target in targets.items():

@@ -45,11 +45,13 @@ def parse_mappings(data: bytes, sizes: Sizes) -> tuple[Source, ...]:
     if count > min(MOST_SOURCES, len(data)):
         raise ManifestError(f"it has {count} mappings; up to {MOST_SOURCES} are read")
     found: list[Source] = []
+    files: list[str] = []
+    datasets: list[str] = []
     for _ in range(count):
         flags = fields.uint(1) if version else 0
-        file = OWN if flags & 4 else _name(fields, flags & 1, [source.file for source in found])
-        dataset = _name(fields, flags & 2, [source.dataset for source in found])
-        found.append(Source(file, dataset, _selection(fields), _selection(fields)))
+        files.append(OWN if flags & 4 else _name(fields, flags & 1, files))
+        datasets.append(_name(fields, flags & 2, datasets))
+        found.append(Source(files[-1], datasets[-1], _selection(fields), _selection(fields)))
     return tuple(found)
 
 
