@@ -177,7 +177,7 @@ COMMANDS = (
     Command("concat", _JOIN, _concat, _CONCAT, sources=("SOURCE...",), example="'2024/*.nc' -o all.json --dim time"),
     Command(
         "append",
-        "let a reference set go on with another one",
+        "add another set to a reference set, in place",
         _append,
         _APPEND,
         sources=("TARGET", "SOURCE"),
@@ -185,7 +185,7 @@ COMMANDS = (
     ),
     Command(
         "snapshot",
-        "write references that hold a store to what it is now",
+        "write references that are pinned to what a store holds now",
         _snapshot,
         _SNAPSHOT,
         example="s3://bucket/store.zarr refs.json",
