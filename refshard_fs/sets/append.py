@@ -28,7 +28,7 @@ from refshard_fs.references.values import decode
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
-from refshard_fs.sets.compatibility import with_digests
+from refshard_fs.sets.compatibility import with_digests, with_metadata
 from refshard_fs.sets.concat import concat_document, length_along, relative_urls, url_of_set
 from refshard_fs.sets.concatenation import (
     Overlap,
@@ -264,7 +264,7 @@ def _append_line(
     ends = [document.parts[0], *[part for part in document.parts[1:] if part.url][-1:]]
     urls = [*(joined.resolve(part.url) for part in ends), new]
     read = read_sets(urls, options, _ignore)
-    values = _values_of(document, read[0])
+    values = _values_of(document, with_metadata(read[0], document.metadata))
     coming = coordinate_values([read[0], read[-1]], dim)
     if values is not None and coming is not None:
         known = np.isin(coming[1], values)
@@ -277,7 +277,9 @@ def _append_line(
             )
         if not how.any_order:
             check_order(values, coming[1], new, dim)
-    found = concat_document(urls, read, dim, same, options, known=document.chunks, is_outer=document.is_outer)
+    found = concat_document(
+        urls, read, dim, same, options, known=document.chunks, is_outer=document.is_outer, shown=document.metadata
+    )
     for part, now in zip(ends, found.parts, strict=False):
         if part.length != now.length:
             raise ManifestError(
@@ -289,7 +291,9 @@ def _append_line(
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(new))
-    document = msgspec.structs.replace(document.with_parts([line]), chunks={**found.chunks, **document.chunks})
+    document = msgspec.structs.replace(
+        document.with_parts([line]), chunks={**found.chunks, **document.chunks}, metadata=found.metadata
+    )
     Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
     return line.length
 

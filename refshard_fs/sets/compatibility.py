@@ -14,16 +14,20 @@ from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
+from refshard_fs.formats.virtual_concat.recoding import PACKING, STORED, meant_dtype
+from refshard_fs.formats.virtual_concat.recutting import uncompressed
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.references.reference_set import References
+from refshard_fs.references.key_table import Value
+from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.sets.scanning import can_scan, reading_options
-from refshard_fs.sets.variables import Named
+from refshard_fs.sets.variables import Named, Variable, VariableReader
 
 Joining = Literal[
     "as they are", "of other lengths", "stored anew", "recoded", "recut"
@@ -45,24 +49,27 @@ def check_joinable(path: str, one: Named, other: Named, axis: int, how: Joining)
         return
     if a.dims != b.dims:
         raise difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
+    for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
+        if k != axis and length != theirs:
+            raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
     if how in ("recoded", "recut"):
         recoding_of(path, described(path, one), described(path, other), is_recut=how == "recut")
     else:
         ignored = {"shape"} | (STORAGE | {"attribute units"} if how == "stored anew" else set())
         ignored |= {"chunk_grid"} if how == "of other lengths" else set()
+        if how == "stored anew":
+            ignored |= _ignored_of_values(path, one, other)
         try:
             check_metadata(path, described(path, one), described(path, other), ignored)
         except ManifestError as e:
             raise _advised(path, one, other, e) from None
-    for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
-        if k != axis and length != theirs:
-            raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
 
 
 def _advised(path: str, one: Named, other: Named, error: ManifestError) -> ManifestError:
     """Return ``error`` with what would help: chunks that differ can be recoded, if not by references."""
+    shown = with_metadata(one, encoding_with_room(one.variables[path], [other.variables[path]]))
     try:
-        recoding_of(path, described(path, one), described(path, other), is_recut=True)
+        recoding_of(path, described(path, shown), described(path, other), is_recut=True)
     except ManifestError:
         return error
     return ManifestError(f"{error}: references alone cannot say it; concat(..., lazy=True) recodes chunks when read")
@@ -75,8 +82,9 @@ def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
         return
     mine, theirs = one.values(path), other.values(path)
     if mine is not None and theirs is not None:
-        check_metadata(path, described(path, one), described(path, other), STORAGE)
-        what, is_equal = "values", np.array_equal(mine, theirs, equal_nan=mine.dtype.kind in "fc")
+        ignored = STORAGE | _ignored_of_values(path, one, other)
+        check_metadata(path, described(path, one), described(path, other), ignored)
+        what, is_equal = "values", same_values(mine, theirs)
     else:
         check_metadata(path, described(path, one), described(path, other))
         what, is_equal = "references", _references(path, one) == _references(path, other)
@@ -88,6 +96,32 @@ def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
             f"{one.name} and {other.name} have different {what} of {path!r}, which is not along {dim!r}: they must be "
             f"equal, or name it in same= to take the first set's"
         )
+
+
+# What may differ where the values are known: these are stored anew.
+TYPES: Final = frozenset({"dtype", "data_type", "fill_value", "attribute _FillValue", "attribute missing_value"})
+
+
+def _ignored_of_values(path: str, one: Named, other: Named) -> frozenset[str]:
+    """Return the fields that make no difference to numbers that are known, of any type and byte order.
+
+    None where a number would be a missing value in the other set.
+    """
+    for part, of in ((one, other), (other, one)):
+        values, attributes = part.values(path), of.variables[path].attributes
+        marks = [attributes.get(name) for name in ("_FillValue", "missing_value")]
+        numbers = [mark for mark in marks if isinstance(mark, int | float)]
+        if values is None or values.dtype.kind not in "iuf" or np.isin(values, numbers).any():
+            return frozenset()
+    return TYPES
+
+
+def same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether numbers are equal; those of types of other widths are, where the narrower one rounds them alike."""
+    if one.dtype.kind == other.dtype.kind == "f":
+        narrow = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
+        one, other = one.astype(narrow), other.astype(narrow)
+    return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
 
 
 def described(path: str, part: Named) -> Described:
@@ -235,3 +269,67 @@ def _digest(chunks: Mapping[int, bytes]) -> bytes:
     for number, data in sorted(chunks.items()):
         state.update(b"%d:%d:" % (number, len(data)) + data)
     return state.digest()
+
+
+# ----------------------------------------------------------------------------------------------------
+# The encoding that a lazy cube shows of an array which its sets store differently. No I/O here.
+#
+# Mostly it is the first set's, and chunks of others are recoded. Where values of others have no exact place in that,
+# the array is shown in an encoding that has room for all: packed numbers as the 64-bit floating-point numbers that they
+# mean (one file's scale_factor is not that of the next), and numbers as a type that holds every type.
+
+
+_UNPACKED: Final = np.dtype("<f8")
+
+
+def roomier(parts: Sequence[Named], dim: str) -> dict[str, dict[str, Any]]:
+    """Return the metadata documents, by key, of arrays along ``dim`` for which the first set's encoding has no room."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, first in parts[0].variables.items():
+        if dim in first.dims and not first.is_coordinate:
+            others = {id(v): v for part in parts[1:] if (v := part.variables.get(path)) is not None and v is not first}
+            found |= encoding_with_room(first, list(others.values()))
+    return found
+
+
+def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str, dict[str, Any]]:
+    """Return the metadata documents, by key, of an array that holds the values of all; none if the ``first`` does."""
+    every = [(variable, dtype_of(variable.meta)) for variable in (first, *others)]
+    known = [meant_dtype(dtype, v.attributes) for v, dtype in every if dtype is not None and dtype.kind in "iuf"]
+    if len(known) < len(every) or first.meta.chunks is None:
+        return {}  # which joining them says, where they differ
+    dtype = _UNPACKED
+    if all(_packing(other) == _packing(first) for other in others):
+        dtype = np.result_type(*known).newbyteorder("<")
+        if np.can_cast(dtype, known[0], "safe") or not all(np.can_cast(each, dtype, "safe") for each in known):
+            return {}
+        attributes = {name: value for name, value in first.attributes.items() if name != "_Unsigned"}
+        return _stored_as(first, dtype, first.meta.raw.get("fill_value"), attributes)
+    if not any(_packing(first)) and known[0] == _UNPACKED:
+        return {}
+    attributes = {name: value for name, value in first.attributes.items() if name not in STORED}
+    return _stored_as(first, dtype, "NaN", attributes)
+
+
+def _packing(variable: Variable) -> list[Any]:
+    return [variable.attributes.get(name) for name in PACKING]
+
+
+def _stored_as(
+    variable: Variable, dtype: np.dtype[Any], fill: Any, attributes: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the documents of an array of another type, its chunks without codecs."""
+    meta = variable.meta
+    doc = uncompressed(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
+    if meta.zarr_format == 3:
+        return {variable.key: doc | {"data_type": dtype.name, "attributes": dict(attributes)}}
+    return {variable.key: doc | {"dtype": dtype.str}, join(variable.path, ".zattrs"): dict(attributes)}
+
+
+def with_metadata(part: Named, metadata: Mapping[str, Mapping[str, Any]]) -> Named:
+    """Return a set that shows ``metadata`` (by key) in place of its own."""
+    if not metadata:
+        return part
+    members: dict[str, Value] = {**dict(part.refs.side.items()), **{key: dict(doc) for key, doc in metadata.items()}}
+    refs = ReferenceSet(part.refs.urls, part.refs.tables, members, pins=part.refs.pins)
+    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests)

@@ -14,16 +14,18 @@ from typing import Any, Literal, overload
 import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.core.dtypes import plain_document
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join
 from refshard_fs.core.stats import count_text
+from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
-from refshard_fs.sets.compatibility import described, with_digests
-from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
+from refshard_fs.sets.compatibility import described, roomier, with_digests, with_metadata
+from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes, with_type
 from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
 from refshard_fs.sets.outer import completed, filled
 from refshard_fs.sets.patterns import FileGrid, Pattern, in_grid, nested
@@ -126,13 +128,16 @@ def concat_document(
     subchunks: Mapping[str, int] | None = None,
     known: Mapping[str, tuple[int, ...]] = {},
     is_outer: bool = False,
+    shown: Mapping[str, dict[str, Any]] = {},
 ) -> ConcatDocument:
     """Return the document that joins the sets at ``urls``, that were ``read``; ManifestError where they do not fit.
 
-    Arrays in ``known`` are recut already, in chunks of that shape.
+    Arrays in ``known`` are recut already, in chunks of that shape, and ``shown`` are metadata that it has already.
     """
     if is_outer:
         read = completed(read, dim, lazy=True)
+    metadata = {**shown, **roomier([with_metadata(read[0], shown), *read[1:]], dim)}
+    read = [with_metadata(read[0], metadata), *read[1:]]
     parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same, None, options)
     recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}), **known}
     refs = concatenate(parts, dim, same, recut=recut).refs
@@ -140,30 +145,38 @@ def concat_document(
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
     lengths = [length_along(part, dim) for part in parts]
     coordinate = next((path for path in axes if first[path].is_coordinate), None)
-    data = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))
-    if data is None:
-        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)), None, recut, is_outer)
+    known_values = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))
+    if coordinate is None or known_values is None:
+        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)), None, recut, is_outer, metadata)
+    meta, data = known_values
+    if meta.dtype != first[coordinate].meta.dtype:
+        metadata |= {first[coordinate].key: dict(meta.raw)}
     ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
     values = [data[start:stop] for start, stop in pairwise(ends)]
-    return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths, values)), coordinate, recut, is_outer)
+    lines = tuple(map(Part, urls, lengths, values))
+    return ConcatDocument(dim, axes, lines, coordinate, recut, is_outer, metadata)
 
 
-def _values(refs: ReferenceSet, variable: Variable, total: int) -> bytes | None:
-    """Return the bytes of a coordinate that `concatenate` has put into one plain chunk."""
-    path = variable.path
-    if total == 0 or refs.side.get(variable.key) != plain_document(variable.meta, total):
+def _values(refs: ReferenceSet, variable: Variable, total: int) -> tuple[ArrayMeta, bytes] | None:
+    """Return the bytes of a coordinate that `concatenate` has put into one plain chunk, and metadata of their type."""
+    path, doc = variable.path, refs.side.get(variable.key)
+    stored = zarrmeta.array_meta(doc, repr(path)) if isinstance(doc, dict) else None
+    dtype = None if stored is None else dtype_of(stored)
+    meta = variable.meta if dtype is None else with_type(variable.meta, dtype)
+    if total == 0 or doc != plain_document(meta, total):
         return None
     found = refs.side.get(join(path, refs.tables[path].grid.tail(0)))
-    return found if isinstance(found, bytes) else None
+    return (meta, found) if isinstance(found, bytes) else None
 
 
 def remark_on(document: ConcatDocument, read: Sequence[Named]) -> str:
     """Return in one line why only this package reads what a document shows of the sets that were ``read``."""
     made_here = [f"{path!r} is cut into other chunks" for path in sorted(document.chunks)]
+    shown = with_metadata(read[0], document.metadata)
     for path in sorted(document.axes.keys() - document.chunks.keys() - {document.coordinate}):
-        first, *others = [part for part in read if path in part.variables]  # a gap has none
-        differing = (part for part in others if part.variables[path] is not first.variables[path])
-        count = sum(recoding_of(path, described(path, first), described(path, part)) is not None for part in differing)
+        one = described(path, next(part for part in (shown, *read) if path in part.variables))
+        having = [part for part in read if path in part.variables and part.variables[path].meta is not one.meta]
+        count = sum(recoding_of(path, one, described(path, part)) is not None for part in having)
         if count:
             made_here.append(f"{path!r} is recoded in {count} of {count_text(len(read), 'set')}")
     if made_here:
@@ -269,8 +282,9 @@ def concat(
 
     With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
     values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
-    Arrays along ``dim`` may be encoded otherwise there (codecs, byte order, a narrower type, scale_factor, add_offset,
-    fill value): their chunks are recoded when they are read, exactly, or reading one is an error that says why.
+    Arrays along ``dim`` may be encoded otherwise there (codecs, byte order, type, scale_factor, add_offset, fill
+    value): their chunks are recoded when they are read, exactly, or reading one is an error that says why. Where
+    scale_factor or add_offset differ, the numbers that are meant are shown, as 64-bit floating-point ones.
     Where chunks do not meet (months of 28 to 31 days, or parts of other chunks) the array is shown in chunks of the
     length that most have, or that ``chunks`` (by dimension) says: these are joined from pieces of others.
     With ``subchunks`` (by dimension: ``{"time": 1}``) chunks without a codec are shown in smaller pieces, which are

@@ -10,12 +10,13 @@ from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
-from refshard_fs.core.dtypes import plain
+from refshard_fs.core.dtypes import dtype_of, plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -114,7 +115,7 @@ class _Concatenation:
         if values is None:
             self._join(path, axis)
             return
-        doc, data = plain(variable.meta, values)
+        doc, data = plain(with_type(variable.meta, values.dtype), values)
         grid = self._add_metadata(variable, doc)
         self.tables[path] = ChunkTable.from_parts(grid, [])
         if len(values):
@@ -241,7 +242,28 @@ class _Concatenation:
             if values is None:
                 return None
             found.append(in_first_units(path, self.sets[0], part, values))
-        return np.concatenate(found)
+        joined = np.concatenate(found)
+        mine = found[0].dtype
+        if all((values.dtype.kind, values.dtype.itemsize) == (mine.kind, mine.itemsize) for values in found):
+            return joined
+        with np.errstate(invalid="ignore", over="ignore"):
+            stored = joined.astype(mine)
+        if np.array_equal(stored.astype(joined.dtype), joined, equal_nan=joined.dtype.kind == "f"):
+            return stored  # of the first set's type, if that holds all
+        for part, values in zip(self.sets, found, strict=True):
+            if not np.array_equal(values.astype(joined.dtype).astype(values.dtype), values, equal_nan=True):
+                raise ManifestError(f"{path!r} of {part.name} is {values.dtype}, and not exactly {joined.dtype}")
+        return joined
+
+
+def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
+    """Return the metadata of an array of that type; the same, byte order and all, if it has it."""
+    known = dtype_of(meta)
+    if known is None or (known.kind, known.itemsize) == (dtype.kind, dtype.itemsize):
+        return meta
+    name = dtype.name if meta.zarr_format == 3 else dtype.newbyteorder("<").str
+    field = "data_type" if meta.zarr_format == 3 else "dtype"
+    return msgspec.structs.replace(meta, dtype=name, raw={**meta.raw, field: name})
 
 
 def _rectilinear(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.recoding import decode_chunk
+from refshard_fs.formats.virtual_concat.recoding import EXACT, decode_chunk
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode, object_in
@@ -167,7 +167,6 @@ SECONDS: Final = {
 }
 GREGORIAN: Final = ("standard", "gregorian", "proleptic_gregorian")
 FIRST: Final = datetime(1582, 10, 15)  # the standard calendar is Julian before
-EXACT: Final = 2**53  # floating-point numbers up to it are whole numbers without a gap
 # Attributes by which other values depend on these units, or which make the values something else than numbers of units.
 TIED: Final = ("bounds", "climatology", "scale_factor", "add_offset")
 

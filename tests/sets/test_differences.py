@@ -28,7 +28,13 @@ PACKED = {"dtype": "i4", "scale_factor": 0.5, "_FillValue": -9}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "nothing": ({}, {}, "equal", "equal"),
     "a wider type first": ({"dtype": "f8"}, {"dtype": "f4"}, "refused", "equal"),
-    "a narrower type first": ({"dtype": "f4"}, {"dtype": "f8"}, "refused", "refused"),
+    "a narrower type first": ({"dtype": "f4"}, {"dtype": "f8"}, "refused", "equal"),
+    "packed by numbers that do not divide": (PACKED, {**PACKED, "scale_factor": 0.003}, "refused", "equal"),
+    "packed first": (PACKED, {"dtype": "f4", "_FillValue": 1e20}, "refused", "equal"),
+    "type of times": ({}, {"times": "f8"}, "equal", "equal"),
+    "fractions of days": ({}, {"times": "f8", "hours": 6}, "equal", "equal"),
+    "byte order of coordinates": ({"places": "f4"}, {"places": ">f4"}, "equal", "equal"),
+    "width of coordinates": ({"places": "f4"}, {"places": "f8"}, "equal", "equal"),
     "fill value": ({"_FillValue": -1.0}, {"_FillValue": -2.0}, "refused", "equal"),
     "scale": (PACKED, {**PACKED, "scale_factor": 0.25}, "refused", "equal"),
     "offset": (PACKED, {**PACKED, "add_offset": 8.0}, "refused", "equal"),
@@ -67,14 +73,18 @@ def written(
     calendar: str = "standard",
     xs: Any = (1, 2, 3),
     name: str = "v",
+    times: str = "i4",
+    hours: int = 0,
+    places: str = "i4",
     **packing: Any,
 ) -> str:
     shift = 0 if since == "2024-01-01" else 1
-    times = np.arange(steps, dtype="i4") + 2 * number - shift
-    time = xr.DataArray(times, dims="time", attrs={"units": f"days since {since}", "calendar": calendar})
+    days = (np.arange(steps) + 2 * number - shift + hours / 24).astype(times)
+    time = xr.DataArray(days, dims="time", attrs={"units": f"days since {since}", "calendar": calendar})
     values = (("time", "x"), DATA[:steps] + number, {"units": units})
     ds = xr.Dataset({name: values}, coords={"time": time, "x": list(xs)})
-    ds["x"] = ds["x"].astype("i4")
+    ds["x"] = ds["x"].astype("i4").astype(places)
+    ds["x"].encoding["dtype"] = np.dtype(places)
     stored: dict[str, Any] = {"_FillValue": None, "dtype": np.dtype(dtype).newbyteorder(endian), **packing}
     if kind == "netcdf3":
         ds.to_netcdf(path, engine="netcdf4", format="NETCDF3_64BIT", encoding={name: stored}, unlimited_dims=["time"])

@@ -227,7 +227,7 @@ def test_what_breaks_the_format_is_refused_when_it_is_opened(
     ("other", "words"),
     [
         (day(2, 4), "shape"),
-        (day(2, 2, dtype="<i4"), "is <i4, and that of the first set <f4: .* give the widest first"),
+        (day(2, 2, dtype="<i4"), "is <i4, and that of the first set <f4: no type"),
         ({".zgroup": '{"zarr_format": 2}'}, "no array 'air'"),
     ],
 )
@@ -244,8 +244,8 @@ def test_a_part_that_became_another_one_is_refused_when_it_is_read(
 
 
 def test_what_does_not_fit_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="give the widest first"):
-        refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2, dtype="<i4")]), "time", lazy=True)
+    with pytest.raises(ManifestError, match="only arrays of whole and floating-point numbers"):
+        refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2, dtype="<M8[s]")]), "time", lazy=True)
     with pytest.raises(TypeError, match="save it first"):
         refshard_fs.concat([day(0, 2)], "time", lazy=True)
     with pytest.raises(TypeError, match="one dimension"):

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keyspace import KeySpace, View
-from refshard_fs.core.model import Entry, Listed, Need, Steps, driven, of_origin
+from refshard_fs.core.keys import join, parent
+from refshard_fs.core.keyspace import KeySpace, View, by_name
+from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, of_origin
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
@@ -42,6 +44,7 @@ class _Members(msgspec.Struct, forbid_unknown_fields=True):
     coordinate: str | None = None
     chunks: dict[str, list[int]] = {}
     join: Literal["exact", "outer"] = "exact"
+    metadata: dict[str, dict[str, Any]] = {}
 
 
 class ConcatDocument(msgspec.Struct, frozen=True):
@@ -49,7 +52,8 @@ class ConcatDocument(msgspec.Struct, frozen=True):
 
     ``coordinate`` is the path of the array whose values the parts here hold, little-endian. Arrays in ``chunks`` are
     recut: shown in chunks of that shape, whatever the chunks of the parts are. Where sets are joined as ``is_outer``,
-    chunks of an array that a part lacks do not exist.
+    chunks of an array that a part lacks do not exist. ``metadata`` are documents (by key) that are shown in place
+    of the first part's: of arrays that are shown otherwise than that part stores them.
     """
 
     dim: str
@@ -58,6 +62,7 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     coordinate: str | None = None
     chunks: dict[str, tuple[int, ...]] = {}
     is_outer: bool = False
+    metadata: dict[str, dict[str, Any]] = {}
 
     @property
     def starts(self) -> list[int]:
@@ -80,8 +85,14 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             raise ManifestError(f"{where}: the coordinate {given.coordinate!r} is not in axes, with axis 0")
         if not given.axes.keys() >= given.chunks.keys() or any(min(c, default=0) < 1 for c in given.chunks.values()):
             raise ManifestError(f"{where}: its chunks are of an array that is not in axes, or of less than 1 element")
+        strange = next(
+            (k for k in given.metadata if not zarrmeta.is_metadata(k) or k.endswith(zarrmeta.CONSOLIDATED)), None
+        )
+        if strange is not None:
+            raise ManifestError(f"{where}: its metadata have {strange!r}, which is no document of an array or a group")
         chunks = {path: tuple(shape) for path, shape in given.chunks.items()}
-        return cls(given.dim, given.axes, parts, given.coordinate, chunks, given.join == "outer")
+        is_outer = given.join == "outer"
+        return cls(given.dim, given.axes, parts, given.coordinate, chunks, is_outer, given.metadata)
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
@@ -92,6 +103,8 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             head["chunks"] = self.chunks
         if self.is_outer:
             head["join"] = "outer"
+        if self.metadata:
+            head["metadata"] = self.metadata
         lines = [zarrmeta.dumps(self._line(part, respell)) for part in self.parts]
         return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
 
@@ -246,3 +259,63 @@ def of_part(steps: Steps[T], origin: str) -> Steps[T]:
         return (yield of_origin(need, origin))
 
     return of_origin((yield from driven(steps, meet)), origin)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Parts that are nothing, or have other metadata than they are stored with. No I/O here.
+
+
+class Nothing(KeySpace):
+    """A gap: no key at all."""
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        yield from ()
+        return None
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        yield from ()
+        return None
+
+
+class Overlaid(View):
+    """The keys of a part, ``metadata`` (by key) in place of its own."""
+
+    def __init__(self, base: KeySpace, metadata: Mapping[str, Any]) -> None:
+        super().__init__(base)
+        self._metadata = metadata
+        self._inline = {key: Inline(zarrmeta.dumps(doc)) for key, doc in metadata.items()}
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        found = self._inline.get(key)
+        if found is not None:
+            return found
+        if key == zarrmeta.CONSOLIDATED or key == "zarr.json":
+            return (yield from self._consolidated(key))
+        return (yield from self.base.lookup(key))
+
+    def _consolidated(self, key: str) -> Steps[Entry | None]:
+        """Return the root's document: what it tells of all arrays is what is shown of them."""
+        data = yield from self.base.read(key)
+        doc: Any = {}
+        with suppress(ValueError):  # whoever reads it sees the bytes as they are
+            doc = {} if data is None else zarrmeta.loads(data)
+        if not isinstance(doc, dict):
+            doc = {}
+        known = doc.get("metadata")
+        if key == zarrmeta.CONSOLIDATED and isinstance(known, dict):
+            return Inline(zarrmeta.dumps({**doc, "metadata": {**known, **self._metadata}}))
+        if "consolidated_metadata" in doc:  # readers ask for each document then
+            return Inline(zarrmeta.dumps({name: doc[name] for name in doc if name != "consolidated_metadata"}))
+        return (yield from self.base.lookup(key))
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        names = yield from self.base.children(prefix)
+        found = {listed.name: listed for listed in names or ()}
+        for key, entry in self._inline.items():
+            directory, name = parent(key)
+            if directory == prefix:
+                found[name] = Listed(name, len(entry.data))
+            elif directory.startswith(join(prefix, "")):
+                below = directory[len(prefix) :].strip("/").partition("/")[0]
+                found.setdefault(below, Listed(below, None, True))
+        return sorted(found.values(), key=by_name) if found or names is not None else None

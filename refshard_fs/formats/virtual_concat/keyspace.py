@@ -28,6 +28,8 @@ from refshard_fs.formats.virtual_concat.document import (
     ConcatDocument,
     ConcatIndex,
     Described,
+    Nothing,
+    Overlaid,
     PartView,
     of_part,
     recoding_of,
@@ -114,18 +116,6 @@ class FullLength:
         return shown, ConcatArray(grid_of(shown), meta, axis, tuple(counts))
 
 
-class _Nothing(KeySpace):
-    """A gap: no key at all."""
-
-    def lookup(self, key: str) -> Steps[Entry | None]:
-        yield from ()
-        return None
-
-    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        yield from ()
-        return None
-
-
 class ConcatKeySpace(KeySpace):
     """The keys of ``document``'s parts as those of one set; ``open_part`` opens the one of a number."""
 
@@ -140,18 +130,19 @@ class ConcatKeySpace(KeySpace):
         resolve: Callable[[str], str],
         keep: int,
     ) -> None:
-        self.first = first
+        self.first: KeySpace = Overlaid(first, document.metadata) if document.metadata else first
         self.document = document
         self.document_url = where
         self.resolve = resolve  # what URLs in the document stand for
         self.where = where
-        self._documents = Documents(first, FullLength(document, where))
+        self._documents = Documents(self.first, FullLength(document, where))
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
         self._inline_grids: Mapping[str, ChunkGrid] = {}
         self._starts = document.starts
         self._values = b"".join(part.values or b"" for part in document.parts)  # of the coordinate
         self._open_part = open_part
         self._keep = max(keep, 1)
+        self._stored_first = first
         self._parts: OrderedDict[int, KeySpace] = OrderedDict()
         # Of arrays that have been seen to fit the first part's, by part and array: how its chunks become that one's
         # (None: they are such), or those of an array that is recut.
@@ -234,7 +225,7 @@ class ConcatKeySpace(KeySpace):
 
     def _part(self, number: int, path: str, array: ConcatArray) -> Steps[KeySpace]:
         """Return a part, whose array ``path`` has been seen to fit the first part's."""
-        part = self.first if number == 0 else self._parts.get(number)
+        part = self._stored_first if number == 0 else self._parts.get(number)
         if part is None:
             part = self._parts[number] = yield from self._open_part(number)
             with suppress(KeyError):  # other threads do the same
@@ -438,7 +429,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
     def open_part(number: int) -> Steps[KeySpace]:
         if not document.parts[number].url:
-            return _Nothing()
+            return Nothing()
         url = resolve(document.parts[number].url)
         if is_trusted(url):
             return (yield from open_other(url, theirs))

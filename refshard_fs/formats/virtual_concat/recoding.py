@@ -116,9 +116,12 @@ def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
 
 # Fields of metadata that a chunk's encoding depends on, and that may differ where chunks are recoded.
 RECODED: Final = frozenset({"compressor", "filters", "codecs", "order", "fill_value", "dtype", "data_type"})
-_PACKING: Final = ("scale_factor", "add_offset")
+EXACT: Final = 2**53  # floating-point numbers up to it are whole numbers without a gap
+PACKING: Final = ("scale_factor", "add_offset")
 _MISSING: Final = ("_FillValue", "missing_value")
-RECODED_ATTRIBUTES: Final = frozenset(f"attribute {name}" for name in (*_PACKING, *_MISSING))
+_UNSIGNED: Final = "_Unsigned"  # signed numbers are meant as unsigned ones, or the reverse
+STORED: Final = (*PACKING, *_MISSING, _UNSIGNED)  # attributes that say how numbers are stored
+RECODED_ATTRIBUTES: Final = frozenset(f"attribute {name}" for name in STORED)
 
 
 class _Encoding(NamedTuple):
@@ -129,13 +132,20 @@ class _Encoding(NamedTuple):
     scale: float | None
     offset: float | None
     fills: npt.NDArray[Any]  # of missing values; the first is written
+    meant: np.dtype[Any]  # the type that numbers mean, which `_Unsigned` says
 
     @property
     def is_packed(self) -> bool:
         return self.scale is not None or self.offset is not None
 
     def unpacked(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        return values.astype(np.float64) * (1.0 if self.scale is None else self.scale) + (self.offset or 0.0)
+        return self.numbers(values).astype(np.float64) * (1.0 if self.scale is None else self.scale) + (
+            self.offset or 0.0
+        )
+
+    def numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the numbers that stored ones are, before scale and offset."""
+        return values if self.meant == self.dtype else values.astype(self.dtype).view(self.meant)
 
     def is_missing(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         found = np.isin(values, self.fills)
@@ -191,7 +201,11 @@ class Recoding(msgspec.Struct, frozen=True):
     def _converted(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
         missing = theirs.is_missing(values)
         if (theirs.scale, theirs.offset) == (mine.scale, mine.offset):
-            out = values.astype(mine.dtype)
+            numbers = theirs.numbers(values)
+            out = numbers.astype(mine.meant).view(mine.dtype)
+            is_rounded = numbers.dtype.kind in "iu" and numbers.itemsize == 8 and mine.meant.kind == "f"
+            if is_rounded and not (missing | (np.abs(numbers.astype(np.float64)) < EXACT)).all():
+                raise ValueError(f"{self.where}: a value of {numbers.dtype} cannot be stored exactly as {mine.dtype}")
         else:
             out = self._repacked(values, missing, theirs, mine)
         if missing.any():
@@ -210,14 +224,14 @@ class Recoding(msgspec.Struct, frozen=True):
     ) -> npt.NDArray[Any]:
         real = theirs.unpacked(values)
         if not mine.is_packed:
-            out = real.astype(mine.dtype)
-            same = out == real
+            out = real.astype(mine.meant).view(mine.dtype)
+            same = mine.numbers(out) == real
         else:
             steps = (real - (mine.offset or 0.0)) / (1.0 if mine.scale is None else mine.scale)
             wanted = np.rint(steps) if mine.dtype.kind in "iu" else steps
-            limits = np.iinfo(mine.dtype) if mine.dtype.kind in "iu" else np.finfo(mine.dtype)
+            limits = np.iinfo(mine.meant) if mine.dtype.kind in "iu" else np.finfo(mine.dtype)
             fits = (wanted >= float(limits.min)) & (wanted <= float(limits.max))
-            out = np.where(fits & ~missing, wanted, 0).astype(mine.dtype)
+            out = np.where(fits & ~missing, wanted, 0).astype(mine.meant).view(mine.dtype)
             same = fits & (mine.unpacked(out) == real)
         if not (same | missing | np.isnan(real)).all():
             raise ValueError(f"{self.where}: a value cannot be stored exactly in the first set's encoding")
@@ -248,8 +262,8 @@ def recoding(
     made = Recoding(_spelled(*theirs), _spelled(*mine), f"{path!r} of {name}")
     try:
         one, other = _encoding(made.mine), _encoding(made.theirs)
-        if (one.scale, one.offset) == (other.scale, other.offset) and not np.can_cast(other.dtype, one.dtype, "safe"):
-            raise ValueError("values of the one type are not all values of the other; give the widest first")
+        if (one.scale, one.offset) == (other.scale, other.offset) and not np.can_cast(other.meant, one.meant, "safe"):
+            raise ValueError("no type that is recoded to holds both: values of the one are not all values of the other")
         encode_chunk(one.meta, np.zeros(one.meta.chunks or (), one.dtype))
         if decode_chunk(other.meta, encode_chunk(other.meta, np.zeros(other.meta.chunks or (), other.dtype))) is None:
             raise ValueError("its chunks cannot be decoded here")
@@ -261,12 +275,12 @@ def recoding(
 
 
 def _spelled(meta: ArrayMeta, attributes: Mapping[str, Any]) -> bytes:
-    kept = {name: attributes[name] for name in (*_PACKING, *_MISSING) if name in attributes}
+    kept = {name: attributes[name] for name in STORED if name in attributes}
     return zarrmeta.dumps({"meta": {**meta.raw, "shape": meta.shape, "attributes": {}}, "attributes": kept})
 
 
 def _described(meta: ArrayMeta, attributes: Mapping[str, Any]) -> str:
-    packing = [f"{name} {attributes[name]}" for name in (*_PACKING, *_MISSING) if name in attributes]
+    packing = [f"{name} {attributes[name]}" for name in STORED if name in attributes]
     return ", ".join([str(meta.dtype), *packing])
 
 
@@ -279,10 +293,16 @@ def _encoding(document: bytes) -> _Encoding:
     if meta is None or dtype is None or dtype.kind not in "iuf" or meta.chunks is None:
         raise ValueError("only arrays of whole and floating-point numbers are recoded")
     attributes = found["attributes"]
-    scale, offset = (attributes.get(name) for name in _PACKING)
+    scale, offset = (attributes.get(name) for name in PACKING)
     if any(value is not None and type(value) not in (int, float) for value in (scale, offset)):
         raise ValueError("its scale_factor or add_offset is no number")
     marks = [meta.raw.get("fill_value")] if meta.zarr_format == 2 else []
     marks += [attributes.get(name) for name in _MISSING if not isinstance(attributes.get(name), str | list)]
     fills = [fill_of(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None]
-    return _Encoding(meta, dtype, scale, offset, np.array(fills, dtype))
+    return _Encoding(meta, dtype, scale, offset, np.array(fills, dtype), meant_dtype(dtype, attributes))
+
+
+def meant_dtype(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:
+    """Return the type of the numbers that an array's are: ``_Unsigned`` says so where a file's format has no such."""
+    kind = {("i", "true"): "u", ("u", "false"): "i"}.get((dtype.kind, str(attributes.get(_UNSIGNED)).lower()))
+    return dtype if kind is None else np.dtype(f"{dtype.byteorder}{kind}{dtype.itemsize}")
