@@ -18,7 +18,7 @@ from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, Span, 
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
 from refshard_fs.errors import DamagedIndex, ManifestError
 
-LISTABLE: Final = 1 << 24  # chunks; more are read, but not listed, for the number is only what a header says
+LISTABLE: Final = 1 << 21  # chunks, 120 bytes each; more are read, but not listed: a header says any number
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2

@@ -29,7 +29,7 @@ Elements = npt.NDArray[Any]
 
 DEEPEST: Final = 16  # types within types
 MOST_ELEMENTS: Final = 1 << 24  # of one array datatype
-MOST_BYTES: Final = 1 << 30  # of one element
+MOST_BYTES: Final = 1 << 25  # of one element: it is held several times
 MOST_TEXT: Final = 1 << 28  # bytes that the elements of a chunk refer to: many may share one long text
 
 _PADDINGS: Final[tuple[Padding, ...]] = ("null-terminated", "null-padded", "space-padded")
@@ -113,7 +113,7 @@ class _Parser:
         if not 1 <= version <= 5:
             raise ValueError(f"datatype version {version}: only 1 to 5 are known")
         if size > MOST_BYTES:
-            raise ValueError(f"a datatype of {size} bytes")
+            return Datatype(size, "opaque", refusal=f"its elements are of {size} bytes; {MOST_BYTES} are allowed")
         match head & 15:
             case 0:
                 return self._integer(size, flags)

@@ -129,7 +129,7 @@ class Unpacked(msgspec.Struct, frozen=True):
                     raw = _UNDO[used.id](raw, used.values, length)
                 except ValueError:
                     raise
-                except (RuntimeError, zlib.error, OSError, EOFError, struct.error, TypeError, MemoryError) as e:
+                except (RuntimeError, zlib.error, OSError, EOFError, struct.error, LookupError, TypeError, MemoryError) as e:
                     raise ValueError(f"the filter {used.name} cannot be undone: {e}") from e
         if len(raw) < length:
             raise ValueError(f"its filters make {len(raw)} bytes, where {self.count} elements take {length}")

@@ -277,6 +277,8 @@ def _value(attribute: Attribute) -> Any:
 def _plain(value: Any) -> Any:
     """Return numpy's values as JSON has them."""
     match value:
+        case np.ndarray() if not value.size:  # however many empty rows it says that it has
+            return []
         case np.ndarray() | np.generic():
             return _plain(value.astype(str).tolist() if value.dtype.kind in "mM" else value.tolist())
         case list() | tuple():
@@ -328,7 +330,7 @@ def _filled(found: HDF5Object, datatype: Datatype, zarr_format: int) -> tuple[An
         attributes.pop(FILL, None)
     if zarr_format == 2:
         if masked is None:  # zarr 2 leaves elements uninitialised; zarr 3 takes zeros, 3.1 the digit in a text's field
-            is_zero = unwritten is not None and not any(unwritten)
+            is_zero = unwritten is not None and unwritten.count(0) == len(unwritten)
             return None, attributes, is_zero and not datatype.fields and (zarr_major() or 3) > 2
         return _spelled(masked, datatype), attributes, masked == unwritten
     if masked is not None:

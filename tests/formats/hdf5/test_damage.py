@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from tests.formats.files_of_arrays import all_bytes, check_damage
 from tests.formats.hdf5 import corpus, netcdf_files
+from tests.memory import taking
 
 WRITERS = corpus.WRITERS | netcdf_files.WRITERS
 NAMES = [
@@ -36,3 +41,31 @@ def test_the_b_tree_of_a_group_ends_where_a_node_has_no_children(tmp_path: Path)
     node = data.index(b"TREE\0")
     data[node + 5 : node + 8] = b"\1\0\0"  # a node of level 1 with no entries
     assert all_bytes(bytes(data)) == {}
+
+
+def test_a_chunk_too_short_for_its_checksum_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("d", (4,), "<i4", chunks=(4,), compression="gzip", fletcher32=True)
+        dataset.id.write_direct_chunk((0,), b"ab", filter_mask=1)  # not compressed
+    with pytest.raises(ReferenceNotReachable, match="fletcher32"):
+        RefShardFileSystem(str(path)).cat_file("d/0")
+
+
+def test_an_attribute_of_millions_of_empty_rows_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs.create("none", np.empty((1 << 26, 0)))
+    with taking(4 << 20):
+        assert json.loads(RefShardFileSystem(str(path)).cat_file(".zattrs")) == {"none": []}
+
+
+def test_elements_larger_than_files_have_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("large", (1,), h5py.string_dtype(length=1 << 29), chunks=(1,))
+        file["small"] = 1
+    with taking(4 << 20):
+        fs = RefShardFileSystem(str(path))
+        assert fs.exists("small/.zarray")
+        assert f"of {1 << 29} bytes" in fs.left_whole["large"]
