@@ -44,6 +44,8 @@ _BITSHUFFLED: Final = {0: None, 2: LZ4, 3: ZSTD}  # what bitshuffle compresses i
 _EXTRA: Final = 'that needs imagecodecs: pip install "refshard_fs[hdf5]"'
 _HEADERS: Final = 4096  # bytes that filters may add to a chunk, apart from making it larger by an eighth
 _LZ4_EXPANSION: Final = 256  # bytes that lz4 makes of one, at most
+# What decoders raise of damaged bytes, apart from ValueError.
+_FAILURES: Final = (RuntimeError, zlib.error, OSError, EOFError, struct.error, LookupError, TypeError, MemoryError)
 _PIECES: Final = 1 << 16  # of one element, that nbit packs separately
 
 
@@ -129,7 +131,7 @@ class Unpacked(msgspec.Struct, frozen=True):
                     raw = _UNDO[used.id](raw, used.values, length)
                 except ValueError:
                     raise
-                except (RuntimeError, zlib.error, OSError, EOFError, struct.error, LookupError, TypeError, MemoryError) as e:
+                except _FAILURES as e:
                     raise ValueError(f"the filter {used.name} cannot be undone: {e}") from e
         if len(raw) < length:
             raise ValueError(f"its filters make {len(raw)} bytes, where {self.count} elements take {length}")
