@@ -385,7 +385,9 @@ def test_customer_keys_are_left_to_s3fs_which_sends_them(scripted: Any) -> None:
     assert all(r.headers["x-amz-server-side-encryption-customer-algorithm"] == "AES256" for r in asked)
 
 
-def test_a_signature_is_renewed_before_it_is_old(s3_proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signature_is_renewed_before_it_is_old(
+    s3_proxy: CountingProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from refshard_fs.targets import s3
 
     s3_proxy.fault(403, "/nowhere")
@@ -396,5 +398,5 @@ def test_a_signature_is_renewed_before_it_is_old(s3_proxy: CountingProxy, monkey
         await asyncio.sleep(1.1)  # the stamp counts seconds
         await opened.read(path, 0, 5)
 
-    reader(through(s3_proxy)).run("s3://targets/x", read)
+    reader(through(s3_proxy)).run(f"{bucket}/x", read)
     assert len({r.headers["authorization"] for r in s3_proxy.requests()}) == 2
