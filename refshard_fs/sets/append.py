@@ -58,11 +58,12 @@ def append(
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> int:
-    """Let the set at ``target`` go on along ``dim`` with the set ``fo``, as if both had been given to `concat`.
+    """Add the set ``fo`` to the set at ``target``, along ``dim``, as if both had been given to `concat`.
 
     ``target`` is the URL of a JSON or parquet set, of a hierarchy with chunk manifests, or of a document that `concat`
-    made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``options`` are further arguments of
-    `RefShardFileSystem` for both. The set does not change until it has all of the new one, whatever happens.
+    made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``same`` is as `concat` takes it, and
+    ``options`` are further arguments of `RefShardFileSystem` for both.
+    The set does not change until it has all of the new one, whatever happens.
 
     It is safe to repeat: values of the coordinate ``dim`` that the set has already are an error; with
     ``on_duplicate="skip"`` what is new is appended, and ``"replace"`` takes the new set's elements instead of the last

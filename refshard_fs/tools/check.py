@@ -374,6 +374,7 @@ def check(
 
     ``"head"`` reads no chunk, ``"read"`` reads ``sample`` chunks that are evenly spaced over all there are, ``"full"``
     reads every chunk and, where zarr is installed, decodes it. What is wrong is in the report, and no exception.
+    ``callback`` counts what was looked at.
 
     >>> import json, refshard_fs
     >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
