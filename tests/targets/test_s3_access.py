@@ -15,6 +15,7 @@ import pytest
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from tests.servers.aws import REGION, AwsServer, Keys, is_installed
 from tests.servers.http import RangeServer
+from tests.servers.machine import MachineMetadata
 from tests.servers.proxy import CountingProxy
 from tests.targets.reading import Reader
 
@@ -144,6 +145,25 @@ def test_a_container_is_told_the_keys_of_its_role(
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", url)
     check(opened(aws.url))
     assert len(http_server.requests()) == 1
+
+
+def test_a_virtual_machine_is_told_the_keys_of_its_role_once(
+    aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = aws.assume()
+    with MachineMetadata(keys) as machine:
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.url)
+        monkeypatch.setenv(
+            "AWS_METADATA_SERVICE_TIMEOUT", "60"
+        )  # seconds; one is the default, which a busy machine takes
+        check(opened(proxy.url))
+        assert machine.asked == [
+            "PUT /latest/api/token",
+            "GET /latest/meta-data/iam/security-credentials/",
+            "GET /latest/meta-data/iam/security-credentials/reader",
+        ]
+    assert {r.headers["x-amz-security-token"] for r in proxy.requests()} == {keys.token}
 
 
 @pytest.mark.parametrize("style", ["path", "virtual", "auto"])
