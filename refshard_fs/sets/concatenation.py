@@ -74,7 +74,8 @@ class _Concatenation:
         if self.dim is not None and self.dim not in dims:
             raise ManifestError(
                 f"no variable is along {self.dim!r} in {self.sets[0].name}, nor in the others: of dimensions there are "
-                f"{', '.join(sorted(dim for dim in dims if dim is not None)) or 'none'}"
+                f"{', '.join(sorted(dim for dim in dims if dim is not None)) or 'none'}. "
+                "Where names of files say it, a pattern with fields makes it (not with lazy=True): '{time:%Y%m%d}.nc'"
             )
         for path in dict.fromkeys(path for part in self.sets for path in part.variables):
             self._add_variable(path)
