@@ -148,7 +148,8 @@ def _check(arguments: Namespace) -> int:
         f"targets {report.targets:,}"
     )
     if report.mode != "head":  # which reads no chunk
-        print_line(f"read {report.read:,} chunks, {report.bytes_read:,} bytes, decoded {report.decoded:,}")
+        decoded = f"decoded {report.decoded:,}" if report.decoded or arguments.full else "decoded none (--full does)"
+        print_line(f"read {report.read:,} chunks, {report.bytes_read:,} bytes, {decoded}")
     for finding in report.findings:
         where = [part for part in (finding.key, finding.url) if part]
         print_line(": ".join([finding.severity, finding.kind, *where, finding.text]))

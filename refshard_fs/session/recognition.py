@@ -21,7 +21,7 @@ from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences, Look
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.values import resolver
-from refshard_fs.security.policy import directory_of, locator
+from refshard_fs.security.policy import LOCAL, directory_of, locator, protocol_of
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
 
@@ -160,7 +160,9 @@ def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Pro
     there = yield tuple(Stat(below(marker), fresh=True) for marker in markers)
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
-        remedy = "Check the path; what its filesystem needs, such as credentials, goes into target_options="
+        remedy = "Check the path"
+        if protocol_of(url) not in (None, *LOCAL):
+            remedy += "; what its filesystem needs, such as credentials, goes into target_options="
         if "*" in url:
             remedy = "A pattern is for refshard_fs.concat(url, dim=...), which joins all that it matches"
         raise NoSuchSource(f"{url}: there is no such object, and no directory with a source in it. {remedy}")

@@ -63,7 +63,11 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
     ),
     "a source that is gone": (
         lambda folder: RefShardFileSystem(str(folder / "none.json")).ls(""),
-        ("none.json", "Check the path", "target_options="),
+        ("none.json", "Check the path"),
+    ),
+    "a source that is gone from a server": (
+        lambda folder: RefShardFileSystem("memory://gone/none.json").ls(""),
+        ("memory://gone/none.json", "Check the path", "target_options="),
     ),
     "a directory that is no source": (
         lambda folder: RefShardFileSystem(str(folder / "empty")).ls(""),
