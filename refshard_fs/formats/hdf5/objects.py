@@ -250,6 +250,8 @@ class _Reader:
         found: list[bytes] = [b""] * len(records)
         ids: dict[int, bytes] = {}
         shared: dict[int, bytes] = {}
+        if any(len(record) < 9 for record in records):
+            raise ValueError(f"the B-tree at {tree} has no records of attributes")
         for place, record in enumerate(records):
             if record[8] & 2:  # the heap of shared messages has it
                 shared[place] = record[:8]

@@ -8,8 +8,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from numcodecs.checksum32 import jenkins_lookup3
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs import DamagedIndex, ReferenceNotReachable, RefShardFileSystem
 from tests.formats.files_of_arrays import all_bytes, check_damage
 from tests.formats.hdf5 import corpus, netcdf_files
 from tests.memory import taking
@@ -69,3 +70,19 @@ def test_elements_larger_than_files_have_are_refused_by_name(tmp_path: Path) -> 
         fs = RefShardFileSystem(str(path))
         assert fs.exists("small/.zarray")
         assert f"of {1 << 29} bytes" in fs.left_whole["large"]
+
+
+def test_attributes_that_another_b_tree_is_said_to_list_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        for number in range(10):
+            file.attrs[str(number)] = number
+    data = bytearray(path.read_bytes())
+    head = data.index(b"BTHD")
+    data[head + 10 : head + 12] = b"\x05\0"  # bytes of a record
+    for signature, size in ((b"BTHD", 38), (b"BTLF", 4 + 2 + 5 * 10 + 4)):
+        where = data.index(signature)
+        end = where + size - 4
+        data[end : end + 4] = jenkins_lookup3(bytes(data[where:end]), 0).to_bytes(4, "little")
+    with pytest.raises(DamagedIndex, match="no records of attributes"):
+        all_bytes(bytes(data))
