@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from refshard_fs import RefShardError
 from refshard_fs.cli import main
-from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files
 
 
@@ -28,12 +26,6 @@ def check_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         printed = capsys.readouterr().out
         assert array in printed or arguments[0] != "info"
     return refs
-
-
-def rounds(server: RangeServer) -> int:
-    """Return how many times requests waited for the answers to others: their arrivals lie a latency apart."""
-    times = sorted(request.time for request in server.requests())
-    return 1 + sum(b - a > server.latency * 0.7 for a, b in pairwise(times))
 
 
 def rounds_to_open(path: Path) -> int:

@@ -33,7 +33,8 @@ class HttpServer:
     """Serves ``answer`` on 127.0.0.1 from ``__enter__`` to ``__exit__``.
 
     ``latency`` (seconds per request), ``bandwidth`` (bytes/s per connection) and ``total_bandwidth``
-    (bytes/s over all connections) are plain attributes; setting one holds from the next piece sent on.
+    (bytes/s over all connections) are plain attributes; setting one holds from the next piece sent on. So is
+    ``together``: no request is answered before so many have arrived, since the log was cleared.
     An error of the server's own, which no fault asked for, is raised by ``__exit__``.
     """
 
@@ -51,6 +52,7 @@ class HttpServer:
         self.latency = latency
         self.bandwidth = bandwidth
         self.total_bandwidth = total_bandwidth
+        self.together = 0
         self.port = port
         self.log = Log()
         self._faults: list[Fault] = []
@@ -213,6 +215,8 @@ class HttpServer:
             request.fault = fault.kind if fault else None
             if self.latency:
                 await asyncio.sleep(self.latency)
+            while len(self.log) < self.together:  # noqa: ASYNC110  # other threads set it, and clear the log
+                await asyncio.sleep(0.005)
             match fault:
                 case Fault(kind="dropped"):
                     return False

@@ -51,6 +51,9 @@ class Log:
     _peak: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
     def begin(self, request: Request) -> None:
         with self._lock:
             self._requests.append(request)

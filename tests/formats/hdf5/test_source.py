@@ -6,7 +6,6 @@ import gzip
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import pytest
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
 from refshard_fs.core.zarrmeta import zarr_major
-from tests.formats.files_of_arrays import check_commands, rounds
+from refshard_fs.session.collect import collected
+from tests.formats.files_of_arrays import check_commands
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import Files
 
@@ -50,31 +50,28 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def served(http_server: RangeServer, steps: Path) -> Iterator[str]:
+def served(http_server: RangeServer, steps: Path) -> str:
     url = http_server.put("/steps.nc", steps.read_bytes())
-    http_server.latency = 0.1
-    yield url
-    http_server.latency = 0.0
+    http_server.clear()
+    return url
 
 
-def seen(server: RangeServer) -> tuple[int, int]:
-    """Return the rounds of requests and the bytes that a server was asked for."""
-    found = rounds(server), sum(request.sent for request in server.requests())
-    server.clear()
-    return found
+def bytes_seen(server: RangeServer) -> int:
+    """Return how many bytes a server was asked for."""
+    return sum(request.sent for request in server.requests())
 
 
 def test_one_step_is_read_in_few_rounds_and_few_bytes(served: str, http_server: RangeServer, steps: Path) -> None:
-    http_server.clear()
     with xr.open_dataset(served, engine="refshard") as found:
-        opened, head = seen(http_server)
         values = found["c"][150].values
-    read, sent = seen(http_server)
+    assert bytes_seen(http_server) < 150_000
     with xr.open_dataset(steps, engine="h5netcdf") as expected:
         assert (values == expected["c"][150].values).all()
-    assert opened <= 4
-    assert opened + read <= 7
-    assert head + sent < 150_000
+    files = Files.of(steps)
+    keyspace = files.open()
+    assert files.rounds <= 3  # and one for the coordinates
+    assert files.read(keyspace, "c/150.0.0")
+    assert files.rounds <= 6  # and one for the chunk
 
 
 def test_every_node_of_the_index_is_read_once(served: str, http_server: RangeServer, steps: Path) -> None:
@@ -94,12 +91,11 @@ def test_every_node_of_the_index_is_read_once(served: str, http_server: RangeSer
 def test_the_whole_index_is_read_in_few_rounds(
     served: str, http_server: RangeServer, steps: Path, tmp_path: Path
 ) -> None:
-    http_server.clear()
     RefShardFileSystem(served).save(str(tmp_path / "refs.json"))
-    taken, sent = seen(http_server)
-    assert taken <= 8
-    assert sent < steps.stat().st_size / 30
-    http_server.latency = 0.0
+    assert bytes_seen(http_server) < steps.stat().st_size / 30
+    files = Files.of(steps)
+    files.run(collected(files.open()))
+    assert files.rounds <= 8
     with xr.open_dataset(steps, engine="h5netcdf") as expected:
         found = xr.open_dataset(tmp_path / "refs.json", engine="refshard")
         xr.testing.assert_identical(found.load(), expected.load())
