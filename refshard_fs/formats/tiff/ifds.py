@@ -46,6 +46,11 @@ class Tag(msgspec.Struct):
         """The values, whose bytes are known."""
         return np.frombuffer(self.data or b"", self.dtype)
 
+    def part(self, first: int, count: int) -> Tag:
+        """Return ``count`` of the values, from the ``first`` on."""
+        start, stop = first * self.dtype.itemsize, (first + count) * self.dtype.itemsize
+        return Tag(self.dtype, count, self.start + start, None if self.data is None else self.data[start:stop])
+
 
 class Ifd(msgspec.Struct):
     """One directory: its tags by number, and where the next one lies."""
@@ -94,9 +99,8 @@ class Tiff:
         if self.is_big and struct.unpack_from(f"{self.order}HH", head, 4) != (8, 0):
             raise ManifestError(f"{url}: its offsets are of another size than 8 bytes, which BigTIFF has")
         # The forms of the header's and each IFD's link to the next, of the number of tags, and of a tag.
-        self._link, self._count, self._tag = (
-            struct.Struct(self.order + form) for form in (("Q", "Q", "HHQQ") if self.is_big else ("I", "H", "HHII"))
-        )
+        forms = ("Q", "Q", "HHQQ") if self.is_big else ("I", "H", "HHII")
+        self._link, self._count, self._tag = (struct.Struct(self.order + form) for form in forms)
         self.first: int = self._link.unpack_from(head, short - self._link.size)[0]
 
     def chain(self) -> Steps[list[Ifd]]:
@@ -131,17 +135,6 @@ class Tiff:
             found += map(self._ifd, some, counts, whole)
         return found
 
-    def values(self, tags: Sequence[Tag], first: int, count: int) -> Steps[list[npt.NDArray[Any]]]:
-        """Return ``count`` values of each tag from the ``first`` on: those that are not known are read in one round."""
-        widths = [tag.dtype.itemsize for tag in tags]
-        parts = [(tag.start + first * width, count * width) for tag, width in zip(tags, widths, strict=True)]
-        loads = tuple(Load(self.part(*part), Raw()) for tag, part in zip(tags, parts, strict=True) if tag.data is None)
-        read = iter((yield loads) if loads else ())
-        return [
-            tag.values[first : first + count] if tag.data is not None else np.frombuffer(next(read), tag.dtype)
-            for tag in tags
-        ]
-
     def fill(self, wanted: Iterable[Tag]) -> Steps[None]:
         """Have the ``wanted`` tags hold their values: those that are not known are read at once."""
         missing = [tag for tag in wanted if tag.data is None]
@@ -173,7 +166,7 @@ class Tiff:
         """Return bytes of the file; ManifestError where they lie outside."""
         if start + size > self.size:
             raise ManifestError(
-                f"{self.url}: it is cut short: what it names ends at byte {start + size} of {self.size}"
+                f"{self.url}: it is cut short: what it names ends at {start + size} of {self.size} bytes"
             )
         return self.source.part(start, size)
 

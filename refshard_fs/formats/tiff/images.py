@@ -35,13 +35,9 @@ _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of Samp
 _BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples shown as they are
 
 
+_SAME: Final = {32946: 8}  # the value of Compression that Deflate had before it had one in the specification
 # Codecs that zarr has, by the value of Compression, as version 2 names them.
-NATIVE: Final[Mapping[int, dict[str, Any] | None]] = {
-    1: None,
-    8: {"id": "zlib", "level": 1},
-    32946: {"id": "zlib", "level": 1},
-    50000: {"id": "zstd", "level": 1},
-}
+NATIVE: Final[Mapping[int, Any]] = {1: None, 8: {"id": "zlib", "level": 1}, 50000: {"id": "zstd", "level": 1}}
 
 
 class Decoded(msgspec.Struct, frozen=True):
@@ -106,9 +102,8 @@ class Decoded(msgspec.Struct, frozen=True):
         """Return the samples of the stored rows, as they are shown."""
         dtype, (_, width, samples) = np.dtype(self.dtype), self.shape
         if self.bits != dtype.itemsize * 8:  # the most significant bit first; rows are padded to whole bytes
-            bits = np.unpackbits(
-                np.frombuffer(data, "u1").reshape(self.rows, -1), axis=1, count=width * samples * self.bits
-            )
+            rows = np.frombuffer(data, "u1").reshape(self.rows, -1)
+            bits = np.unpackbits(rows, axis=1, count=width * samples * self.bits)
             weights = 1 << np.arange(self.bits, dtype="u4")[::-1]
             return (bits.reshape(-1, self.bits) @ weights).astype(dtype).tobytes()
         match self.predictor:
@@ -128,7 +123,6 @@ CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
     5: lambda raw, most: bytes(by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
     8: lambda raw, most: decompressed(zlib.decompressobj(), raw, most),
     32773: lambda raw, most: bytes(by_imagecodecs("packbits_decode", raw, "tiff", out=most)),
-    32946: lambda raw, most: decompressed(zlib.decompressobj(), raw, most),
     50000: lambda raw, most: decompressed(zstd().ZstdDecompressor(), raw, most),
 }
 # and those of images, which undo what was predicted themselves, as imagecodecs calls them.
@@ -225,6 +219,7 @@ def page_of(ifd: Ifd, order: str) -> Page:
 def _supported(ifd: Ifd) -> tuple[int, int]:
     """Return Compression and PhotometricInterpretation; ValueError where images like these are not shown."""
     compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
+    compression = _SAME.get(compression, compression)
     if compression not in CODECS and compression not in IMAGES:
         raise ValueError(f"its Compression is {compression}, for which there is no decoder here")
     if ifd.integer(FILL_ORDER, 1) != 1:
@@ -297,8 +292,9 @@ class TileChunks(Chunks):
         if page is None:
             return None, 0, 0
         first = tile - tile % PIECE
-        tables = yield from self._tiff.values(page.tables, first, min(PIECE, page.count - first))
-        found = [int(values[tile - first]) for values in tables]
+        tables = [table.part(first, min(PIECE, page.count - first)) for table in page.tables]
+        yield from self._tiff.fill(tables)
+        found = [int(table.values[tile - first]) for table in tables]
         offset, size = found if len(found) == 2 else (found[0], page.recipe.stored(page.rows(tile)))
         return (page, offset, size) if offset and size else (None, 0, 0)
 

@@ -1,34 +1,41 @@
-"""TIFF files as zarr groups: an array for each page and overview, or each level of an OME-TIFF's image. No I/O here."""
+"""TIFF files as zarr groups: an array for each page and overview, or each level of an OME-TIFF's image. No I/O here.
+
+What a file says of its images beside them is read here too: OME-XML, how pages make up images; GeoTIFF and GDAL, where
+they lie, shown as attributes and coordinates in rioxarray's convention.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from xml.etree import ElementTree
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, fill_of
+import numpy as np
+
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Given, Spaced, fill_of
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.tiff import metadata
 from refshard_fs.formats.tiff.ifds import MOST_IFDS, Ifd, Tag, Tiff
 from refshard_fs.formats.tiff.images import NATIVE, PRIVATE, SUB_IFDS, Page, TileChunks, contiguous, page_of
-from refshard_fs.formats.tiff.metadata import PLAIN, OmeImage, images_of
 
 SMALL: Final = 1 << 16  # bytes of a tag that is read when the file is opened; longer tables are read with the chunks
 LONG: Final = 1 << 26  # bytes of a tag that is read at all, such as OME-XML
 _KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
-_Place = tuple[metadata.Placed, Page] | None  # of an image of which a page is an overview, and that image
+SPATIAL_REF: Final = "spatial_ref"  # the variable that has the CRS and the transform as attributes
 
-
-class _Node(NamedTuple):
-    """An IFD; ``page`` is what it says of its image, or why that is not shown."""
-
-    ifd: Ifd
-    page: Page | ValueError
-    overviews: Sequence[_Node] = ()
+SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
+GDAL_METADATA, NODATA = 42112, 42113
+DESCRIPTION: Final = 270
+DESCRIBING: Final = (DESCRIPTION, SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA)
+_RASTER, _GEOGRAPHIC, _PROJECTED = 1025, 2048, 3072  # keys
+_IS_POINT, _USER_DEFINED = 2, 32767  # their values
+_ROLES: Final = {"scale": "scale_factor", "offset": "add_offset", "description": "long_name", "unittype": "units"}
+_NEUTRAL: Final = {"scale": 1.0, "offset": 0.0}
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -41,37 +48,27 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         raise ManifestError(f"{tiff.url}: its SubIFDs are more than {MOST_IFDS}: it is damaged")
     subs = yield from tiff.at(list(itertools.chain.from_iterable(below)))
     yield from tiff.fill(_wanted(subs))
-    rest = (_Node(ifd, _page(ifd, tiff)) for ifd in subs)
-    nodes = [
-        _Node(ifd, _page(ifd, tiff), list(itertools.islice(rest, len(offsets))))
-        for ifd, offsets in zip(ifds, below, strict=True)
-    ]
+    rest = iter(subs)
+    pages = [[ifd, *itertools.islice(rest, len(offsets))] for ifd, offsets in zip(ifds, below, strict=True)]
     group = _Group(tiff, options.zarr_format)
     try:
-        images = images_of(ifds[0].text(metadata.DESCRIPTION), len(nodes))
+        images = images_of(ifds[0].text(DESCRIPTION), len(pages))
         for number, image in enumerate(images):
-            group.show_image("" if len(images) == 1 else str(number), image, nodes)
+            group.show_image("" if len(images) == 1 else str(number), image, pages)
     except ValueError as e:
         group = _Group(tiff, options.zarr_format)
         group.reports["OME-XML"] = f"its pages are shown one by one: {e}"
     if not group.arrays:
-        group.show_pages(nodes)
+        group.show_pages(pages)
     return group.keyspace(options.zarr_format, group.groups.pop("", {}))
 
 
 def _wanted(ifds: Sequence[Ifd]) -> Iterator[Tag]:
     """Yield the tags whose values are needed to open the file: all but what is long, and nobody here asks for."""
     for number, tag in itertools.chain.from_iterable(ifd.tags.items() for ifd in ifds):
-        is_read = number < 1 << 15 or number in PRIVATE or number in metadata.DESCRIBING
-        if is_read and tag.size <= (LONG if number in metadata.DESCRIBING else SMALL):
+        is_read = number < 1 << 15 or number in PRIVATE or number in DESCRIBING
+        if is_read and tag.size <= (LONG if number in DESCRIBING else SMALL):
             yield tag
-
-
-def _page(ifd: Ifd, tiff: Tiff) -> Page | ValueError:
-    try:
-        return page_of(ifd, tiff.order)
-    except ValueError as e:
-        return e
 
 
 class _Group(ArrayGroupBuilder):
@@ -83,41 +80,41 @@ class _Group(ArrayGroupBuilder):
         self._zarr_format = zarr_format
         self._extents: dict[str, int] = {}  # of a group's dimensions, by path
 
-    def show_pages(self, nodes: Sequence[_Node]) -> None:
+    def show_pages(self, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show each page, and each of its overviews after it, as an array of the root."""
         pyramids: list[list[str]] = []
         full: Page | None = None  # the last page that is no overview and no mask, and where it lies
-        place: metadata.Placed | None = None
-        for number, node in enumerate(itertools.chain.from_iterable((node, *node.overviews) for node in nodes)):
+        place: Placed | None = None
+        for number, ifd in enumerate(itertools.chain.from_iterable(pages)):
             name = str(number)
             try:
-                if isinstance(node.page, ValueError):
-                    raise node.page
-                if full is None or not (node.page.is_reduced or node.page.is_mask):
-                    full, place = node.page, metadata.placed(node.ifd)
+                page = page_of(ifd, self._tiff.order)
+                if full is None or not (page.is_reduced or page.is_mask):
+                    full, place = page, placed(ifd, page)
                     pyramids.append([])
-                self._add_image(name, [node.page], node.ifd, PLAIN, place and (place, full))
+                self._add_image(name, [page], ifd, PLAIN, place)
             except ValueError as e:
                 self.reports[name] = str(e)
                 continue
-            if not node.page.is_mask and len(node.page.shape) == len(full.shape):
+            if not page.is_mask and len(page.shape) == len(full.shape):
                 pyramids[-1].append(name)
         self._describe("", [("", names) for names in pyramids if len(names) > 1])
 
-    def show_image(self, group: str, image: OmeImage, nodes: Sequence[_Node]) -> None:
+    def show_image(self, group: str, image: OmeImage, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show an image of an OME-TIFF as the arrays of a group, one for each level."""
-        planes = [None if page is None else (nodes[page], *nodes[page].overviews) for page in image.pages]
-        there = [plane for plane in planes if plane is not None]
-        levels = range(min(map(len, there)))
+        there = [page for page in image.pages if page is not None]
+        levels = range(min(len(pages[page]) for page in there))
         for level in levels:
-            pages = [None if plane is None else plane[level].page for plane in planes]
-            shown = [page for page in pages if not isinstance(page, ValueError)]
-            if len(shown) < len(pages) or len({page.look for page in shown if page is not None}) > 1:
+            shown = {page: page_of(pages[page][level], self._tiff.order) for page in set(there)}
+            if len({page.look for page in shown.values()}) > 1:
                 raise ValueError(f"the planes of its image {image.name!r} differ in their size, type or chunks")
-            self._add_image(join(group, str(level)), shown, there[0][0].ifd, image, None)
+            planes = [None if page is None else shown[page] for page in image.pages]
+            self._add_image(join(group, str(level)), planes, pages[there[0]][0], image, None)
         self._describe(group, [(image.name, list(map(str, levels)))])
 
-    def _add_image(self, path: str, pages: Sequence[Page | None], ifd: Ifd, image: OmeImage, place: _Place) -> None:
+    def _add_image(
+        self, path: str, pages: Sequence[Page | None], ifd: Ifd, image: OmeImage, place: Placed | None
+    ) -> None:
         """Add an array of ``pages`` that look alike, along the axes of an ``image`` before their own."""
         page = next(page for page in pages if page is not None)
         group, name = parent(path)
@@ -127,10 +124,10 @@ class _Group(ArrayGroupBuilder):
         for axis, extent in zip(axes, shape, strict=True):  # one of another length than the first array's has its own
             is_shared = self._extents.setdefault(join(group, axis), extent) == extent
             names[axis] = axis if is_shared else f"{axis}_{name}"
-        attributes = metadata.attributes_of(ifd, page.samples)
+        attributes = attributes_of(ifd, page.samples)
         if place is not None:
-            attributes |= place[0].add(self, group, place[1], page, names)
-        fill = fill_of(metadata.number(ifd.text(metadata.NODATA).strip()), page.dtype)
+            attributes |= place.add(self, group, page, names)
+        fill = fill_of(_number(ifd.text(NODATA).strip()), page.dtype)
         found = None if image.axes else contiguous(self._tiff, page, where)
         chunks = (*(1 for _ in image.extents), *(page.chunks if found is None else found[0]))
         codec = NATIVE[page.recipe.compression] if page.recipe.encoded else None
@@ -153,3 +150,175 @@ class _Group(ArrayGroupBuilder):
             axes = [{"name": axis, "type": _KINDS.get(axis, "space")} for axis in bare]
             found.append({"version": "0.4", "name": title, "axes": axes, "datasets": datasets})
         self.groups[group] = {"multiscales": found} if found else {}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where an image lies, and what its bands are, by GeoTIFF and GDAL.
+
+
+def xml(text: str) -> ElementTree.Element:
+    """Return the root of an XML text; ValueError where it is none, or defines entities, which can be bombs."""
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise ValueError("its XML has a document type, which is not read")
+    try:
+        return ElementTree.fromstring(text)  # noqa: S314  # without a document type there are no entities
+    except ElementTree.ParseError as e:
+        raise ValueError(f"its XML is damaged: {e}") from e
+
+
+class Placed(NamedTuple):
+    """Where the image ``full`` lies, and its overviews: GDAL's transform, and what is said of the CRS."""
+
+    full: Page
+    transform: tuple[float, ...]
+    crs: dict[str, Any]
+
+    def add(self, to: ArrayGroupBuilder, group: str, page: Page, names: Mapping[str, str]) -> dict[str, Any]:
+        """Add the coordinates of ``page``, an overview or the image; return the attributes that name them.
+
+        Rows have one y, and columns one x, unless the image is turned.
+        """
+        x, a, b, y, d, e = self.transform
+        across, down = self.full.width / page.width, self.full.height / page.height
+        a, b, d, e = a * across, b * down, d * across, e * down
+        own = SPATIAL_REF + names["x"].removeprefix("x")
+        spatial = {**self.crs, "GeoTransform": " ".join(map(str, (x, a, b, y, d, e)))}
+        to.add_coordinate(join(group, own), (), "<i8", Given(bytes(8)), spatial)
+        if "band" in names:
+            numbers = Given(np.arange(1, page.samples + 1, dtype="<i8").tobytes())
+            to.add_coordinate(join(group, names["band"]), (page.samples,), "<i8", numbers, {})
+        if b == d == 0:
+            for axis, first, step, extent in (("x", x, a, page.width), ("y", y, e, page.height)):
+                middles = Spaced(first + step / 2, step, extent)
+                to.add_coordinate(join(group, names[axis]), (extent,), "<f8", middles, {"axis": axis.upper()})
+        return {"grid_mapping": own, "coordinates": own}
+
+
+def placed(ifd: Ifd, full: Page) -> Placed | None:
+    """Return where an image lies; None where its tags do not say."""
+    keys, matrix, scale, tie = _geo_keys(ifd), ifd.numbers(MATRIX), ifd.numbers(SCALE), ifd.numbers(TIEPOINT)
+    if len(matrix) == 16:
+        a, b, _, x, d, e, _, y = matrix[:8]
+    elif len(scale) >= 2 and len(tie) >= 6:
+        a, b, d, e = scale[0], 0.0, 0.0, -scale[1]
+        x, y = tie[3] - tie[0] * a, tie[4] - tie[1] * e
+    else:
+        return None
+    if keys.get(_RASTER) == _IS_POINT:  # the place of a pixel's middle
+        x, y = x - (a + b) / 2, y - (d + e) / 2
+    code = keys.get(_PROJECTED, keys.get(_GEOGRAPHIC, 0))
+    if 0 < code < _USER_DEFINED:
+        crs: dict[str, Any] = {"crs_wkt": f"EPSG:{code}", SPATIAL_REF: f"EPSG:{code}"}
+    else:  # as the tags are called
+        crs = {"GeoKeyDirectory": ifd.numbers(KEYS), "GeoDoubleParams": ifd.numbers(DOUBLES)}
+        crs = {name: value for name, value in {**crs, "GeoAsciiParams": ifd.text(TEXTS)}.items() if value}
+    return Placed(full, (x, a, b, y, d, e), crs) if all(map(math.isfinite, (x, a, b, y, d, e))) else None
+
+
+def _geo_keys(ifd: Ifd) -> dict[int, int]:
+    """Return the geographic keys of an image that are whole numbers, by number: four for each, after a header."""
+    directory = list(map(int, ifd.numbers(KEYS)))
+    entries = zip(*[iter(directory[4:])] * 4, strict=False)
+    return {key: value for key, where, _, value in entries if not where}
+
+
+def attributes_of(ifd: Ifd, samples: int) -> dict[str, Any]:
+    """Return the attributes of an image: what GDAL's metadata say of its bands."""
+    if not ifd.text(GDAL_METADATA):
+        return {}
+    try:
+        items = list(xml(ifd.text(GDAL_METADATA)).iter("Item"))
+    except ValueError as e:
+        return {"GDAL_METADATA": f"not shown: {e}"}
+    found: dict[str, Any] = {}
+    bands: dict[str, dict[str, Any]] = {}
+    for item in items:
+        role, text = item.get("role", ""), item.text or ""
+        if role in _ROLES:
+            bands.setdefault(role, {})[item.get("sample", "")] = _number(text) if role in _NEUTRAL else text
+    for role, known in bands.items():
+        values = [known.get(str(band), _NEUTRAL.get(role, "")) for band in range(samples)]
+        if len(set(values)) == 1:
+            found[_ROLES[role]] = values[0]
+        else:  # xarray applies one scale to all bands, or none
+            found[f"{role}s" if role in _NEUTRAL else _ROLES[role]] = values
+    return found
+
+
+def _number(text: str) -> Any:
+    """Return the number that a text is; the text where it is none."""
+    try:
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    except ValueError:
+        return text
+
+
+# ----------------------------------------------------------------------------------------------------
+# How pages make up images, by OME-XML.
+
+
+class OmeImage(NamedTuple):
+    """An image: the ``extents`` of its ``axes`` before y and x, and in C order the pages that it has; None: missing."""
+
+    name: str
+    axes: tuple[str, ...]
+    extents: tuple[int, ...]
+    pages: tuple[int | None, ...]
+
+
+PLAIN: Final = OmeImage("", (), (), ())  # a page that no OME-XML describes
+
+
+def images_of(text: str, pages: int) -> list[OmeImage]:
+    """Return the images that a text describes, of a file of so many ``pages``; none where it is no OME-XML.
+
+    Raises ValueError where they are not in the file.
+    """
+    if not text.rstrip().endswith(("</OME>", ":OME>")):
+        return []
+    root = xml(text)
+    images = [image for image in root.iterfind("{*}Image") if image.find("{*}Pixels") is not None]
+    if not 0 < len(images) <= pages:
+        raise ValueError(f"its OME-XML has {len(images)} images, and the file {pages} pages")
+    return [_image(image, root.get("UUID"), pages) for image in images]
+
+
+def _image(image: ElementTree.Element, own: str | None, pages: int) -> OmeImage:
+    pixels = image.find("{*}Pixels")
+    assert pixels is not None
+    order = pixels.get("DimensionOrder", "")
+    if order[:2] != "XY" or sorted(order[2:]) != ["C", "T", "Z"]:
+        raise ValueError(f"its DimensionOrder is {order[:20]!r}")
+    sizes = {axis: _integer(pixels, f"Size{axis}", 1) for axis in order[2:]}  # the first of them varies fastest
+    channel = pixels.find("{*}Channel")
+    samples = 1 if channel is None else _integer(channel, "SamplesPerPixel", 1)
+    sizes["C"] //= max(samples, 1)
+    total = math.prod(sizes.values())
+    if not 0 < total <= MOST_IFDS:
+        raise ValueError(f"its OME-XML has images of {total} planes")
+    planes: list[int | None] = [None] * total
+    data = pixels.findall("{*}TiffData") or [ElementTree.Element("TiffData")]
+    for element in data:
+        uuid = element.find("{*}UUID")
+        if uuid is not None and own is not None and (uuid.text or "").strip() != own:
+            raise ValueError(f"planes of its image lie in another file, {uuid.get('FileName', '')[:100]!r}")
+        first, stride = 0, 1
+        for axis, size in sizes.items():
+            first += _integer(element, f"First{axis}", 0) * stride
+            stride *= size
+        page = _integer(element, "IFD", 0)
+        count = _integer(element, "PlaneCount", 1 if "IFD" in element.attrib else total)
+        for step in range(min(count, total - first, pages - page)):
+            planes[first + step] = page + step
+    if all(page is None for page in planes):
+        raise ValueError("its OME-XML names none of its pages")
+    axes = [axis for axis in reversed(order[2:]) if sizes[axis] > 1]
+    extents = tuple(sizes[axis] for axis in axes)
+    return OmeImage(image.get("Name", ""), tuple(map(str.lower, axes)), extents, tuple(planes))
+
+
+def _integer(element: ElementTree.Element, name: str, default: int) -> int:
+    text = element.get(name, str(default))
+    if not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"its OME-XML has {name} {text[:20]!r}")
+    return int(text)
