@@ -169,7 +169,7 @@ async def read_answer(
         case 200 if part := _part_told(response, start, stop):
             length, total = part
             check_size(length, most)
-            data = await _exactly(response, length, length)
+            data = await _exactly(response, length, response.content_length)
         case 200:
             data, total = await _cut(response, stop, most, inflates)
             data = data if start == 0 else data[start:stop]
@@ -246,7 +246,9 @@ def _part_told(response: aiohttp.ClientResponse, start: int, stop: int | None) -
     """
     headers, sent = response.headers, response.content_length
     text = ", ".join(dict.fromkeys(headers.getall("content-range", [])))
-    if not text or sent is None or text == f"bytes 0-{sent - 1}/{sent}":
+    match = _CONTENT_RANGE.match(text)
+    whole = int(match[2]) + 1 if match is not None and match[1] == "0" else None
+    if not text or (whole is not None and text.endswith(f"/{whole}") and sent in (None, whole)):
         return None
     if headers.get("content-encoding", "") not in _IDENTITY:
         raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")

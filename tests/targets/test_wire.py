@@ -137,6 +137,14 @@ def test_a_range_that_is_told_to_be_the_whole_is_that_range_if_it_is_just_what_w
     assert (one(WHOLE).data, one(WHOLE).size) == (b"01234", 9)
     middle = WHOLE.replace(b"0-4/9", b"2-6/9")
     assert talk(Script([middle]), lambda ask: ask(2, 7)).data == b"01234"
+    in_pieces = WHOLE.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked").replace(
+        b"01234", b"5\r\n01234\r\n0\r\n\r\n"
+    )
+    assert one(in_pieces).data == b"01234"
+    with pytest.raises(Incomplete):
+        one(in_pieces.replace(b"5\r\n01234", b"4\r\n0123"))
+    with pytest.raises(Unfit):
+        one(in_pieces.replace(b"5\r\n01234", b"6\r\n012345"))
     for odd in (b"bytes 1-5/9", b"bytes 0-5/9", b"bytes 0-3/9", b"bytes 4-0/9", b"bytes 0-4/4", b"0-4"):
         with pytest.raises(Unfit):
             one(WHOLE.replace(b"bytes 0-4/9", odd))
