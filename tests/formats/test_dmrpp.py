@@ -92,6 +92,18 @@ def test_values_and_attributes_are_those_of_the_file_that_is_described(tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
+def test_a_datatree_has_the_values_that_netcdf4_reads_in_every_group(tmp_path: Path) -> None:
+    path = write(tmp_path / "air.nc", texts=False)
+    tree = xr.open_datatree(path, engine="refshard", decode_cf=False)
+    with netcdf4.Dataset(path.with_suffix("")) as ds:
+        ds.set_auto_maskandscale(False)
+        for group in (ds, ds["deep"], ds["deep/er"]):
+            assert set(group.variables) <= set(tree[group.path].variables)
+            for name, variable in group.variables.items():
+                np.testing.assert_array_equal(tree[group.path][name].values, variable[...], err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
 def test_another_reader_finds_the_same_in_the_document_that_is_read_here(tmp_path: Path) -> None:
     parsers = pytest.importorskip("virtualizarr.parsers")
     stores = pytest.importorskip("obstore.store")

@@ -74,6 +74,15 @@ def test_xarray_shows_the_images_that_astropy_shows(tmp_path: Path, zarr_format:
     assert set(tree["/"].data_vars) == set(names)
 
 
+@pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
+def test_a_datatree_has_the_values_that_astropy_reads(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.fits", *images(), primary=np.arange(5, dtype="i2"))
+    tree = xr.open_datatree(path, engine="refshard")
+    with fits.open(path) as hdus:
+        for name, hdu in (("PRIMARY", 0), ("SCI", ("SCI", 1)), ("SCI_2", ("SCI", 2)), ("SCALED", "SCALED"), ("4", 4)):
+            np.testing.assert_allclose(tree[name].values, hdus[hdu].data, rtol=1e-6, err_msg=name)
+
+
 def compressed(kind: str, dtype: str, tile: tuple[int, ...] | None, **options: Any) -> Any:
     values = (SKY * 10).astype(dtype)
     return fits.CompImageHDU(values, name="TILES", compression_type=kind, tile_shape=tile, **options)
