@@ -284,16 +284,25 @@ def _load_together(variables: Iterable[xr.Variable], tell: Callable[[int], objec
 @contextlib.contextmanager
 def _named_group(store: Any, group: str | None) -> Iterator[None]:
     """Let what is raised where there is no such group say which groups there are."""
-    import zarr
-
     try:
         yield
     except (KeyError, FileNotFoundError, ValueError) as e:  # zarr 3 of consolidated metadata, of others; zarr 2
-        if not group or isinstance(e, RefShardError):
+        path = (group or "").strip("/")
+        if isinstance(e, RefShardError) or not path or _exists(store, path):
             raise
+        import zarr
+
         names = sorted(zarr.open_group(store, mode="r").group_keys())
         known = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
         raise FileNotFoundError(f"there is no group {group!r}: at the root are {known or 'no groups'}") from e
+
+
+def _exists(store: Any, path: str) -> bool:
+    try:
+        from zarr.core.sync import sync
+    except ImportError:  # zarr 2: the mapping's filesystem is synchronous
+        return bool(store.fs.exists(path))
+    return bool(sync(store.fs._exists(path)))
 
 
 def _warn_of_groups(root: Any, group: str | None) -> None:

@@ -117,6 +117,14 @@ def test_a_group_that_does_not_exist_is_told_with_those_that_do(opened: Any, fol
         opened(folder / "refs.json", engine=RefShardBackend, group="nope")
 
 
+@pytest.mark.parametrize("opened", [xr.open_dataset, xr.open_groups])
+def test_a_group_with_damaged_metadata_is_not_said_to_be_missing(opened: Any) -> None:
+    refs = group() | group("sub/") | {"sub/.zgroup": '{"zarr_format": 9}'}
+    with pytest.raises(Exception, match=r".") as error:
+        opened(refs, engine=RefShardBackend, group="sub")
+    assert not isinstance(error.value, FileNotFoundError)
+
+
 def test_what_was_opened_is_written_in_either_format_of_zarr(folder: Path) -> None:
     """Codecs of zarr format 2 stay out of what xarray writes anew: of format 3 there are others."""
     zlib = json.dumps(json.loads(array([4, 3], [4, 3])) | {"compressor": {"id": "zlib", "level": 1}})
