@@ -52,7 +52,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         """What it is, in a few words."""
         if isinstance(self.content, bytes):
             return f"a document of {bytes_text(len(self.content))}"
-        return f"{count_text(len(self.content), 'key')} of {count_text(len(self.content.urls), 'target')}"
+        return f"references to {count_text(len(self.content.urls), 'target')}"
 
     def __repr__(self) -> str:  # fsspec tells instances apart by this, hence the digest
         return f"<{self.title}, in memory: {self.digest[:32]}>"
