@@ -13,6 +13,8 @@ import fsspec
 import pytest
 
 from refshard_fs import RefShardFileSystem
+from refshard_fs.core.columns import Texts
+from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.session import in_memory_source
 
 ARRAY = {"zarr_format": 2, "shape": [300, 10], "chunks": [1, 1], "dtype": "|u1", "compressor": None, "fill_value": 0}
@@ -111,3 +113,10 @@ except ValueError as e:
     assert said[0] == "b'text'\n"
     assert "pickle.dumps(fs)" in said[1]
     assert "fs.save('refs.parquet')" in said[1]
+
+
+def test_what_a_set_prints_is_told_without_an_index_of_its_keys() -> None:
+    refs = ReferenceSet(Texts.of(["memory://x", "memory://y"]), {}, {"a": b"value"})
+    source = in_memory_source.InMemorySource(refs, "0" * 64)
+    assert repr(source).startswith("<references to 2 targets, in memory: 0")
+    assert "keys" not in vars(refs)

@@ -91,11 +91,14 @@ class KeySpace(ABC):
 
     def read(self, key: str) -> Steps[bytes | None]:
         """Return the bytes of ``key``, or None if there is no such key."""
-        entry = yield from self.lookup(key)
-        if entry is None or isinstance(entry, Inline):
-            return None if entry is None else entry.data
-        found: bytes | None = yield Load(entry, Raw())
-        return found
+        match (yield from self.lookup(key)):
+            case None:
+                return None
+            case Inline(data):
+                return data
+            case entry:
+                found: bytes | None = yield Load(entry, Raw())
+                return found
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``; an error is that of all keys of one of them.

@@ -21,7 +21,7 @@ from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_number, join, relative
 from refshard_fs.core.keyspace import KeySpace, by_name
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.document import (
@@ -244,8 +244,8 @@ class ConcatKeySpace(KeySpace):
         first = array.meta
         assert first is not None, "an array that is not along the dimension has no parts"
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
-        data = yield from _bytes(part, join(path, name))
-        attributes = (yield from _bytes(part, join(path, ".zattrs"))) if first.zarr_format == 2 else None
+        data = yield from part.read(join(path, name))
+        attributes = (yield from part.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         spelled = self.document.parts[number].length, data, attributes
         if data is not None and self._plain.get(path) == spelled:
             return None
@@ -260,7 +260,7 @@ class ConcatKeySpace(KeySpace):
         recut = array.recut
         if list(meta.shape) != expected:
             raise ManifestError(f"{path!r} of {where} has the shape {list(meta.shape)}, not {expected}")
-        own = (yield from _bytes(self.first, join(path, ".zattrs"))) if first.zarr_format == 2 else None
+        own = (yield from self.first.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         mine = _described(own, path, first, "the first set")
         theirs = _described(attributes, path, meta, where)
         if recut is None:
@@ -393,19 +393,6 @@ def _described(aside: bytes | None, path: str, meta: ArrayMeta, where: str) -> D
     if meta.zarr_format == 2:
         attributes = _parsed(aside, join(path, ".zattrs"), where)
     return Described(where, meta, attributes or {})
-
-
-def _bytes(space: KeySpace, key: str) -> Steps[bytes | None]:
-    """Return a document; None if there is none."""
-    entry = yield from space.lookup(key)
-    match entry:
-        case None:
-            return None
-        case Inline(data):
-            return data
-        case _:
-            read: bytes = yield Load(entry, Raw())
-            return read
 
 
 def _parsed(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
