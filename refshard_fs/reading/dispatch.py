@@ -227,9 +227,11 @@ class Dispatch:
             if not queue:
                 continue
             size = queue[0].size = self._size(queue[0])
-            while queue is host.urgent and self.shared.lacks(size, most) and self._fetcher.make_room():
-                pass
-            return queue.popleft() if self.shared.begin(self, host, size, most) else None
+            while not self.shared.begin(self, host, size, most):
+                room = queue is host.urgent and self.shared.lacks(size, most) and self._fetcher.make_room()
+                if not room:
+                    return None
+            return queue.popleft()
         return None
 
     def _size(self, job: Job) -> int:

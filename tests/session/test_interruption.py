@@ -72,6 +72,10 @@ for n in range(times):
             read(keys)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
+    except RuntimeError as e:  # of `threading.Event.wait`, if the interrupt comes while it takes its lock again
+        if not isinstance(e.__context__, KeyboardInterrupt):
+            raise
+        print("interrupted", flush=True)
 print(json.dumps({k: v.hex() for k, v in read(keys).items()}), flush=True)
 """
 
