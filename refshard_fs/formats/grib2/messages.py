@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
+from refshard_fs.core.file_bytes import FileBytes
+from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 
 WINDOW: Final = 1 << 10  # bytes that are read of a message: all sections before the data mostly have less than 300
@@ -141,27 +142,24 @@ class Offsets(msgspec.Struct, frozen=True):
         return tuple(sorted(found))
 
 
-class Grib:
-    """The file ``source`` of ``size`` bytes, of which the first, ``head``, are known."""
+class Grib(FileBytes):
+    """The messages of a file: a window of each is read."""
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
-        self.url = url
-        self.size = size
-        self._source = source
-        self._head = head
-        self._windows: dict[int, bytes] = {}
+        super().__init__(url, source, size, head)
+        self._begins: dict[int, bytes] = {}  # the windows, by where messages begin
 
     def messages(self) -> Steps[list[tuple[int, int]]]:
         """Return begin and length of each message, found from one to the next."""
         found: list[tuple[int, int]] = []
         at, run = 0, 1
         while at < self.size:
-            if at not in self._windows:
+            if at not in self._begins:
                 length = found[-1][1] if found else 0
                 guesses = range(at + length, self.size, length)[: run - 1] if length else ()
                 yield from self.read([at, *guesses])
                 run = min(run * 2, AT_ONCE)
-            if not any(self._windows[at]):  # what fills the file up
+            if not any(self._begins[at]):  # what fills the file up
                 break
             length = self.length(at)
             run = run if not found or length == found[-1][1] else 1
@@ -173,19 +171,16 @@ class Grib:
 
     def read(self, offsets: Sequence[int]) -> Steps[None]:
         """Have windows known that begin at ``offsets``."""
-        missing = [at for at in dict.fromkeys(offsets) if at not in self._windows]
+        missing = [at for at in dict.fromkeys(offsets) if at not in self._begins]
         if missing and not 0 <= min(missing) <= max(missing) < self.size:
             reason = f"its index names a message at byte {max(missing)} of {self.size}: is it its own?"
             raise ManifestError(f"{self.url}: {reason}")
-        known = [at for at in missing if min(at + WINDOW, self.size) <= len(self._head)]
-        self._windows.update((at, self._head[at : at + WINDOW]) for at in known)
-        unknown = [(at, self.part(at, min(WINDOW, self.size - at))) for at in missing if at not in self._windows]
-        answers = (yield tuple(Load(part, Raw()) for _, part in unknown)) if unknown else ()
-        self._windows.update((at, data) for (at, _), data in zip(unknown, answers, strict=True))
+        windows = yield from self.load([(at, min(WINDOW, self.size - at)) for at in missing])
+        self._begins.update(zip(missing, windows, strict=True))
 
     def length(self, at: int) -> int:
         """Return how long the message is that begins at ``at``, of which a window is known."""
-        data = self._windows[at]
+        data = self._begins[at]
         if data[:4] != b"GRIB" or len(data) < 16:
             raise ManifestError(f"{self.url}: no message begins at byte {at}, where one is due: {data[:8]!r}")
         if data[7] != 2:
@@ -196,13 +191,9 @@ class Grib:
             raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
         return length
 
-    def part(self, start: int, size: int) -> Entry:
-        """Return bytes of the file."""
-        return self._source.part(start, size)
-
     def fields(self, at: int, length: int) -> Steps[list[Field | Unshown]]:
         """Return the fields of a message, or why one is not shown; ManifestError where its sections do not fit it."""
-        window, begin = self._windows[at], at
+        window, begin = self._begins[at], at
         position, end = at + 16, at + length - 4
         sections: dict[int, bytes] = {}
         parts: dict[int, tuple[int, int]] = {}
@@ -234,6 +225,6 @@ class Grib:
         if not {1, 3, 4, 5, 6, 7} <= parts.keys():
             raise ManifestError(f"{self.url}: the message at byte {at} lacks a section: it has {sorted(parts)}")
         try:
-            return parse_field(sections, parts, self._windows[at][6])
+            return parse_field(sections, parts, self._begins[at][6])
         except (ValueError, OverflowError) as e:
             return Unshown(at, str(e))

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
+from refshard_fs.core.file_bytes import FileBytes
+from refshard_fs.core.model import Inline, Span, Steps
 from refshard_fs.errors import ManifestError
 
 HEAD: Final = 1 << 16  # bytes of the file that are read first: IFDs and their values lie there in a COG
@@ -83,14 +84,11 @@ class Ifd(msgspec.Struct):
         return "" if tag is None else (tag.data or b"").split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-class Tiff:
-    """A file of ``size`` bytes, of which ``head`` is known: ``source`` gives the others."""
+class Tiff(FileBytes):
+    """The header of a file, and its IFDs."""
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
-        self.url = url
-        self.source = source
-        self.size = size
-        self._windows = [(0, head)]  # where known bytes begin, and they; the head first
+        super().__init__(url, source, size, head)
         self.order: Literal["<", ">"] = "<" if head[:1] == b"I" else ">"
         self.is_big = head[2:4] in (b"+\0", b"\0+")
         short = 16 if self.is_big else 8
@@ -125,13 +123,13 @@ class Tiff:
         found: list[Ifd] = []
         for first in range(0, len(offsets), AT_ONCE):
             some = offsets[first : first + AT_ONCE]
-            heads = yield from self._load([(offset, self._count.size) for offset in some], window, ahead)
+            heads = yield from self.load([(offset, self._count.size) for offset in some], window, ahead)
             counts = [self._count.unpack(head)[0] for head in heads]
             for offset, count in zip(some, counts, strict=True):
                 if not 0 < count <= MOST_TAGS:
                     raise ManifestError(f"{self.url}: its IFD at byte {offset} has {count} tags: it is damaged")
             sizes = [self._count.size + self._tag.size * count + self._link.size for count in counts]
-            whole = yield from self._load(list(zip(some, sizes, strict=True)))
+            whole = yield from self.load(list(zip(some, sizes, strict=True)))
             found += map(self._ifd, some, counts, whole)
         return found
 
@@ -142,7 +140,7 @@ class Tiff:
         total = sum(size for _, size in ranges)
         if total > self.size:
             raise ManifestError(f"{self.url}: its tags have {total} bytes of values, of {self.size}: they overlap")
-        known = dict(zip(ranges, (yield from self._load(list(ranges))), strict=True))
+        known = dict(zip(ranges, (yield from self.load(list(ranges))), strict=True))
         for tag in missing:
             tag.data = known[tag.start, tag.size]
 
@@ -158,37 +156,6 @@ class Tiff:
                 tag.start, tag.data = offset + start, data[start : start + tag.size]
             else:
                 self.part(tag.start, tag.size)
-                tag.data = self._known(tag.start, tag.size)
+                tag.data = self.known(tag.start, tag.size)
             ifd.tags[number] = tag
         return ifd
-
-    def part(self, start: int, size: int) -> Entry:
-        """Return bytes of the file; ManifestError where they lie outside."""
-        if start + size > self.size:
-            raise ManifestError(
-                f"{self.url}: it is cut short: what it names ends at {start + size} of {self.size} bytes"
-            )
-        return self.source.part(start, size)
-
-    def _load(self, ranges: Sequence[tuple[int, int]], window: int = 0, ahead: Sequence[int] = ()) -> Steps[list[Any]]:
-        """Return the bytes of (start, size) ``ranges``: those that are not known are read in one round.
-
-        With a ``window``, so many bytes are read where the file has them, also at places ``ahead``, and known until
-        the next windows are read.
-        """
-        found: dict[tuple[int, int], Any] = {r: self._known(*r) for r in ranges}
-        missing = [r for r, data in found.items() if data is None]
-        if missing:
-            missing += [(start, 1) for start in ahead]
-            longer = [(start, max(size, min(window, self.size - start))) for start, size in missing]
-            answers = yield tuple(Load(self.part(*r), Raw()) for r in longer)
-            if window:
-                self._windows[1:] = [(start, data) for (start, _), data in zip(missing, answers, strict=True)]
-            found |= {(start, size): data[:size] for (start, size), data in zip(missing, answers, strict=True)}
-        return [found[r] for r in ranges]
-
-    def _known(self, start: int, size: int) -> bytes | None:
-        for first, data in self._windows:
-            if first <= start and start + size <= first + len(data):
-                return data[start - first : start - first + size]
-        return None
