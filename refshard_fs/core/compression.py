@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.zarrmeta import ArrayMeta, codec_documents
 
@@ -31,6 +32,7 @@ def errors() -> tuple[type[Exception], ...]:
     return (zlib.error, OSError, EOFError, lzma.LZMAError, zstd().ZstdError)
 
 
+_UNPACKED: Final = 1 << 16  # numbers of a few bits that are made at a time: each takes up to 256 bytes meanwhile
 _PART: Final = 1 << 20  # bytes that are made at once; a large result is made in 16 parts, each of which copies the rest
 
 
@@ -71,6 +73,24 @@ def by_imagecodecs(function: str, data: bytes, extra: str, **options: Any) -> An
         return getattr(library, function)(data, **options)
     except Exception as e:  # each decoder has errors of its own for damaged bytes
         raise ValueError(f"its bytes are damaged: {function} says {e}") from e
+
+
+def unpacked(data: bytes, bits: int, count: int) -> npt.NDArray[Any]:
+    """Return ``count`` unsigned numbers of ``bits`` bits each, up to 32, the most significant first.
+
+    Raises ValueError where ``data`` hold fewer.
+    """
+    if len(data) * 8 < bits * count or not 0 < bits <= 32:
+        raise ValueError(f"{count} values of {bits} bits are not in its {len(data)} bytes")
+    if bits in (8, 16, 32):
+        return np.frombuffer(data, f">u{bits // 8}", count)
+    numbers = np.empty(count, "u4")
+    weights = 2.0 ** np.arange(bits)[::-1]
+    for first in range(0, count, _UNPACKED):  # which begins with a byte
+        some = min(_UNPACKED, count - first)
+        part = np.frombuffer(data, "u1", -(-some * bits // 8), first * bits // 8)
+        numbers[first : first + some] = np.unpackbits(part, count=bits * some).reshape(some, bits) @ weights
+    return numbers
 
 
 # ----------------------------------------------------------------------------------------------------

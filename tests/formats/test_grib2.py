@@ -133,18 +133,83 @@ def test_points_without_a_value_are_nan(packing: str) -> None:
     np.testing.assert_array_equal(array(message(np.full(496, 4.0)), "t")[...], 4)
 
 
-@pytest.mark.parametrize("sample", ["polar_stereographic_pl_grib2", "regular_gg_pl_grib2", "reduced_gg_pl_32_grib2"])
-def test_grids_of_other_kinds_have_coordinates_by_eccodes(tmp_path: Path, sample: str) -> None:
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "regular_ll_sfc_grib2",
+        "rotated_ll_sfc_grib2",
+        "reduced_ll_sfc_grib2",
+        "regular_gg_ml_grib2",
+        "reduced_gg_pl_32_grib2",
+        "rotated_gg_pl_grib2",
+        "polar_stereographic_pl_grib2",
+    ],
+)
+def test_a_grid_of_every_kind_has_dimensions_coordinates_and_attributes_as_cfgrib_shows_them(
+    tmp_path: Path, sample: str
+) -> None:
     path = tmp_path / "a.grib2"
-    data = message(sample=sample)
-    path.write_bytes(data)
-    got = xr.open_dataset(path, engine="refshard")["t"]
-    handle = eccodes.codes_new_from_message(data)
-    for key in ("latitudes", "longitudes"):
-        np.testing.assert_array_equal(got[key.removesuffix("s")].values.ravel(), eccodes.codes_get_array(handle, key))
-    np.testing.assert_array_equal(got.values.ravel(), eccodes.codes_get_values(handle).astype("f4"))
-    eccodes.codes_release(handle)
-    assert got.dims == (("values",) if "reduced" in sample else ("y", "x"))
+    path.write_bytes(message(sample=sample))
+    check_same_as_cfgrib(path)
+
+
+def check_same_as_cfgrib(path: Path, **keys: Any) -> Any:
+    """Compare all that cfgrib shows; what it says of how a field is stored (``GRIB_gridType``) is not shown here."""
+    want, got = open_cfgrib(path, **keys), xr.open_dataset(path, engine="refshard")
+    assert list(got.data_vars) == list(want.data_vars)
+    assert set(got.coords) == set(want.coords)
+    for name, one in want.variables.items():
+        found = got[name].variable
+        assert found.dims == one.dims, name
+        np.testing.assert_array_equal(found.values.astype(one.dtype), one.values, name)
+        known = {key: value for key, value in one.attrs.items() if key in found.attrs or not key.startswith("GRIB_")}
+        known.pop("stored_direction", None)
+        if known.get("standard_name") != "unknown":
+            assert {key: found.attrs.get(key) for key in known} == known, name
+    return got
+
+
+def test_the_valid_time_lies_along_time_and_step(tmp_path: Path) -> None:
+    path = tmp_path / "a.grib2"
+    fields = {(day, step): on_level(500, dataDate=20240100 + day, step=step) for day in (1, 2) for step in (0, 6, 12)}
+    path.write_bytes(b"".join(fields.values()))
+    assert check_same_as_cfgrib(path)["valid_time"].dims == ("time", "step")
+    path.write_bytes(fields[1, 0] + fields[1, 6])
+    assert check_same_as_cfgrib(path)["valid_time"].dims == ("step",)
+    path.write_bytes(fields[1, 0] + fields[2, 0])
+    assert check_same_as_cfgrib(path)["valid_time"].dims == ("time",)
+    diagonal = [on_level(500, dataDate=20240101 + day, step=day) for day in range(20)]
+    path.write_bytes(b"".join(diagonal))
+    assert "valid_time" not in xr.open_dataset(path, engine="refshard"), "400 sums for 20 fields"
+
+
+def test_the_only_member_of_an_ensemble_and_levels_in_pascal_are_as_cfgrib_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.grib2"
+    path.write_bytes(on_level(500, productDefinitionTemplateNumber=1, number=0))
+    assert check_same_as_cfgrib(path)["number"].item() == 0
+    path.write_bytes(b"".join(message(shortName="t", typeOfLevel="isobaricInPa", level=level) for level in (10, 50)))
+    assert check_same_as_cfgrib(path)["isobaricInPa"].values.tolist() == [50, 10]
+
+
+def test_two_grids_of_one_file_have_coordinates_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.grib2"
+    moved = message(shortName="u", longitudeOfFirstGridPointInDegrees=10, longitudeOfLastGridPointInDegrees=40)
+    polar = message(shortName="v", sample="polar_stereographic_sfc_grib2")
+    path.write_bytes(message(shortName="t") + polar + moved)
+    got = xr.open_dataset(path, engine="refshard")
+    for name in ("t", "u", "v"):
+        want = open_cfgrib(path, shortName=name)
+        np.testing.assert_array_equal(got[name].values, want[name].values)
+        own = next(str(coord) for coord in got[name].coords if str(coord).startswith("longitude"))
+        np.testing.assert_array_equal(got[own].values, want["longitude"].values)
+
+
+def test_a_gaussian_grid_finer_than_any_in_use_is_not_computed() -> None:
+    data = message(sample="regular_gg_pl_grib2")
+    at = data.index(b"\0\0\0\x48\3") + 67
+    assert data[at : at + 4] == (32).to_bytes(4)
+    with pytest.raises(ManifestError, match="its Gaussian grid has N=1000000, and 8192 is the limit"):
+        Files({ROOT: data[:at] + (10**6).to_bytes(4) + data[at + 4 :]}).open()
 
 
 def sections(data: bytes) -> list[bytes]:
@@ -178,7 +243,7 @@ def test_what_is_not_shown_is_reported() -> None:
 def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
     data = on_level(500, shortName="t")
     strange = data[:6] + b"\xb3" + data[7:]  # a discipline that there is not: eccodes takes minutes over some
-    assert set(Files({ROOT: strange}).open().grids) - {"time", "step", "latitude", "longitude"} == {
+    assert set(Files({ROOT: strange}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
         "parameter_179_0_0",
         "level_100",
     }

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import by_imagecodecs
-from refshard_fs.formats.grib2.messages import Parameter, integer, signed
+from refshard_fs.core.compression import by_imagecodecs, unpacked
+from refshard_fs.formats.grib2.messages import MISSING, Parameter, integer, signed
 
-PIECE: Final = 1 << 16  # values that are made at a time: each takes up to 256 bytes meanwhile
+PIECE: Final = 1 << 16  # values that are scaled at a time, as 64-bit floats
 _LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
 
 
@@ -84,19 +84,7 @@ def _scaled(numbers: npt.NDArray[Any], packing: bytes) -> npt.NDArray[np.float32
 
 def _simple(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
     """Return numbers of ``bits`` bits each, the most significant first."""
-    if not bits:
-        return np.broadcast_to(np.uint32(0), stored)
-    if len(data) * 8 < bits * stored or bits > 32:
-        raise ValueError(f"{stored} values of {bits} bits are not in its {len(data)} bytes")
-    if bits in (8, 16, 32):
-        return np.frombuffer(data, f">u{bits // 8}", stored)
-    numbers = np.empty(stored, "u4")
-    weights = 2.0 ** np.arange(bits)[::-1]
-    for first in range(0, stored, PIECE):  # which begins with a byte
-        count = min(PIECE, stored - first)
-        part = np.frombuffer(data, "u1", -(-count * bits // 8), first * bits // 8)
-        numbers[first : first + count] = np.unpackbits(part, count=bits * count).reshape(count, bits) @ weights
-    return numbers
+    return unpacked(data, bits, stored) if bits else np.broadcast_to(np.uint32(0), stored)
 
 
 def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
@@ -136,12 +124,8 @@ def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray
     widths += integer(packing, 36)
     lengths = lengths * integer(packing, 42) + integer(packing, 38, 4)
     lengths[-1] = integer(packing, 43, 4)
-    if (
-        lengths.sum() != stored
-        or lengths.min() < 0
-        or widths.max() > 32
-        or (widths * lengths).sum() > 8 * (len(data) - at)
-    ):
+    is_whole = lengths.sum() == stored and lengths.min() >= 0
+    if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * (len(data) - at):
         raise ValueError(f"its {groups} groups have {lengths.sum()} values, where {stored} are due, or too few bits")
     bit = np.unpackbits(np.frombuffer(data[at:], "u1"))
     width = np.repeat(widths, lengths)
@@ -217,6 +201,10 @@ _CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # whose local paramete
 _NEWEST_TABLES: Final = 40
 
 
+_SAID: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")
+_CF: Final = {"long_name": "name", "units": "units", "standard_name": "cfName"}
+
+
 @lru_cache(1 << 12)
 def named(parameter: Parameter) -> Named:
     """Return what eccodes calls a parameter; its numbers, where eccodes is not there or does not know it.
@@ -242,7 +230,7 @@ def named(parameter: Parameter) -> Named:
         "typeOfSecondFixedSurface": second.kind,
     }
     for which, surface in (("First", first), ("Second", second)):
-        if surface.scaled != 0xFFFFFFFF:
+        if surface.scaled != MISSING:
             keys[f"scaleFactorOf{which}FixedSurface"] = surface.factor
             keys[f"scaledValueOf{which}FixedSurface"] = surface.scaled
     if parameter.centre in _CENTRES:
@@ -255,20 +243,18 @@ def named(parameter: Parameter) -> Named:
             for key, value in keys.items():
                 if value >= 0 or key.startswith("scaleFactor"):  # others print an error, of numbers that cannot be
                     library.codes_set(handle, key, value)
-            said = {
-                key: library.codes_get(handle, key)
-                for key in ("shortName", "cfVarName", "typeOfLevel", "name", "units")
-            }
-            standard = library.codes_get(handle, "cfName")
+            clone = library.codes_clone(handle)  # some kinds of level are told by their values when a message is opened
+            library.codes_release(handle)
+            handle = clone
+            said = {key: library.codes_get(handle, key) for key in _SAID}
         except library.CodesInternalError:
             return fallback
         finally:
             library.codes_release(handle)
-    level = said["typeOfLevel"] if said["typeOfLevel"] != "unknown" else fallback.level
-    if said["shortName"] == "unknown":
+    said = {key: value for key, value in said.items() if value not in ("unknown", "undef")}
+    level = said.setdefault("typeOfLevel", fallback.level)
+    if "shortName" not in said:
         return Named(fallback.name, level, {})
-    attributes = {"long_name": said["name"], "units": said["units"], "GRIB_shortName": said["shortName"]}
-    if standard != "unknown":
-        attributes["standard_name"] = standard
-    name = said["cfVarName"] if said["cfVarName"] != "unknown" else said["shortName"]
-    return Named(name, level, {**attributes, "GRIB_typeOfLevel": level})
+    attributes = {name: said[key] for name, key in _CF.items() if key in said}
+    attributes |= {f"GRIB_{key}": value for key, value in said.items()}
+    return Named(said.get("cfVarName", said["shortName"]), level, attributes)

@@ -25,6 +25,8 @@ SECTION: Final = 1 << 22  # bytes of a section that is read when the file is ope
 
 # Templates of products (section 4) that are shown: at which octets their member and their end of time stand, or 0.
 TEMPLATES: Final = {0: (0, 0), 1: (36, 0), 2: (0, 0), 8: (0, 35), 11: (36, 38), 12: (0, 37)}
+MISSING: Final = -0x7FFFFFFF  # a signed number of four octets whose bits are all set
+PACKINGS: Final = (0, 2, 3, 40, 42)  # templates of data (section 5) that are decoded
 _UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # of time, in seconds
 
 
@@ -51,7 +53,7 @@ class Surface(NamedTuple):
     @property
     def value(self) -> float:
         """The value; 0 where it is missing."""
-        return 0.0 if self.scaled == 0xFFFFFFFF or not -30 <= self.factor <= 30 else self.scaled / 10.0**self.factor
+        return 0.0 if self.scaled == MISSING or not -30 <= self.factor <= 30 else self.scaled / 10.0**self.factor
 
 
 class Parameter(NamedTuple):
@@ -91,7 +93,9 @@ class Unshown(NamedTuple):
 def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], discipline: int) -> Field:
     """Return what the sections say of a field; ValueError where that cannot be, or is not shown."""
     one, grid, product = sections[1], sections[3], sections[4]
-    template = integer(product, 8, 2)
+    template, packing = integer(product, 8, 2), integer(sections[5], 10, 2)
+    if packing not in PACKINGS:
+        raise ValueError(f"values packed by template {packing} are not shown")
     if template not in TEMPLATES:
         raise ValueError(f"fields of product template {template} are not shown")
     member_at, end_at = TEMPLATES[template]
@@ -105,7 +109,7 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
         statistic = integer(product, end_at + 12)
         end = _time(product, end_at) - time
         length, step = (end - step) // 3600, end
-    surfaces = Surface(*_surface(product, 23)), Surface(*_surface(product, 29))
+    surfaces = _surface(product, 23), _surface(product, 29)
     kind = (discipline, integer(product, 10), integer(product, 11))
     tables = (integer(one, 10), integer(one, 11))
     parameter = Parameter(*kind, integer(one, 6, 2), tables, template, statistic, length, surfaces)
@@ -113,13 +117,8 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
     return Field(parts[3], (parts[5], parts[6], parts[7]), parameter, time, step, member, grid, integer(grid, 7, 4))
 
 
-def _surface(product: bytes, octet: int) -> tuple[int, int, int]:
-    missing = integer(product, octet + 2, 4) == 0xFFFFFFFF
-    return (
-        integer(product, octet),
-        signed(product, octet + 1, 1),
-        0xFFFFFFFF if missing else signed(product, octet + 2, 4),
-    )
+def _surface(product: bytes, octet: int) -> Surface:
+    return Surface(integer(product, octet), signed(product, octet + 1, 1), signed(product, octet + 2, 4))
 
 
 def _time(data: bytes, octet: int) -> int:
@@ -205,7 +204,7 @@ class Grib(FileBytes):
             if size < 5 or not 1 <= number <= 7 or position + size > end:
                 reason = f"has a section {number} of {size} bytes at byte {position}: it is damaged"
                 raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
-            if number in (1, 3, 4):
+            if number in (1, 3, 4, 5):
                 if size > SECTION:
                     raise ManifestError(f"{self.url}: section {number} at byte {position} has {size} bytes")
                 if position + size > begin + len(window):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,21 +16,42 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2.decoding import Named, Points, Values, named
-from refshard_fs.formats.grib2.messages import Field, Grib, Offsets, Unshown, integer, signed
+from refshard_fs.formats.grib2.messages import TEMPLATES, Field, Grib, Offsets, Unshown, integer, signed
 
 SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's name, or in place of its last part
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
+_SPARSE: Final = 16  # times and steps to a field: with more, their sums might take gigabytes
 LONGEST: Final = 1 << 17  # points along a side of it, whose coordinates are made: 1 MiB
-_TIME: Final = {
-    "units": "seconds since 1970-01-01",
-    "calendar": "proleptic_gregorian",
-    "standard_name": "forecast_reference_time",
-}
-_STEP: Final = {"units": "seconds", "dtype": "timedelta64[ns]", "standard_name": "forecast_period"}
 # Templates of grids (section 3) by number: the octet of how they are scanned. Others are shown as a list of points.
-_SCANNED: Final = {0: 72, 1: 72, 10: 60, 20: 65, 30: 65, 40: 72}
-_LATITUDE: Final = {"units": "degrees_north", "standard_name": "latitude"}
-_LONGITUDE: Final = {"units": "degrees_east", "standard_name": "longitude"}
+_SCANNED: Final = {0: 72, 1: 72, 10: 60, 20: 65, 30: 65, 40: 72, 41: 72}
+_REGULAR: Final = (0, 40)  # which have latitudes and longitudes as dimensions
+_GAUSSIAN: Final = range(40, 44)
+_FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
+
+
+def _cf(units: str, standard_name: str, long_name: str, **others: str) -> dict[str, str]:
+    return {"units": units, "standard_name": standard_name, "long_name": long_name, **others}
+
+
+_SINCE: Final = "seconds since 1970-01-01"
+_CALENDAR: Final = "proleptic_gregorian"
+_DOWN: Final = {"positive": "down", "stored_direction": "decreasing"}
+# Attributes of coordinates, those that cfgrib gives them. All others are levels of a kind without CF's names.
+_COORDINATES: Final = {
+    "latitude": _cf("degrees_north", "latitude", "latitude"),
+    "longitude": _cf("degrees_east", "longitude", "longitude"),
+    "number": _cf("1", "realization", "ensemble member numerical id"),
+    "time": _cf(_SINCE, "forecast_reference_time", "initial time of forecast", calendar=_CALENDAR),
+    "step": _cf("seconds", "forecast_period", "time since forecast_reference_time", dtype="timedelta64[ns]"),
+    "valid_time": _cf(_SINCE, "time", "time", calendar=_CALENDAR),
+    "isobaricInhPa": _cf("hPa", "air_pressure", "pressure", **_DOWN),
+    "isobaricInPa": _cf("Pa", "air_pressure", "pressure", **_DOWN),
+    "isobaricLayer": _cf("Pa", "air_pressure", "pressure", positive="down"),
+    "heightAboveGround": _cf("m", "height", "height above the surface", positive="up"),
+    "depthBelowLand": _cf("m", "depth", "soil depth", positive="down"),
+    "depthBelowLandLayer": _cf("m", "depth", "soil depth", positive="down"),
+    "hybrid": _cf("1", "atmosphere_hybrid_sigma_pressure_coordinate", "hybrid level", positive="down"),
+}
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -64,35 +85,24 @@ def _sidecar(url: str) -> Steps[tuple[int, ...] | None]:
     return next((offsets for offsets in found if offsets), None)
 
 
-class FieldChunks(Chunks):
-    """The chunks of a variable: the field at each place of its dimensions, or None where the file has none."""
+Made = tuple[Sequence[tuple[int, int]], Values | Points]  # (offset, size) of parts of the file, and what makes them up
 
-    def __init__(self, source: Span | Inline, grid: ChunkGrid, fields: Mapping[int, Field]) -> None:
+
+class MadeChunks(Chunks):
+    """The chunks that there are of an array, by number: each is made from parts of the file."""
+
+    def __init__(self, source: Span | Inline, grid: ChunkGrid, chunks: Mapping[int, Made]) -> None:
         self._source = source
         self._grid = grid
-        self._fields = fields
+        self._chunks = chunks
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
-        field = self._fields.get(number)
-        if field is None:
-            return None
-        return _made(self._source, field.parts, Values(field.count, tuple(size for _, size in field.parts)))
+        return _made(self._source, *self._chunks[number]) if number in self._chunks else None
 
     def listed(self) -> Steps[list[Listed] | None]:
         yield from ()
-        return [Listed(self._grid.tail(number), None) for number in sorted(self._fields)]
-
-
-class _PointChunks(Chunks):
-    """The latitudes or longitudes of a grid, in one chunk."""
-
-    def __init__(self, source: Span | Inline, field: Field, key: str) -> None:
-        self._made = partial(_made, source, [field.grid_at], Points(key, field.count))
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        yield from ()
-        return self._made()
+        return [Listed(self._grid.tail(number), None) for number in sorted(self._chunks)]
 
 
 def _made(source: Span | Inline, parts: Sequence[tuple[int, int]], recipe: Values | Points) -> Entry:
@@ -144,35 +154,32 @@ class _Group(ArrayGroupBuilder):
         return f"{name}_{level}" if len(same) == 1 else f"{name}_{level}_{same.index(key)}"
 
     def _variable(self, name: str, text: Named, fields: Sequence[Field]) -> None:
-        levels = _levels(fields)
+        within, places, inner = self._grid(fields[0])
+        levels = _levels(fields, text.level)
         axes: dict[str, list[Any]] = {
             "number": [field.member for field in fields],
             "time": [field.time for field in fields],
             "step": [field.step for field in fields],
             text.level: [levels[field.parameter.surfaces] for field in fields],
         }
-        dimensions, shape, scalars = [], [], []
         ordered = {axis: sorted(set(values)) for axis, values in axes.items()}
-        ordered[text.level].sort(reverse=text.level.startswith("isobaric"))
+        if _COORDINATES.get(text.level, {}).get("stored_direction"):
+            ordered[text.level].reverse()
+        if not any(TEMPLATES[field.parameter.template][0] for field in fields):
+            del ordered["number"]
+        names = {}
         for axis, values in ordered.items():
-            is_scalar = len(values) == 1
-            if is_scalar and axis == "number" and not values[0]:
-                continue
-            attributes = {"time": _TIME, "step": _STEP}.get(axis, {})
             dtype = "<i8" if axis in ("number", "time", "step") else "<f8"
-            own = self._coordinate(axis, np.array(values, dtype)[0 if is_scalar else slice(None)], attributes)
-            if is_scalar:
-                scalars.append(own)
-            else:
-                dimensions.append(own)
-                shape.append(len(values))
-        within, places, inner = self._grid(fields[0])
-        attributes = {**text.attributes, "coordinates": " ".join([*scalars, *places])}
+            names[axis] = self._coordinate(axis, np.array(values if len(values) > 1 else values[0], dtype))
+        dimensions = {axis: own for axis, own in names.items() if len(ordered[axis]) > 1}
+        valid = self._valid_time(ordered, dimensions, len(fields))
+        attributes = {**text.attributes, "coordinates": " ".join([*names.values(), *valid, *places])}
+        shape = [len(ordered[axis]) for axis in dimensions]
         described = ArrayDescription(
             f"{self.url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"), "C", None,
-            [*dimensions, *within], attributes, "NaN", is_masked=True,
+            [*dimensions.values(), *within], attributes, "NaN", is_masked=True,
         )  # fmt: skip
-        chunks: dict[int, Field] = {}
+        chunks: dict[int, Made] = {}
         ranks = {axis: {value: rank for rank, value in enumerate(values)} for axis, values in ordered.items()}
         for place, field in enumerate(fields):
             number = 0
@@ -181,18 +188,42 @@ class _Group(ArrayGroupBuilder):
             if number in chunks:
                 self.reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
             else:
-                chunks[number] = field
-        self.add(name, described, FieldChunks(self._source, described.grid(self._zarr_format), chunks))
+                chunks[number] = field.parts, Values(field.count, tuple(size for _, size in field.parts))
+        self.add(name, described, MadeChunks(self._source, described.grid(self._zarr_format), chunks))
 
-    def _coordinate(self, name: str, values: Any, attributes: Mapping[str, Any]) -> str:
-        """Return the name of a coordinate of these ``values``: with a number where another one has taken ``name``."""
-        key = (values.shape, values.tobytes())
+    def _valid_time(self, ordered: Mapping[str, list[int]], dimensions: Mapping[str, str], fields: int) -> list[str]:
+        """Return the name of the coordinate of `time` and `step` added up; none where few of so many have fields."""
+        if len(ordered["time"]) * len(ordered["step"]) > _SPARSE * fields:
+            return []
+        valid = np.add.outer(np.array(ordered["time"], "<i8"), np.array(ordered["step"], "<i8"))
+        names = [dimensions[axis] for axis in ("time", "step") if axis in dimensions]
+        return [self._coordinate("valid_time", valid.reshape([extent for extent in valid.shape if extent > 1]), names)]
+
+    def _coordinate(self, name: str, values: Any, dimensions: Sequence[str] | None = None) -> str:
+        """Return the name of a coordinate of these ``values``: with a number where another one has taken ``name``.
+
+        It lies along the named ``dimensions``, or along one of its own.
+        """
+        key = (values.shape, values.tobytes(), tuple(dimensions or ()))
         known = self._names.setdefault(name, [])
         if key not in known:
             known.append(key)
         own = _numbered(name, known.index(key))
-        self.add_coordinate(own, values.shape, values.dtype.str, Given(values.tobytes()), attributes)
+        along = [own] * values.ndim if dimensions is None else dimensions
+        self._add(own, name, values.shape, along, values.tobytes(), values.dtype.str)
         return own
+
+    def _add(
+        self, own: str, name: str, shape: tuple[int, ...], along: Sequence[str], data: bytes | Made, dtype: str = "<f8"
+    ) -> None:
+        """Add the coordinate ``name``, in one chunk, as ``own``, if it is not there yet."""
+        if own in self.arrays:
+            return
+        unnamed = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
+        array = ArrayDescription(own, shape, shape, np.dtype(dtype), "C", None, along, _COORDINATES.get(name, unnamed))
+        is_given = isinstance(data, bytes)
+        chunks = Given(data) if is_given else MadeChunks(self._source, array.grid(self._zarr_format), {0: data})
+        self.add(own, array, chunks)
 
     def _grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
         """Return the names of a grid's dimensions, and of the coordinates that are no dimensions, and its shape."""
@@ -207,36 +238,38 @@ class _Group(ArrayGroupBuilder):
             raise ValueError(f"its grid has {field.count} points, {down} down and {across} across: they are too many")
         if not is_flat and integer(grid, _SCANNED[template]) & 0x30:
             raise ValueError("its grid is scanned by columns, or to and fro, which is not shown")
+        if template in _GAUSSIAN and integer(grid, 68, 4) > _FINEST:
+            raise ValueError(f"its Gaussian grid has N={integer(grid, 68, 4)}, and {_FINEST} is the limit")
+        is_regular = template in _REGULAR and not is_flat
         names = [_numbered("latitude", number), _numbered("longitude", number)]
-        if template == 0 and not is_flat:
-            latitudes, longitudes = _axes(grid, across, down)
-            own = [
-                self._coordinate("latitude", latitudes, _LATITUDE),
-                self._coordinate("longitude", longitudes, _LONGITUDE),
-            ]
-            return own, [], (down, across)
+        plain = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
         inner = (field.count,) if is_flat else (down, across)
-        dimensions = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
-        for name, key, attributes in zip(names, ("latitudes", "longitudes"), (_LATITUDE, _LONGITUDE), strict=True):
-            array = ArrayDescription(name, inner, inner, np.dtype("<f8"), "C", None, dimensions, attributes)
-            self.add(name, array, _PointChunks(self._source, field, key))
-        return dimensions, names, inner
+        for axis, name in enumerate(("latitude", "longitude")):
+            data: bytes | Made
+            own = slice(axis, axis + 1) if is_regular else slice(None)
+            if is_regular and template == 0:
+                data = _axis(grid, axis, inner[axis])
+            else:
+                key = f"distinct{name.title()}s" if is_regular else f"{name}s"
+                data = [field.grid_at], Points(key, math.prod(inner[own]))
+            self._add(names[axis], name, inner[own], (names if is_regular else plain)[own], data)
+        return (names, [], inner) if is_regular else (plain, names, inner)
 
 
 def _numbered(name: str, number: int) -> str:
     return f"{name}_{number}" if number else name
 
 
-def _levels(fields: Sequence[Field]) -> dict[Any, float]:
+def _levels(fields: Sequence[Field], kind: str) -> dict[Any, float]:
     """Return the level of each pair of surfaces: the first one's value, or where these are not enough, a number."""
     pairs = sorted({field.parameter.surfaces for field in fields})
-    scale = 100.0 if pairs[0][0].kind == 100 else 1.0  # isobaric levels are in Pa, and shown in hPa
+    scale = 100.0 if kind == "isobaricInhPa" else 1.0  # they are in Pa
     values = {pair: pair[0].value / scale for pair in pairs}
     return values if len(set(values.values())) == len(pairs) else {pair: float(at) for at, pair in enumerate(pairs)}
 
 
-def _axes(grid: bytes, across: int, down: int) -> tuple[Any, Any]:
-    """Return the latitudes and longitudes of a regular grid."""
+def _axis(grid: bytes, axis: int, count: int) -> bytes:
+    """Return the latitudes, or the longitudes (``axis`` 1), of a regular grid."""
     basic, parts = integer(grid, 39, 4), integer(grid, 43, 4)
     unit = basic / parts if basic and parts not in (0, 0xFFFFFFFF) else 1e-6
     north, west, south, east = (signed(grid, octet, 4) * unit for octet in (47, 51, 56, 60))
@@ -244,5 +277,5 @@ def _axes(grid: bytes, across: int, down: int) -> tuple[Any, Any]:
         west += 360 if west < east else 0
     elif east < west:
         west -= 360
-    longitudes = np.linspace(west, east, across)
-    return np.linspace(north, south, down), longitudes
+    first, last = (west, east) if axis else (north, south)
+    return np.linspace(first, last, count).astype("<f8").tobytes()

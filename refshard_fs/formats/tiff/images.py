@@ -15,7 +15,7 @@ import numcodecs
 import numpy as np
 
 from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, made, pieces
-from refshard_fs.core.compression import by_imagecodecs, decompressed, zstd
+from refshard_fs.core.compression import by_imagecodecs, decompressed, unpacked, zstd
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
 from refshard_fs.errors import DamagedIndex
@@ -35,7 +35,6 @@ _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of Samp
 _BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples shown as they are
 
 
-_SAME: Final = {32946: 8}  # the value of Compression that Deflate had before it had one in the specification
 # Codecs that zarr has, by the value of Compression, as version 2 names them.
 NATIVE: Final[Mapping[int, Any]] = {1: None, 8: {"id": "zlib", "level": 1}, 50000: {"id": "zstd", "level": 1}}
 
@@ -102,10 +101,10 @@ class Decoded(msgspec.Struct, frozen=True):
         """Return the samples of the stored rows, as they are shown."""
         dtype, (_, width, samples) = np.dtype(self.dtype), self.shape
         if self.bits != dtype.itemsize * 8:  # the most significant bit first; rows are padded to whole bytes
-            rows = np.frombuffer(data, "u1").reshape(self.rows, -1)
-            bits = np.unpackbits(rows, axis=1, count=width * samples * self.bits)
-            weights = 1 << np.arange(self.bits, dtype="u4")[::-1]
-            return (bits.reshape(-1, self.bits) @ weights).astype(dtype).tobytes()
+            parts = self.rows if width * samples * self.bits % 8 else 1
+            size, count = len(data) // parts, self.rows // parts * width * samples
+            rows = [unpacked(data[at : at + size], self.bits, count) for at in range(0, len(data), size)]
+            return np.concatenate(rows).astype(dtype).tobytes()
         match self.predictor:
             case 2:
                 steps = np.frombuffer(data, f"{dtype.str[0]}u{dtype.itemsize}").reshape(-1, width, samples)
@@ -219,7 +218,7 @@ def page_of(ifd: Ifd, order: str) -> Page:
 def _supported(ifd: Ifd) -> tuple[int, int]:
     """Return Compression and PhotometricInterpretation; ValueError where images like these are not shown."""
     compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
-    compression = _SAME.get(compression, compression)
+    compression = 8 if compression == 32946 else compression  # Deflate, before it was in the specification
     if compression not in CODECS and compression not in IMAGES:
         raise ValueError(f"its Compression is {compression}, for which there is no decoder here")
     if ifd.integer(FILL_ORDER, 1) != 1:
