@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from refshard_fs.core.file_bytes import FileBytes
+from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 

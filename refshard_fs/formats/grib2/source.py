@@ -221,8 +221,8 @@ class _Group(ArrayGroupBuilder):
             return
         unnamed = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
         array = ArrayDescription(own, shape, shape, np.dtype(dtype), "C", None, along, _COORDINATES.get(name, unnamed))
-        is_given = isinstance(data, bytes)
-        chunks = Given(data) if is_given else MadeChunks(self._source, array.grid(self._zarr_format), {0: data})
+        grid = array.grid(self._zarr_format)
+        chunks = Given(data) if isinstance(data, bytes) else MadeChunks(self._source, grid, {0: data})
         self.add(own, array, chunks)
 
     def _grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
@@ -243,7 +243,7 @@ class _Group(ArrayGroupBuilder):
         is_regular = template in _REGULAR and not is_flat
         names = [_numbered("latitude", number), _numbered("longitude", number)]
         plain = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
-        inner = (field.count,) if is_flat else (down, across)
+        inner: tuple[int, ...] = (field.count,) if is_flat else (down, across)
         for axis, name in enumerate(("latitude", "longitude")):
             data: bytes | Made
             own = slice(axis, axis + 1) if is_regular else slice(None)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.file_bytes import FileBytes
+from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Inline, Span, Steps
 from refshard_fs.errors import ManifestError
 
