@@ -321,7 +321,7 @@ class Fetcher:
         return data
 
     def _settle(self, block: Block) -> None:
-        """Keep an arrived block while something of it is unread."""
+        """Keep an arrived block while something of it is unread. The caller pumps."""
         if block.held or block.begun:
             self._idle.setdefault(block)
             self._spare.pop(block, None)
@@ -334,7 +334,6 @@ class Fetcher:
                 self._forget(next(iter(self._spare)))
         else:
             self._forget(block)
-            self.requests.pump()
 
     # ------------------------------------------------------------------ what becomes of requests
 

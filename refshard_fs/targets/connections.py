@@ -15,7 +15,7 @@ import socket
 import ssl
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 import certifi
@@ -79,11 +79,16 @@ class LoopConnections:
                 limit=most_open(),  # else, how many requests are under way is the engine's to decide
                 keepalive_timeout=KEPT,
                 resolver=resolver,
+                socket_factory=self._new_socket,
                 ssl=_default_context(),
             )
         return connector
 
-    def make_room(self) -> None:
+    def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        self._make_room()
+        return socket.socket(*address[:3])
+
+    def _make_room(self) -> None:
         """Close the connections that nobody uses, if the process has as many as there may be."""
         every = [connector for loop in list(_all) for connector in loop._connectors.values()]
         if sum(len(c._acquired) + sum(map(len, c._conns.values())) for c in every) < most_open():
@@ -201,14 +206,6 @@ def _default_context() -> ssl.SSLContext | bool:
 # ---------------------------------------------------------------------------------------- sessions
 
 
-async def _before_connecting(*_: object) -> None:
-    LoopConnections.of(asyncio.get_running_loop()).make_room()
-
-
-_TRACE: Final = aiohttp.TraceConfig()
-_TRACE.on_connection_create_start.append(_before_connecting)
-
-
 def open_session(owner: object, guard: Guard | None = None, **options: Any) -> aiohttp.ClientSession:
     """Return a session of the running loop, with aiohttp's ``options``, that is closed when ``owner`` is collected.
 
@@ -218,7 +215,6 @@ def open_session(owner: object, guard: Guard | None = None, **options: Any) -> a
     if shared:
         options["connector"] = LoopConnections.of(asyncio.get_running_loop()).connector(guard)
         options["connector_owner"] = False
-        options["trace_configs"] = [_TRACE, *options.get("trace_configs", ())]
     session = aiohttp.ClientSession(**{"timeout": CONNECTING, "read_bufsize": _BUFFER, **options})
     if shared:
         weakref.finalize(owner, session.detach)
