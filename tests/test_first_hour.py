@@ -270,6 +270,17 @@ def test_a_bucket_that_refuses_says_the_line_to_paste_but_not_what_was_done(
     assert ("""--option 'options={"s3://pub/": {"anon": true}}'""" in typed) == (not anon), typed
 
 
+@pytest.mark.parametrize("url", ["s3://pub/refs.json", "s3://pub/image.zarr/", "simplecache::s3://pub/refs.json"])
+@pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchKey"), (404, "NoSuchBucket")])
+def test_who_asked_anonymously_is_advised_neither_credentials_nor_anon(url: str, status: int, code: str) -> None:
+    with Saying(status, SIGNED.format(code, "no")) as server:
+        public = {"anon": True, "endpoint_url": server.url}
+        fs = RefShardFileSystem(url, target_options={"s3": public} if "::" in url else public, retries=0)
+        text = refusal(lambda: fs.ls(""))
+    assert lacking(text, "without credentials" if status == 403 else "endpoint_url=") == [], text
+    assert not any(word in text for word in ("target_options", "remote_options", "'anon'", "Credentials")), text
+
+
 # ------------------------------------------------------------------ a data engineer, with a set that grows by a day
 
 

@@ -109,7 +109,7 @@ _OPTIONS: Final = (
 )
 _OTHERS: Final = (  # arguments that --option takes
     *("allow", "base_url", "format", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),
-    *("target_options", "target_protocol", "template_overrides"),
+    *("account_name", "endpoint_url", "target_protocol", "template_overrides"),
 )
 # Between words, and nowhere in a URL; a text in quotes, a word, a number, or nothing.
 _ARGUMENT: Final = re.compile(
@@ -141,8 +141,8 @@ def _option(match: re.Match[str]) -> str:
     name, value = match[1], match[2].strip("'")
     if name == "format" and value in ("parquet", "json", "chunk-manifest"):
         return f"--format {value}"
-    if name == "target_options":
-        return "--fo-option KEY=VALUE"
+    if name in ("account_name", "endpoint_url"):  # of the source's filesystem
+        return f"--fo-option {name}=..."
     if name in _OPTIONS:
         option = f"--{name.replace('_', '-')}"
         return option if value in ("", "True") else f"{option} {value}"

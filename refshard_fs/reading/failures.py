@@ -34,6 +34,7 @@ _OTHER: Final = (
     "The object is not the one that the references were made for, or they are wrong: `refshard check` compares all"
 )
 _HOST: Final = "Is the host right, up, and reachable from here?"
+_BUCKET: Final = "Are the names of the bucket and of its store (endpoint_url=) right?"
 _PROTOCOL: Final = "Is the package installed that adds this protocol to fsspec?"
 
 
@@ -54,8 +55,10 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
             return _SIGNED_SOURCE if of_source else _SIGNED
         case HttpStatus(code="ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired"):
             return _TOKEN
+        case HttpStatus(code="NoSuchBucket"):
+            return _BUCKET
         case Denied() | PermissionError():
-            return _credentials(where, reason, of_source=of_source)
+            return _credentials(where, reason)
         case IsADirectoryError():
             return "" if of_source else "It is a directory, and references point to files"
         case FileNotFoundError():
@@ -69,24 +72,22 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
         case ValueError() if "Protocol not known" in text:
             return _PROTOCOL
     if "NoCredentialsError" in text:
-        return _credentials(where, reason, of_source=of_source)
+        return _credentials(where, reason)
     return _HOST if "Cannot connect to host" in text else ""
 
 
-def _credentials(where: str, reason: str, *, of_source: bool) -> str:
+def _credentials(where: str, reason: str) -> str:
     """Return the option that would help, to be pasted, with the bucket or server in it."""
     if WITHOUT in reason:  # that it is asked for anonymously has been said
         return ""
     place = place_of(where.partition(" [")[0]) if where else "PROTOCOL://BUCKET/"
     if place is None:  # a local file
         return "May this user read it? `ls -l` shows who may"
-    who, other = (
-        ("Credentials of the source itself", "target_options=") if of_source else ("Credentials", "remote_options=")
-    )
     if place.startswith(("http://", "https://")):
-        return f"{who} go into options={{{place!r}: {{'headers': {{...}}}}}}"
-    public = f"options={{{place!r}: {{'anon': True}}}}"
-    return f"{who} go into {other} or options={{{place!r}: {{...}}}}; if it is public: {public}"
+        return f"Credentials go into options={{{place!r}: {{'headers': {{...}}}}}}"
+    return (
+        f"Credentials go into options={{{place!r}: {{...}}}}; if it is public: options={{{place!r}: {{'anon': True}}}}"
+    )
 
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)

@@ -161,8 +161,8 @@ def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Pro
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
         remedy = "Check the path"
-        if protocol_of(url) not in (None, *LOCAL):
-            remedy += "; what its filesystem needs, such as credentials, goes into target_options="
+        if protocol_of(url) not in (None, "http", "https", *LOCAL):
+            remedy += ", and the arguments that name another store (endpoint_url=, account_name=)"
         if "*" in url:
             remedy = "A pattern is for refshard_fs.concat(url, dim=...), which joins all that it matches"
         raise NoSuchSource(f"{url}: there is no such object, and no directory with a source in it. {remedy}")

@@ -145,7 +145,7 @@ class Pool:
             return None
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
-        hint = _ANONYMOUSLY if _portable(given).get("anon") else ""
+        hint = _ANONYMOUSLY if _is_anonymous(_portable(given)) else ""
         hint = _NOBODY if access is Access.NONE else hint
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
@@ -353,6 +353,12 @@ def _unconfigured(
 def _lean(cls: type[AbstractFileSystem]) -> type[AbstractFileSystem]:
     """Return the class of which a target makes an instance of its own."""
     return AsyncHttp if cls is HTTPFileSystem else cls
+
+
+def _is_anonymous(options: Mapping[str, Any]) -> bool:
+    """Whether ``options`` ask for no credentials; those of a chain do it for one of its links."""
+    links = (given for given in options.values() if isinstance(given, Mapping))
+    return bool(options.get("anon")) or any(given.get("anon") for given in links)
 
 
 def _portable(given: Given) -> dict[str, Any]:

@@ -28,15 +28,15 @@ from refshard_fs.cli.program import as_options
         ("it is outside allow=['s3://a/']",) * 2,
         ("http://h/x?format=json&target=3 'k?same=1'",) * 2,
         (
-            "into remote_options= or options={'s3://b/': {...}}; if it is public: options={'s3://b/': {'anon': True}}",
-            "into --remote-options or --option 'options={\"s3://b/\": {...}}'; if it is public: "
+            "go into options={'s3://b/': {...}}; if it is public: options={'s3://b/': {'anon': True}}",
+            "go into --option 'options={\"s3://b/\": {...}}'; if it is public: "
             '--option \'options={"s3://b/": {"anon": true}}\'',
         ),
         (
             "options={'https://h/': {'headers': {...}}}",
             '--option \'options={"https://h/": {"headers": {...}}}\'',
         ),
-        ("go into target_options= or", "go into --fo-option KEY=VALUE or"),
+        ("another store (endpoint_url=)", "another store (--fo-option endpoint_url=...)"),
         ("allow=3: it is 'any'", "--option allow=3: it is 'any'"),
     ],
 )
