@@ -52,9 +52,22 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make links within the repository links within the site: all pages lie in one folder, each format in its own."""
-    markdown = re.sub(r"\]\((?:docs/pages/|docs/|\.\./\.\./)", "](", markdown)
+    markdown = re.sub(r"(\]\(|src=\")(?:docs/pages/|docs/|\.\./\.\./)", r"\1", markdown)
     of_formats = r"FORMATS\.md#" if not page.file.src_uri.startswith("format_") else r"(?:FORMATS\.md)?#"
     markdown = re.sub(rf"\]\({of_formats}([\w-]+)\)", lambda found: f"]({ANCHORS[found[1]]})", markdown)
     for name, target in PAGES.items():
         markdown = markdown.replace(f"]({name}", f"]({target}")
     return markdown
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let long names in tables, as those of tests are, go on in the next line instead of making the table too wide."""
+    return re.sub(
+        r"<td>.*?</td>", lambda cell: re.sub(r"<code>[^<]{30,}</code>", _breaking, cell[0]), html, flags=re.DOTALL
+    )
+
+
+def _breaking(code: re.Match[str]) -> str:
+    return (
+        "<code>" + re.sub(r"(::|[/_])", r"\1<wbr>", code[0].removeprefix("<code>").removesuffix("</code>")) + "</code>"
+    )

@@ -1,6 +1,6 @@
-"""Whether the site's search finds every error, command and public name: ``python docs/searched.py docs/site``.
+"""Whether the site has its pictures, and its search finds all names: ``python docs/searched.py docs/site``.
 
-Prints what it does not find, and then ends with status 1.
+Names are those of errors, commands and the rest of the API. Prints what is missing, and then ends with status 1.
 """
 
 from __future__ import annotations
@@ -34,6 +34,17 @@ def titles(site: Path) -> list[str]:
     return [entry["title"] for entry in index["docs"]]
 
 
+def pictures(site: Path) -> list[str]:
+    """Return the pictures that pages of ``site`` show and that are not there, with the pages."""
+    shown = [
+        (page, name)
+        for page in site.glob("*.html")
+        for name in re.findall(r'<img[^>]* src="([^":]+)"', page.read_text())
+    ]
+    return [f"{name} of {page.name}" for page, name in shown if not (site / name).is_file()]
+
+
 if __name__ == "__main__":
-    lacking = missing(titles(Path(sys.argv[1])))
-    sys.exit(f"the search does not find: {', '.join(lacking)}" if lacking else 0)
+    site = Path(sys.argv[1])
+    lacking = [*missing(titles(site)), *pictures(site)]
+    sys.exit(f"the search does not find, or the site has not: {', '.join(lacking)}" if lacking else 0)

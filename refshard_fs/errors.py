@@ -135,6 +135,9 @@ class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
 class DamagedIndex(ReferenceNotReachable):
     """An index that says where chunks lie (of a shard, an archive, a partition) is damaged."""
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}. It has to be written or copied anew; `refshard check` finds all that are damaged"
+
 
 class TargetChanged(ReferenceNotReachable):
     """A target was replaced between two reads: its bytes would mix two versions of one file."""

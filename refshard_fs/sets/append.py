@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.errors import ManifestError, NoSuchSource
+from refshard_fs.errors import ConflictError, ManifestError, NoSuchSource, told
 from refshard_fs.formats.virtual_concat.document import ConcatDocument
 from refshard_fs.formats.virtual_concat.keyspace import ConcatKeySpace
 from refshard_fs.fs import RefShardFileSystem
@@ -91,31 +92,41 @@ def append(
     )
     base = fs._writing("append").base()
     how = _How(on_duplicate, any_order)
-    match beneath(base.keyspace):
-        case ConcatKeySpace() as joined:
-            added = _append_line(fs, base, joined, fo, dim, frozenset(same), options, how)
+    with _conflicts_told(str(url)):
+        match beneath(base.keyspace):
+            case ConcatKeySpace() as joined:
+                added = _append_line(fs, base, joined, fo, dim, frozenset(same), options, how)
+                with progress("append", callback) as shown:
+                    shown.set_size(1)
+                    shown.relative_update(1)
+                return added
+            case keyspace:
+                holds_pins = isinstance(keyspace, FlatKeySpace)
+        try:
+            whole = _Joined.of(fs, str(url), fo, dim, frozenset(same), options, how, holds_pins=holds_pins)
+            if whole is None:
+                fs.discard()
+                return 0
+            edits = dict(whole.edits())
             with progress("append", callback) as shown:
-                shown.set_size(1)
-                shown.relative_update(1)
-            return added
-        case keyspace:
-            holds_pins = isinstance(keyspace, FlatKeySpace)
-    try:
-        whole = _Joined.of(fs, str(url), fo, dim, frozenset(same), options, how, holds_pins=holds_pins)
-        if whole is None:
+                shown.set_size(len(edits))
+                for key, edit in edits.items():
+                    fs._writing("append").edit(key, edit)
+                    shown.relative_update(1)
+                fs.commit()
+        except BaseException:
             fs.discard()
-            return 0
-        edits = dict(whole.edits())
-        with progress("append", callback) as shown:
-            shown.set_size(len(edits))
-            for key, edit in edits.items():
-                fs._writing("append").edit(key, edit)
-                shown.relative_update(1)
-            fs.commit()
-    except BaseException:
-        fs.discard()
-        raise
-    return whole.added
+            raise
+        return whole.added
+
+
+@contextmanager
+def _conflicts_told(url: str) -> Iterator[None]:
+    """Say of a conflict what helps here, where nothing is kept that could be committed."""
+    try:
+        yield
+    except ConflictError as e:
+        raise ConflictError(f"somebody else wrote {told(url)} meanwhile. Nothing was appended: append again") from e
 
 
 OnDuplicate = Literal["error", "skip", "replace"]  # what is done with values that the set has already

@@ -119,7 +119,7 @@ class Version:
             if strong(etag) and strong(self.etag):
                 raise self._changed(f"its ETag was {self.etag} and is {etag}")
         if modified is not None and self.modified is not None and modified != self.modified:
-            raise self._changed(f"it was last modified {self.modified}, and then {modified}")
+            raise self._changed(f"it was last modified {_spelled(self.modified)}, and then {_spelled(modified)}")
 
     def _compare_pin(self, pin: Pin, etag: str | None, modified: str | None, size: int | None) -> None:
         if pin.size is not None and size is not None and pin.size != size:
@@ -133,9 +133,9 @@ class Version:
                 return
             if pin.exact:  # some tell fractions of a second, and others cut them off
                 if abs(found - recorded) >= (0.0001 if "." in pin.last_modified and "." in modified else 1):
-                    raise self._differs(f"it was last modified {modified}, not {pin.last_modified}")
+                    raise self._differs(f"it was last modified {_spelled(modified)}, not {_spelled(pin.last_modified)}")
             elif found > recorded + 1:
-                raise self._differs(f"it was last modified {modified}, after {pin.last_modified}")
+                raise self._differs(f"it was last modified {_spelled(modified)}, after {_spelled(pin.last_modified)}")
 
     def _changed(self, what: str) -> TargetChanged:
         remedy = "invalidate_cache() starts over with what is there now"
@@ -147,7 +147,8 @@ class Version:
         return TargetChanged("", self.url, f"it was replaced since it was first read here: {what}; {remedy}")
 
     def _differs(self, what: str) -> TargetChanged:
-        return TargetChanged("", self.url, f"it is not the object that the manifest was made for: {what}")
+        remedy = "have the references made anew; `refshard check` names all objects that were replaced"
+        return TargetChanged("", self.url, f"it is not the object that the manifest was made for: {what}; {remedy}")
 
 
 class Versions:
@@ -207,6 +208,14 @@ def seconds(text: str) -> float | None:
         except (ValueError, OverflowError):  # the latter of a year of twenty digits
             return None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+def _spelled(text: str) -> str:
+    """Return a time as people read it: seconds since the epoch as a date, in UTC."""
+    try:
+        return str(datetime.fromtimestamp(float(text), UTC)) if _NUMBER.match(text) else text
+    except (ValueError, OverflowError, OSError):  # of no year that there is
+        return text
 
 
 class VersionedObject:

@@ -19,7 +19,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import collect
 from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.options import READ_AS, WriteOptions, format_named
+from refshard_fs.session.options import READ_AS, WriteOptions, format_named, takes_objects
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.sharding.view import ShardView
@@ -70,6 +70,11 @@ def commit(committing: Committing) -> tuple[Edits, Finish]:
     if not isinstance(committing.source, str):
         raise ReadOnlyError(
             "these references are held in memory, where nothing can be committed to: fs.save(url) writes them"
+        )
+    if not takes_objects(committing.source):
+        raise ReadOnlyError(
+            f"{committing.source} takes no objects, being over HTTP or in an archive: fs.save(url) writes it, and what "
+            "you have written, as a set of references to another place"
         )
     _learn_manifests(committing)
     format = _format_of(committing.source, committing.base, committing.options)

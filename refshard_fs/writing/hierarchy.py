@@ -23,10 +23,9 @@ from refshard_fs.core.keys import is_within, parent, splits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged
+from refshard_fs.errors import ConflictError, TargetChanged
 from refshard_fs.reading.cache import Cache
 from refshard_fs.session.collect import Run
-from refshard_fs.session.options import takes_objects
 from refshard_fs.session.overlay import Overlay
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.layout import Buffer
@@ -78,8 +77,6 @@ def commit_hierarchy(committing: Committing) -> None:
             pass
         case _:
             url = str(committing.source)
-    if not takes_objects(url):
-        raise ReadOnlyError(f"{url} takes no objects: fs.save(url) writes references, and what you have written")
     objects = Objects(url, committing.given(url))
     HierarchyCommit(committing.base.keyspace, committing.edits, objects, committing.run, committing.overlay).make()
 

@@ -133,9 +133,11 @@ def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, mo
         return taken(*given)
 
     monkeypatch.setattr(appending, "read_sets", slowly)
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="Nothing was appended: append again"):
         refshard_fs.append(url, paths[1], "time")
     assert read(url)["time"].tolist() == [0, 1, 2, 3]
+    refshard_fs.append(url, paths[1], "time")
+    assert read(url)["time"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("name", ["nothing.json", "nothing", "nothing.zarr"])

@@ -348,9 +348,11 @@ def test_mode_w_begins_anew_and_the_commit_takes_the_old_objects_away(tmp_path: 
     assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()) == [".zgroup", "b/c"]
 
 
-def test_a_web_server_takes_no_commits(http_server: RangeServer) -> None:
+@pytest.mark.parametrize("source", ["h", "refs.json"])
+def test_a_web_server_takes_no_commits(http_server: RangeServer, source: str) -> None:
     http_server.put("/h/.zgroup", b'{"zarr_format":2}')
-    fs = opened(f"{http_server.url}/h")
+    http_server.put("/refs.json", b'{".zgroup": "{}"}')
+    fs = opened(f"{http_server.url}/{source}")
     fs.pipe_file("a", b"new")
     with pytest.raises(ReadOnlyError, match="takes no objects"):
         fs.commit()

@@ -68,7 +68,7 @@ class Reader:
         """Read what is left: the document has ended."""
         self._run(final=True)
         if self._state != "end":
-            raise self._wrong("it ends too early (was it written to its end?)")
+            raise self._ended_early()
         self._text = b""
 
     # ------------------------------------------------------------------ the grammar around members
@@ -89,7 +89,7 @@ class Reader:
                         self._members(final=final)
                     except _Short:
                         if final:
-                            raise self._wrong("it ends too early") from None
+                            raise self._ended_early() from None
                         if left > LONGEST:
                             raise self._wrong("a member of it is too long") from None
                         self._wanted = 2 * left
@@ -116,6 +116,12 @@ class Reader:
     def _close(self) -> None:
         self._state = "next" if self._within_refs else "end"
         self._within_refs = False
+
+    def _ended_early(self) -> ManifestError:
+        end = self._before + len(self._text)
+        return ManifestError(
+            f"{self._where} is not JSON: it ends too early, after {end} bytes. Was it written to its end?"
+        )
 
     def _wrong(self, reason: str) -> ManifestError:
         return ManifestError(f"{self._where} is not JSON: {reason}, at byte {self._before + self._at}")
